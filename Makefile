@@ -1,0 +1,47 @@
+# make demo: see boxes on a video in the first minute.   make test: prove that it works.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py)
+
+.PHONY: demo test lint types wheel docs clean
+
+demo: $(VENV)/core
+	$(BIN)/framefuse demo
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+wheel: $(VENV)/dev
+	rm -rf dist
+	$(BIN)/python -m build --wheel
+
+docs: $(VENV)/dev
+	$(BIN)/python -m framefuse.cli.reference
+
+clean:
+	rm -rf $(VENV) dist build
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "framefuse needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/core: $(VENV)/python $(SOURCES)
+	@echo "installing framefuse into $(VENV) (about a minute: it compiles its kernels, no compiler is needed)"
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/python $(SOURCES)
+	@echo "installing framefuse and its development tools into $(VENV)"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/core

@@ -1,0 +1,10 @@
+"""Benchmarks: what framefuse costs beside what a user would have picked instead.
+
+protocol.py      how everything here is timed, what is recorded, where results are saved
+scene.py         the procedural moving picture;  clips.py  writes it as video files
+models.py        YOLOv8n and YOLOv5s as tables, over detection_heads.py and the eager builder model_graph.py
+peers.py         one way to run a video through a detector, in a process of its own
+peer_models.py   the OpenVINO folders that ultralytics loads
+end_to_end.py    all of them side by side, interleaved
+peers_env.sh     makes the environment that the peers need (never a dependency of framefuse)
+"""

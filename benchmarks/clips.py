@@ -1,0 +1,113 @@
+"""Writes the benchmark clips: H.264 in MP4, 300 frames at 30 fps, about 2.6 Mb/s at 1080p, kept in benchmarks/.cache.
+
+    python -m benchmarks.clips [1080p 768 1078 1080p_audio ...]
+
+The picture is benchmarks/scene.py, so the clips need no download and are the same on every machine with the same PyAV.
+1366x768 and 1918x1078 are there because their planes are wider in memory than in the picture (line_size > width) and
+because their chroma planes have odd heights or widths, which is where a reader of planes goes wrong.
+The clips are not tagged with a colour matrix, as most files are not.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from benchmarks.scene import Scene
+
+CACHE = Path(__file__).parent / ".cache"
+FPS = 30
+FRAMES = 300
+BIT_RATE_1080P = 2_600_000
+SAMPLE_RATE = 48_000
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One benchmark clip."""
+
+    width: int
+    height: int
+    audio: bool = False
+
+
+CLIPS = {
+    "1080p": Clip(1920, 1080),
+    "768": Clip(1366, 768),
+    "1078": Clip(1918, 1078),
+    "1080p_audio": Clip(1920, 1080, audio=True),
+}
+
+
+def clip(name: str) -> Path:
+    """The path of a benchmark clip; it is written first if the cache does not have it."""
+    spec = CLIPS[name]
+    path = CACHE / f"{name}.mp4"
+    if spec.audio:
+        return cached(path, lambda partial: write_with_audio(clip("1080p"), partial), "scene", "clips")
+    return cached(path, lambda partial: write_video(spec, partial), "scene", "clips")
+
+
+def cached(path: Path, write: Callable[[Path], object], *sources: str) -> Path:
+    """`path`, made by `write` if it is missing or older than one of the `sources` (modules of this package).
+
+    An interrupted run leaves no half-written file under that name.
+    """
+    made_by = [Path(__file__).with_name(f"{name}.py") for name in sources]
+    if not path.exists() or path.stat().st_mtime < max(source.stat().st_mtime for source in made_by):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"partial-{path.name}")
+        write(partial)
+        partial.rename(path)
+    return path
+
+
+def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
+    """Encodes the scene at the clip's size; the bit rate per pixel is the same for every size."""
+    scene = Scene(spec.width, spec.height, frames=frames)
+    with av.open(path, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=FPS)
+        stream.width, stream.height, stream.pix_fmt = spec.width, spec.height, "yuv420p"
+        stream.bit_rate = BIT_RATE_1080P * spec.width * spec.height // (1920 * 1080)
+        stream.options = {"preset": "medium"}
+        # x264's output depends on its number of threads, so that is fixed; it must not follow the machine.
+        stream.thread_type, stream.codec_context.thread_count = "FRAME", 2
+        for index in range(frames):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(scene.render(index), format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def write_with_audio(video: Path, path: Path) -> None:
+    """Copies the video packets of `video` and adds a stereo AAC track of two gliding tones, of the same length."""
+    with av.open(video) as source, av.open(path, "w", format="mp4") as container:
+        picture = source.streams.video[0]
+        copy = container.add_stream_from_template(picture)
+        sound = container.add_stream("aac", rate=SAMPLE_RATE, layout="stereo")
+        for packet in source.demux(picture):
+            if packet.dts is not None:
+                packet.stream = copy
+                container.mux(packet)
+        seconds = np.arange(FRAMES * SAMPLE_RATE // FPS) / SAMPLE_RATE
+        tones = 0.2 * np.sin(2 * np.pi * np.stack([220 + 20 * seconds, 330 - 10 * seconds]) * seconds)
+        frame = av.AudioFrame.from_ndarray(tones.astype(np.float32), format="fltp", layout="stereo")
+        frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, 0, Fraction(1, SAMPLE_RATE)
+        container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
+
+
+def main(arguments: list[str]) -> None:
+    """Writes the named clips and prints their paths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(CLIPS), help=f"any of {', '.join(CLIPS)}; default: all")
+    for name in parser.parse_args(arguments).names:
+        path = clip(name)
+        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

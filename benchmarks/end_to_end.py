@@ -1,0 +1,182 @@
+"""Video file to detections: speed, processor time and memory of framefuse beside what a user would have picked.
+
+    python -m benchmarks.end_to_end --peers-python .venv-peers/bin/python [--rounds 5] [--clip 1080p] [--save]
+
+A clip of 300 H.264 frames goes through YOLOv8n at confidence 0.25. Every peer (peers.py) runs in a process of its
+own, one at a time, and one run of each makes a round, in a new order each time, so that whatever else the machine
+does falls on all of them alike. Reported are medians over the rounds, and the ratios to `ultralytics_onnx` (what most
+people run) and to the strongest competitor: the fastest row that is not framefuse's, whatever engine and precision it
+uses.
+
+--save compares the rows that also write an annotated video; --neighbour keeps one other process busy meanwhile, which
+is the normal state of a robot or a server. Results go to benchmarks/results/, the table to stdout, JSON to its last
+line.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.clips import CLIPS, FRAMES, clip
+from benchmarks.models import model
+from benchmarks.peers import PEERS, WARMUP
+from benchmarks.protocol import ROOT, save
+
+BASELINE, BASELINE_SAVE = "ultralytics_onnx", "ultralytics_save"
+FIGURES = ("fps", "cpu_ms_per_frame", "peak_rss_mb", "boxes_per_frame")
+TIMEOUT_SECONDS = 600
+
+Report = dict[str, Any]
+
+
+def model_files(name: str, kinds: set[str], python: Path) -> dict[str, Path]:
+    """The model as every wanted kind of file; the OpenVINO folders are made in the peers' environment."""
+    dynamic = model(name)
+    files = {
+        "dynamic": dynamic,
+        "static": model(name, dynamic=False),
+        "openvino": dynamic.with_name(f"{name}_openvino_model"),
+        "openvino_int8": dynamic.with_name(f"{name}_int8_openvino_model"),
+    }
+    made = [files[kind] for kind in kinds if kind.startswith("openvino")]
+    if any(not path.exists() or path.stat().st_mtime < dynamic.stat().st_mtime for path in made):
+        command: list[str | Path] = [python, "-m", "benchmarks.peer_models", dynamic, "--int8"]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    return {kind: files[kind] for kind in kinds}
+
+
+def run_peer(name: str, python: Path, video: Path, weights: Path, frames: int) -> Report:
+    """One run in a process of its own: its report, or `{"error": ...}` with the last line it wrote."""
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "benchmarks.peers",
+        name,
+        "--clip",
+        video,
+        "--model",
+        weights,
+        "--frames",
+        str(frames),
+    ]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no result within {TIMEOUT_SECONDS} s"}
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode or not lines:
+        return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
+    report: Report = json.loads(lines[-1])
+    return report
+
+
+@contextmanager
+def busy_neighbour(wanted: bool) -> Iterator[None]:
+    """Keeps one core busy with another process, if wanted."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def summarise(runs: dict[str, list[Report]], baseline: str) -> Report:
+    """Medians and ratios of every peer; a peer that failed once is reported as failed, without figures."""
+    rows: dict[str, Report] = {}
+    for name, reports in runs.items():
+        errors = [report["error"] for report in reports if "error" in report]
+        if errors:
+            rows[name] = {"error": errors[0]}
+            continue
+        rows[name] = {figure: median(report[figure] for report in reports) for figure in FIGURES}
+        rows[name]["fps_of_each_round"] = [report["fps"] for report in reports]
+        rows[name]["packages"] = reports[0]["packages"]
+    measured = {name: row["fps"] for name, row in rows.items() if "fps" in row}
+    strongest = max((name for name in measured if not PEERS[name].ours), key=measured.__getitem__, default=None)
+    for name in measured:
+        for against, key in ((baseline, "times_baseline"), (strongest, "times_strongest")):
+            if against in measured:
+                # Round by round, because what disturbs a round disturbs both of its runs.
+                pairs = zip(runs[name], runs[against], strict=True)
+                rows[name][key] = round(median(ours["fps"] / theirs["fps"] for ours, theirs in pairs), 3)
+    return {"baseline": baseline, "strongest_competitor": strongest, "peers": rows}
+
+
+def markdown(summary: Report) -> str:
+    """The summary as a table, fastest row first."""
+    rows: dict[str, Report] = summary["peers"]
+    lines = [
+        f"| peer | fps | CPU-ms/frame | peak RSS MB | boxes/frame | x {summary['baseline']} | "
+        f"x {summary['strongest_competitor']} (strongest competitor) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in sorted(rows.items(), key=lambda item: -item[1].get("fps", 0)):
+        if "error" in row:
+            lines.append(f"| {name} | failed: {row['error']} |" + " |" * 5)
+            continue
+        figures = " | ".join(f"{row[figure]:g}" for figure in FIGURES)
+        ratios = " | ".join(f"{row[key]:.2f}" if key in row else "" for key in ("times_baseline", "times_strongest"))
+        lines.append(f"| {name} | {figures} | {ratios} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--frames", type=int, default=150, help=f"measured frames of a run, at most {FRAMES - WARMUP}")
+    parser.add_argument("--clip", choices=CLIPS, default="1080p")
+    parser.add_argument("--model", choices=("yolov8n",), default="yolov8n")
+    parser.add_argument("--save", action="store_true", help="compare the rows that write an annotated video")
+    parser.add_argument("--neighbour", action="store_true", help="keep one other process busy meanwhile")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, help="only these rows")
+    parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"), help="see peers_env.sh")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the interpreter that has framefuse")
+    parser.add_argument("--name", help="file name of the results; default: end_to_end with the options that were set")
+    options = parser.parse_args()
+    if not 0 < options.frames <= FRAMES - WARMUP:
+        parser.error(f"--frames must be in 1..{FRAMES - WARMUP}: the clip has {FRAMES} frames, {WARMUP} warm up")
+    return options
+
+
+def main() -> None:
+    """Runs the rounds, saves the results and prints table and JSON."""
+    options = arguments()
+    names = options.peers or [name for name, peer in PEERS.items() if peer.saves == options.save]
+    # An absolute path, but not resolved: a virtual environment's interpreter is a link, and finds itself by its name.
+    peers_python, our_python = Path(os.path.abspath(options.peers_python)), Path(os.path.abspath(options.python))
+    video = clip(options.clip)
+    files = model_files(options.model, {PEERS[name].model for name in names}, peers_python)
+    runs: dict[str, list[Report]] = {name: [] for name in names}
+    order = random.Random(0)
+    with busy_neighbour(options.neighbour):
+        for number in range(1, options.rounds + 1):
+            order.shuffle(names)
+            for name in names:
+                python = our_python if PEERS[name].ours else peers_python
+                report = run_peer(name, python, video, files[PEERS[name].model], options.frames)
+                runs[name].append(report)
+                result = report.get("error") or f"{report['fps']} fps"
+                print(f"round {number}/{options.rounds} {name}: {result}", file=sys.stderr)
+    summary = summarise(runs, BASELINE_SAVE if options.save else BASELINE)
+    settings = {key: getattr(options, key) for key in ("clip", "model", "rounds", "frames", "save", "neighbour")}
+    suffix = [options.clip] if options.clip != "1080p" else []
+    suffix += [word for word in ("save", "neighbour") if getattr(options, word)]
+    print(markdown(summary))
+    save(options.name or "_".join(["end_to_end", *suffix]), {"settings": settings, **summary})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""How every benchmark here is timed, what is recorded beside the numbers, and where they are saved.
+
+The protocol: a fixed seed, 20 warm-up runs, then 100 measured runs, reported as mean, standard deviation, minimum,
+maximum, median, P95, P99 and runs per second. Peers are compared by interleaving: one run of each in every round, in
+an order that is shuffled from the seed, because a machine's clock, temperature and neighbours change over minutes;
+measured one after the other, the last peer would be charged for that. Compare the ratios, not the absolute values.
+
+A device works asynchronously, so a wall-clock time is only true if the device has finished: `sync` is called before
+each start and stop of the clock (for CUDA: `stream.synchronize`). `device_ms`, where it is given, reads the device's
+own clock for the run that just ended (for CUDA: the time between two recorded events).
+
+    save("preprocess", {"peers": measure({"ours": ours, "theirs": theirs})})
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+PACKAGES = (
+    "framefuse", "numpy", "av", "onnx", "onnxruntime", "openvino", "opencv-python-headless", "apache-tvm-ffi",
+    "apache-tvm", "cupy-cuda12x", "cupy-cuda13x", "torch", "torchvision", "ultralytics", "supervision",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Order statistics of one peer's runs; all times in milliseconds."""
+
+    runs: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    median: float
+    p95: float
+    p99: float
+    fps: float
+    """Runs a second at the mean time: what a loop of these runs would reach."""
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> "Stats":
+        """The statistics of some run times; the standard deviation is that of the sample (n - 1)."""
+        t = np.asarray(milliseconds, np.float64)
+        if t.size == 0:
+            raise ValueError("statistics of no runs")
+        mean = float(t.mean())
+        median, p95, p99 = (float(v) for v in np.percentile(t, (50, 95, 99)))
+        return cls(
+            runs=t.size,
+            mean=mean,
+            std=float(t.std(ddof=1)) if t.size > 1 else 0.0,
+            min=float(t.min()),
+            max=float(t.max()),
+            median=median,
+            p95=p95,
+            p99=p99,
+            fps=1e3 / mean if mean > 0 else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one peer cost."""
+
+    wall: Stats
+    device: Stats | None = None
+    """By the device's own clock; None where there is no device clock."""
+
+
+def measure(
+    peers: Mapping[str, Callable[[], object]],
+    *,
+    warmups: int = 20,
+    runs: int = 100,
+    seed: int = 0,
+    sync: Callable[[], object] | None = None,
+    device_ms: Callable[[], float] | None = None,
+) -> dict[str, Measurement]:
+    """Times the peers interleaved, run by run.
+
+    Warm-ups are interleaved too: they bring each peer into the state that it has beside the others, not alone.
+    An exception in a peer ends the measurement; a peer that fails must not look fast.
+    """
+    order = random.Random(seed)
+    names = list(peers)
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    device: dict[str, list[float]] = {name: [] for name in names}
+    for round_index in range(warmups + runs):
+        order.shuffle(names)
+        for name in names:
+            if sync:
+                sync()
+            start = time.perf_counter()
+            peers[name]()
+            if sync:
+                sync()
+            elapsed = (time.perf_counter() - start) * 1e3
+            if round_index >= warmups:
+                wall[name].append(elapsed)
+                if device_ms:
+                    device[name].append(device_ms())
+    return {name: Measurement(Stats.of(wall[name]), Stats.of(device[name]) if device_ms else None) for name in peers}
+
+
+def environment() -> dict[str, Any]:
+    """Everything about the machine and the software without which a number means nothing."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cpu": cpu_model(),
+        "cpu_flags": sorted(cpu_flags() & {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd"}),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "gpu": gpu(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "commit": commit(),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel reports it."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> set[str]:
+    """The instruction set extensions of the first core; empty where the kernel does not list them (not Linux)."""
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+
+
+def _cpuinfo(key: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that matter, of those that are installed in this environment."""
+    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return {name: installed[name] for name in PACKAGES if name in installed}
+
+
+def gpu() -> list[str]:
+    """Name, driver, memory and power limit of each NVIDIA GPU; empty without one."""
+    query = "--query-gpu=name,driver_version,memory.total,power.limit"
+    return _output("nvidia-smi", query, "--format=csv,noheader").splitlines()
+
+
+def commit() -> str:
+    """The commit that was measured, with `-dirty` if the tree differs from it; empty outside a repository."""
+    return _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _output(*command: str) -> str:
+    """Standard output of a command, or nothing if it is missing or fails: facts that a machine may not have."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def save(name: str, payload: Mapping[str, Any]) -> Path:
+    """Writes `payload` and the environment to benchmarks/results/NAME.json and prints the payload as one line of JSON.
+
+    That line is the last that a benchmark prints, so that a script can read it with `tail -1`.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    plain = _rounded(payload)
+    path.write_text(json.dumps({"benchmark": name, "environment": environment(), **plain}, indent=2) + "\n")
+    print(json.dumps({"benchmark": name, **plain}), flush=True)
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    """Plain JSON types; floats with six significant digits, which is more than any timer has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.6g}")
+    return value.item() if isinstance(value, np.integer) else value

@@ -1,0 +1,60 @@
+"""framefuse: video in, detections out, one pass over every frame.
+
+    import framefuse
+
+    for result in framefuse.Pipeline("video.mp4", "yolov8n.onnx"):
+        print(result.frame.index, result.frame.seconds, result.detections.xyxy)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from framefuse.config import Settings
+    from framefuse.errors import FramefuseError
+    from framefuse.frame import Frame
+    from framefuse.pipeline import Pipeline
+    from framefuse.prediction import Detections, Result
+    from framefuse.report import Report
+    from framefuse.sources import SourceOptions, open_source
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Detections": "prediction",
+    "Frame": "frame",
+    "FramefuseError": "errors",
+    "Pipeline": "pipeline",
+    "Report": "report",
+    "Result": "prediction",
+    "Settings": "config",
+    "SourceOptions": "sources",
+    "open_source": "sources",
+}
+
+__all__ = [
+    "Detections",
+    "Frame",
+    "FramefuseError",
+    "Pipeline",
+    "Report",
+    "Result",
+    "Settings",
+    "SourceOptions",
+    "__version__",
+    "open_source",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported on first use, so that `import framefuse` costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'framefuse' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"framefuse.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

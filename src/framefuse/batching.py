@@ -1,0 +1,55 @@
+"""Batching as pure policy: which frames run together. Time is passed in; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class _Bucket(Generic[Item]):
+    items: list[Item] = field(default_factory=list)
+    sources: set[str] = field(default_factory=set)
+    deadline: float = 0.0
+
+
+class Batcher(Generic[Item]):
+    """Collects items of equal shape into batches.
+
+    A batch leaves when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one source
+    stay in order: if a source changes shape, what it has in another bucket leaves first.
+    """
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.size = size
+        self.timeout = timeout
+        self._buckets: dict[Hashable, _Bucket[Item]] = {}
+
+    def add(self, item: Item, *, shape: Hashable, source: str, now: float) -> list[list[Item]]:
+        """Take an item; returns the batches that are to run now, oldest first."""
+        others = [key for key, bucket in self._buckets.items() if key != shape and source in bucket.sources]
+        ready = [self._buckets.pop(key).items for key in others]
+        bucket = self._buckets.setdefault(shape, _Bucket(deadline=now + self.timeout))
+        bucket.items.append(item)
+        bucket.sources.add(source)
+        if len(bucket.items) >= self.size:
+            ready.append(self._buckets.pop(shape).items)
+        return ready
+
+    @property
+    def deadline(self) -> float | None:
+        """When `due` has something to give at the latest; None: nothing waits."""
+        return min((bucket.deadline for bucket in self._buckets.values()), default=None)
+
+    def due(self, now: float) -> list[list[Item]]:
+        """Batches whose time is up."""
+        late = [key for key, bucket in self._buckets.items() if bucket.deadline <= now]
+        return [self._buckets.pop(key).items for key in late]
+
+    def flush(self) -> list[list[Item]]:
+        """Everything that waits, oldest first."""
+        buckets, self._buckets = self._buckets, {}
+        return [bucket.items for bucket in buckets.values()]

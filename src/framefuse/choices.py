@@ -1,0 +1,77 @@
+"""What framefuse decides by itself before a run: pure functions from card and settings to a value and its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from framefuse.config import Settings
+from framefuse.errors import CapabilityError, UsageError
+from framefuse.models.card import Card
+from framefuse.preprocess import Preprocess
+
+
+def choose_engine(settings: Settings) -> tuple[str, str]:
+    """Name of the engine.
+
+    Raises:
+        CapabilityError: a device was asked for that is not here.
+    """
+    if settings.device == "cuda":
+        missing = _missing_for_cuda()
+        raise CapabilityError(
+            f"device cuda was asked for, but {missing}",
+            remedy="use --device cpu, or --device auto to take what is there",
+        )
+    if settings.engine != "auto":
+        return settings.engine, f"engine {settings.engine}: as asked"
+    return "openvino", "engine openvino: the fastest one on CPUs"
+
+
+def _missing_for_cuda() -> str:
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
+    return "this version of framefuse has no CUDA engine yet"
+
+
+def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
+    """The card's preprocessing at the input size of this run.
+
+    Raises:
+        UsageError: the model's size is fixed, or the size asked for is no multiple of its stride.
+    """
+    spec = card.preprocess
+    height, width = spec.height, spec.width
+    if settings.imgsz is not None:
+        height, width = settings.imgsz[0], settings.imgsz[-1]
+    if not card.dynamic_size:
+        if (height, width) != (spec.height, spec.width):
+            raise UsageError(
+                f"imgsz {width}x{height} was asked for, but {card.path.name} takes {spec.width}x{spec.height} only",
+                remedy="export the model with dynamic height and width, or leave imgsz out",
+            )
+        return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
+    if height % spec.stride or width % spec.stride:
+        raise UsageError(f"imgsz {width}x{height} is not a multiple of the model's stride {spec.stride}")
+    rectangular = settings.rect and spec.fit == "letterbox"
+    spec = replace(spec, height=height, width=width, rectangular=rectangular)
+    if rectangular:
+        return spec, f"input up to {width}x{height}: the padded axis shrinks to a multiple of {spec.stride}"
+    return spec, f"input {width}x{height}: as asked"
+
+
+def choose_batch(card: Card, settings: Settings) -> int:
+    """Frames a batch.
+
+    Raises:
+        UsageError: the model's batch is fixed at another size.
+    """
+    if not card.dynamic_batch and settings.batch not in (1, card.batch):
+        raise UsageError(
+            f"batch {settings.batch} was asked for, but {card.path.name} has a fixed batch of {card.batch}",
+            remedy="export the model with a dynamic batch, or leave batch out",
+        )
+    return settings.batch if card.dynamic_batch else card.batch

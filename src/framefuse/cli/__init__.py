@@ -1,0 +1,102 @@
+"""The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine lacks what
+was asked for, 4 quality gate failed, 130 interrupted. Nothing heavy is imported before a verb needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from framefuse import __version__
+from framefuse.cli import config, demo, doctor, models, predict
+from framefuse.cli.console import print_error
+from framefuse.cli.options import Command, normalise
+from framefuse.errors import FramefuseError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="framefuse",
+    help="Video in, detections out, with as little work per frame as the hardware allows.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    rich_markup_mode=None,
+)
+app.command(cls=Command)(predict.predict)
+app.command()(demo.demo)
+app.command()(doctor.doctor)
+app.command()(models.models)
+app.add_typer(config.app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"framefuse {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+) -> None:
+    """Options that stand before the verb. `--debug` is taken anywhere: `main` reads it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = "--debug" in words
+    try:
+        with _terminate_as_interrupt():
+            code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
+            sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except FramefuseError as error:
+        print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
+        return error.exit_code
+    except typer.TyperException as error:
+        print_error(*_explain(error), traceback=debug)
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        print_error("interrupted", traceback=debug)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone (`framefuse ... | head`): what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        print_error(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where", traceback=debug)
+        return 1
+
+
+def _explain(error: typer.TyperException) -> tuple[str, str]:
+    """Message and remedy of a command line that cannot be parsed."""
+    near = getattr(error, "possibilities", None)
+    if near:
+        return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    return error.format_message(), f"{context.command_path if context else 'framefuse'} --help"
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM stops a run as Ctrl-C does, so that its outputs are completed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

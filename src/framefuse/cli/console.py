@@ -1,0 +1,56 @@
+"""What the command line prints for people. Passwords in addresses are hidden, wherever a message comes from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stderr() -> Console:
+    """A console on the stderr of this moment; plain text when it is no terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:
+    """One error, and what to do about it.
+
+    Args:
+        traceback: print the traceback of the exception that is being handled first.
+    """
+    from rich.text import Text
+
+    from framefuse.sources.redact import redact
+
+    if traceback:
+        import traceback as tracebacks
+
+        sys.stderr.write(redact(tracebacks.format_exc()))
+    console = stderr()
+    title = f"error in {stage}: " if stage else "error: "
+    console.print(Text.assemble((title, "bold red"), redact(message)))
+    if remedy:
+        console.print(Text(f"  -> {remedy}", style="dim"))
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
+) -> None:
+    """A table on stdout, its header bold; a row of one cell is a title.
+
+    Args:
+        dim: whether a row is of less interest.
+    """
+    full = [columns, *(row for row in rows if len(row) > 1)]
+    widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
+    for row in [columns, *rows]:
+        line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        title = row is columns or len(row) == 1
+        typer.secho(line, bold=title, dim=not title and dim(row))

@@ -1,0 +1,44 @@
+"""framefuse doctor: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import typer
+
+from framefuse.cli.options import PrintJson
+from framefuse.errors import CapabilityError
+
+STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
+
+
+def doctor(print_json: PrintJson = False) -> int:
+    """Run a tiny job on every engine, decoder and kernel; exit code 3 if the core does not work."""
+    from framefuse.doctor import checks, facts
+
+    if print_json:
+        found = list(checks())
+        typer.echo(json.dumps({"facts": facts(), "checks": [dataclasses.asdict(check) for check in found]}, indent=2))
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False, soft_wrap=True)
+        for key, value in facts().items():
+            console.print(Text(f"{key:<22}", style="dim").append(value, style="not dim"))
+        console.print()
+        found = []
+        for check in checks():
+            found.append(check)
+            console.print(
+                Text(f"{check.status:<8}", style=STYLES[check.status]).append(
+                    f"{check.name:<22}{check.detail}", style="not bold default"
+                )
+            )
+            if check.remedy:
+                console.print(Text(f"{'':<8}{'':<22}-> {check.remedy}", style="dim"))
+    broken = [check.name for check in found if check.core and check.status != "PASS"]
+    if broken:
+        raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")
+    return 0

@@ -1,0 +1,130 @@
+"""Settings as command line options: one option for each field, made from its type, limits and description."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, schema_of
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with any of these options")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="|".join((*PRESETS, *PRESET_ALIASES)),
+        help="starting point of all options",
+        autocompletion=lambda: [*PRESETS, *PRESET_ALIASES],
+    ),
+]
+PrintJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
+PrintReport = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
+
+_LISTS = ("--imgsz", "--classes")
+_NUMBER = re.compile(r"\d+([x,]\d+)*")
+
+
+def flag(field: str) -> str:
+    """Name of a setting on the command line: max_det -> --max-det."""
+    return "--" + field.replace("_", "-")
+
+
+def normalise(words: Sequence[str]) -> list[str]:
+    """Command line in the one form that the parser knows.
+
+    --max_det 5 becomes --max-det 5, and the numbers after --imgsz and --classes become one word: --imgsz 384 640 is
+    --imgsz 384,640.
+    """
+    done: list[str] = []
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*done, word, *words]
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            word = name.replace("_", "-") + equals + value
+        done.append(word)
+        if word in _LISTS:
+            numbers = []
+            while words and _NUMBER.fullmatch(words[0]):
+                numbers.append(words.pop(0))
+            done += [",".join(numbers)] if numbers else []
+    return done
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help lists the options by group, and names --no-option only where that changes the default."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                on_by_default = getattr(Settings.model_fields.get(str(parameter.name)), "default", None) is True
+                names = record[0] if on_by_default else record[0].partition(" / ")[0]
+                title = getattr(parameter, "rich_help_panel", None) or parameter.param_type_name.capitalize() + "s"
+                sections[title].append((names, record[1]))
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def text(value: Any) -> str:
+    """A setting's value for people: on, off, 384 640, or - where there is none."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "-" if value is None else str(value)
+
+
+def with_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Give `command(..., **given)` an option for every setting; `given` holds those that were set, as texts and flags.
+
+    They are checked where the YAML file's values are checked: in `load_settings`.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
+    parameters = own + [_parameter(field) for field in Settings.model_fields]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> int:
+        given = {field: values.pop(field) for field in Settings.model_fields}
+        return command(**values, **{field: value for field, value in given.items() if value is not None})
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in parameters}
+    return run
+
+
+_METAVARS = {"integer": "N", "number": "X", "string": "TEXT", "path": "PATH", "array": "N..."}
+
+
+def _parameter(field: str) -> inspect.Parameter:
+    info = Settings.model_fields[field]
+    schema = schema_of(field)
+    choices: list[str] = schema.get("enum", [])
+    truth = schema["type"] == "boolean"
+    option = typer.Option(
+        flag(field) + (f"/--no-{field.replace('_', '-')}" if truth else ""),
+        help=f"{info.description}" + ("" if info.default in (None, False) else f" (default: {text(info.default)})"),
+        rich_help_panel=group_of(field),
+        metavar=None if truth else "|".join(choices) or _METAVARS[schema.get("format", schema["type"])],
+        autocompletion=(lambda: choices) if choices else None,
+        show_default=False,
+    )
+    kind: Any = bool | None if truth else str | None
+    return inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])

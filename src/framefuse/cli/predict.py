@@ -1,0 +1,79 @@
+"""framefuse predict: a source and a model in, detections out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
+from framefuse.config import load_settings
+from framefuse.errors import UsageError
+
+DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
+"""What `predict` does unless told otherwise, beyond the defaults of Settings: somebody at a terminal wants a result."""
+
+
+@with_settings
+def predict(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="video, image, folder, 'quoted*.jpg', camera (0) or rtsp://... address", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)
+    ] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--source", "-s", metavar="SOURCE", help="the same as an option; may be given several times"),
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="the same as an option")
+    ] = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    half: Annotated[bool, typer.Option("--half", help="the same as --precision fp16")] = False,
+    stdout: Annotated[
+        bool, typer.Option("--stdout", help="print one JSON line a frame on stdout instead of into a file")
+    ] = False,
+    print_report: PrintReport = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Detect objects in everything a source shows."""
+    if stdout and print_report:
+        raise UsageError("--stdout and --json both print on stdout", remedy="leave one of them out")
+    if half and given.setdefault("precision", "fp16") != "fp16":
+        raise UsageError(
+            f"--half and --precision {given['precision']} contradict each other", remedy="leave --half out"
+        )
+    effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS)
+    chosen = _choose_source(source, sources or [], effective.source)
+    if model and model_option and model != model_option:
+        raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
+    chosen_model = model or model_option or effective.model
+
+    from framefuse.cli.run import run
+    from framefuse.pipeline import Pipeline
+    from framefuse.sinks.jsonl import to_json
+
+    named: dict[str, Any] = {"model": chosen_model} if chosen_model else {}
+    pipeline = Pipeline(chosen, **named, settings=effective.settings)
+    if stdout:
+        run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result), flush=True))
+    else:
+        run(pipeline, quiet=quiet, print_report=print_report)
+    return 0
+
+
+def _choose_source(argument: str | None, options: list[str], configured: str | list[str] | None) -> str | list[str]:
+    """The one source of the command line, or else that of the file."""
+    given = ([argument] if argument is not None else []) + options
+    if not given:
+        if configured is None:
+            raise UsageError("no source is given", remedy="framefuse predict video.mp4 model.onnx")
+        return configured
+    return given[0] if len(given) == 1 else given

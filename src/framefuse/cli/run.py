@@ -1,0 +1,92 @@
+"""Run a pipeline for a person: a progress bar while it runs, what was measured and written when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, cast
+
+import typer
+
+from framefuse.cli.console import stderr
+
+if TYPE_CHECKING:
+    from framefuse.pipeline import Pipeline
+    from framefuse.prediction import Result
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    quiet: bool = False,
+    print_report: bool = False,
+    on_result: Callable[[Result], None] = lambda result: None,
+    verdict: Callable[[], str] = lambda: "",
+) -> None:
+    """Run to the end, then print the report on stderr.
+
+    After an error or Ctrl-C what was done until then is printed, with the paths of what was written, and the exception
+    goes on.
+
+    Args:
+        quiet: print neither report nor progress.
+        print_report: print the report as JSON on stdout as well.
+        verdict: one more line to print under the report.
+    """
+    results = cast("Generator[Result]", iter(pipeline))
+    try:
+        with pipeline, Bar(pipeline, quiet) as bar:
+            try:
+                for result in results:
+                    on_result(result)
+                    bar.advance()
+            except BaseException as error:
+                results.throw(error)  # an interruption of this loop ends the run inside: outputs and report say so
+    finally:
+        report = pipeline.report
+        if not quiet:
+            complete = report.error is None
+            lines = [report.table() if complete else report.summary(), verdict()]
+            lines += [] if complete else [f"wrote    {path}" for path in report.outputs]
+            lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
+            stderr().print("\n".join(filter(None, lines)), markup=False)
+        if print_report:
+            typer.echo(report.to_json())
+
+
+class Bar:
+    """Frames, frames per second, remaining time and dropped frames, on a terminal; nothing anywhere else."""
+
+    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
+        from rich import progress
+
+        self._infos = [source.info for source in pipeline.sources]
+        counts = [info.frames for info in self._infos]
+        total = sum(count for count in counts if count) if all(counts) else None
+        console = stderr()
+        self._progress = progress.Progress(
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("frames  {task.fields[fps]:.1f} fps"),
+            progress.TimeRemainingColumn() if total else progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[drops]}", style="yellow"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total, fps=0.0, drops="")
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """One more frame is done."""
+        if self._progress.disable:
+            return
+        task = self._progress.tasks[0]
+        dropped = sum(sum(info.drops.values()) for info in self._infos)
+        fps = task.completed / task.elapsed if task.elapsed else 0.0
+        self._progress.update(self._task, advance=1, fps=fps, drops=f"{dropped:,} dropped" if dropped else "")

@@ -1,0 +1,332 @@
+"""Settings: every option of framefuse, once. The command line, the YAML file and `Pipeline(...)` all fill this model.
+
+Precedence, lowest first: default, preset, YAML file, command line. `load_settings` applies it and remembers where each
+value came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from framefuse.errors import ConfigError, UsageError
+from framefuse.machine import available_cores
+
+Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+class Settings(BaseModel):
+    """All options with their defaults. Names are the same in Python, in YAML and (with dashes) on the command line.
+
+    `GROUPS` names the first field of each group, in this order.
+    """
+
+    model_config = Strict
+
+    # model
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where everything after decoding runs")
+    engine: str = Field("auto", description="openvino, onnxruntime, null, or auto: the fastest one of the device")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+        "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
+    )
+    imgsz: list[PositiveInt] | None = Field(
+        None,
+        min_length=1,
+        max_length=2,
+        description="model input: one number, or height and width; default: the card's",
+    )
+    rect: bool = Field(
+        True, description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384)"
+    )
+    batch: int = Field(1, ge=1, le=64, description="frames a batch at most")
+    batch_timeout: float = Field(0.05, ge=0, description="seconds a partial batch waits for more frames")
+    streams: int = Field(0, ge=0, description="requests the engine runs at the same time; 0: as fits the cores")
+    threads: int = Field(0, ge=0, description="engine threads in all; 0: the cores this process may use")
+    slots: int = Field(0, ge=0, description="requests in flight; 0: streams + 1")
+    workspace_mb: int = Field(0, ge=0, description="scratch memory the engine may take, MiB; 0: its default")
+
+    # detections
+    conf: float = Field(0.25, ge=0, le=1, description="lowest confidence kept")
+    iou: float = Field(0.7, ge=0, le=1, description="overlap above which the weaker box of a class is dropped")
+    max_det: int = Field(300, ge=1, le=30000, description="detections a frame at most")
+    classes: list[NonNegativeInt] | None = Field(None, min_length=1, description="class ids kept; default: all")
+    agnostic_nms: bool = Field(False, description="suppress across classes")
+
+    # source
+    vid_stride: int = Field(1, ge=1, description="use every n-th frame")
+    start: float | None = Field(None, ge=0, description="seconds to start at")
+    end: float | None = Field(None, gt=0, description="seconds to stop at")
+    decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
+    low_latency: bool = Field(False, description="decode without reordering delay where the codec allows")
+    max_age: float = Field(1.0, gt=0, description="live sources: drop frames older than this many seconds")
+    timeout: float = Field(
+        10.0, gt=0, description="live sources: seconds without data until the connection counts as lost"
+    )
+    reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: for ever")
+
+    # pipeline
+    queue: int = Field(4, ge=1, le=1024, description="frames between two stages at most")
+    keep_going: bool = Field(True, description="a damaged frame or file is reported and skipped, not fatal")
+
+    # output
+    save: bool = Field(False, description="write the annotated video or images")
+    save_txt: bool = Field(False, description="write YOLO txt labels")
+    save_json: bool = Field(False, description="write COCO JSON")
+    save_jsonl: bool = Field(False, description="write one JSON line a frame")
+    save_csv: bool = Field(False, description="write one CSV row a detection")
+    project: Path = Field(Path("runs/predict"), description="folder of the runs")
+    name: str | None = Field(None, min_length=1, description="folder of this run; default: predict, predict2, ...")
+    exist_ok: bool = Field(False, description="write into the folder of an earlier run")
+    encoder: str = Field("libx264", min_length=1, description="video encoder of --save (FFmpeg name)")
+    crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")
+    encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
+    show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(takes(str(info.field_name)))
+        return value
+
+    @field_validator("imgsz", "classes", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        """640, "384x640", "0,2" and "0 2" are lists too."""
+        if isinstance(value, str):
+            return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
+        return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("end")
+    @classmethod
+    def _end_after_start(cls, end: float | None, info: ValidationInfo) -> float | None:
+        start = info.data.get("start")
+        if end is not None and start is not None and end <= start:
+            raise ValueError(f"a number above start ({start:g})")
+        return end
+
+
+GROUPS = {"Model": "device", "Detections": "conf", "Source": "vid_stride", "Pipeline": "queue", "Output": "save"}
+"""Title of each group of settings -> its first field."""
+
+PRESETS = {
+    "latency": "the newest frame is answered first: one request at a time, nothing queued, no decoder delay",
+    "throughput": "frames per second count, not their age: long queues, and enough requests that no core waits",
+}
+PRESET_ALIASES = {"vr": "latency"}
+
+COMMAND_LINE = "command line"
+
+_ELSEWHERE = {"half": "precision: fp16", "int8": "precision: int8", "workers": "decode_threads", "verbose": "--quiet"}
+"""What an option that other tools have is called here."""
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The settings that a preset changes, on this machine.
+
+    Raises:
+        UsageError: no preset has this name.
+    """
+    name = PRESET_ALIASES.get(name, name)
+    if name == "latency":
+        return {"batch": 1, "streams": 1, "slots": 1, "queue": 1, "low_latency": True, "max_age": 0.25}
+    if name == "throughput":
+        cores = available_cores()
+        return {"slots": min(cores, 14) + 2, "queue": 16, "decode_threads": max(2, min(cores // 2, 8))}
+    raise UsageError(f"no preset is called {name!r}", remedy=f"choose one of {', '.join((*PRESETS, *PRESET_ALIASES))}")
+
+
+@dataclass(frozen=True)
+class Effective:
+    """Settings, and where each of them came from."""
+
+    settings: Settings
+    origin: Mapping[str, str]
+    """Field -> "default", "preset latency", "file run.yaml, line 3" or "command line"."""
+    source: str | list[str] | None = None
+    """The source that the file names, if any."""
+    model: str | None = None
+    """The model that the file names, if any."""
+
+
+def load_settings(
+    config: Path | None = None,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Effective:
+    """Combine defaults, preset, YAML file and command line; the later wins.
+
+    Args:
+        config: YAML file of `field: value` lines, plus `source`, `model` and `preset`, so that one file holds a
+            whole run. Relative paths in it are relative to the working directory.
+        preset: name of a preset; wins over the one that the file names.
+        overrides: settings from the command line.
+        defaults: defaults of the command that differ from those of Settings.
+
+    Raises:
+        ConfigError: the file cannot be read, or it has an unknown key or a wrong value.
+        UsageError: an override is unknown or wrong, or no preset has this name.
+    """
+    lines = _read_yaml(config) if config is not None else {}
+    run = {key: lines.pop(key) for key in set(lines) & {"source", "model", "preset"}}
+    source = _name_in(run, "source", several=True)
+    model = _name_in(run, "model")
+    preset = preset or _name_in(run, "preset")
+    for key, (_, where) in lines.items():
+        _check_names([key], where, ConfigError)
+    _check_names(overrides, COMMAND_LINE, UsageError)
+    layers = [
+        {key: (value, "default") for key, value in defaults.items()},
+        {key: (value, f"preset {preset}") for key, value in preset_values(preset).items()} if preset else {},
+        lines,
+        {key: (value, COMMAND_LINE) for key, value in overrides.items()},
+    ]
+    merged = {key: entry for layer in layers for key, entry in layer.items()}
+    origin = {key: merged[key][1] if key in merged else "default" for key in Settings.model_fields}
+    settings = _build({key: value for key, (value, _) in merged.items()}, origin)
+    return Effective(settings, origin, source, model)
+
+
+def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> Settings:
+    """Settings from the keyword options of `Pipeline(...)`: names of Settings, and `preset`.
+
+    Args:
+        base: settings that the options change; the defaults when left out.
+
+    Raises:
+        UsageError: an option is unknown (with the nearest name) or its value is wrong.
+    """
+    options = dict(options)
+    preset = options.pop("preset", None)
+    _check_names(options, "option", UsageError)
+    values = base.model_dump(exclude_unset=True) if base else {}
+    return _build({**values, **(preset_values(str(preset)) if preset else {}), **options}, {})
+
+
+def schema_of(field: str) -> dict[str, Any]:
+    """JSON schema of a setting's value when it is set."""
+    schema = _schema()["properties"][field]
+    branches: list[dict[str, Any]] = schema.get("anyOf", [schema])
+    return next(branch for branch in branches if branch["type"] != "null")
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
+
+
+def takes(field: str) -> str:
+    """What a setting takes, in words: "a number from 0 to 1", "one of auto, cpu, cuda"."""
+    schema = schema_of(field)
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    kind = schema["type"]
+    if kind == "array":
+        item = "whole numbers above 0" if "exclusiveMinimum" in schema["items"] else "whole numbers from 0"
+        return f"one or two {item}" if schema.get("maxItems") == 2 else f"one or more {item}"
+    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}[kind]
+    if schema.get("format") == "path":
+        words = "a path"
+    if "exclusiveMinimum" in schema:
+        words += f" above {schema['exclusiveMinimum']:g}"
+    if "minimum" in schema:
+        words += f" from {schema['minimum']:g}" + (f" to {schema['maximum']:g}" if "maximum" in schema else "")
+    return words
+
+
+def group_of(field: str) -> str:
+    """Title of the group that a setting belongs to."""
+    names = list(Settings.model_fields)
+    starts = {names.index(first): title for title, first in GROUPS.items()}
+    return starts[max(start for start in starts if start <= names.index(field))]
+
+
+def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = False) -> Any:
+    """What a file says for source, model or preset, as text; a source may be a list."""
+    value, where = run.get(key, (None, ""))
+    if several and value and isinstance(value, list):
+        return [str(item) for item in value]
+    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
+        return None if value is None else str(value)
+    raise ConfigError(f"{key} is {value!r} ({where})", remedy=f"{key} takes a name, path or address")
+
+
+def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])
+        where = origin.get(field, "")
+        allowed = str(first["ctx"]["error"]) if first["type"] == "value_error" else takes(field)
+        kind = ConfigError if where.startswith("file ") else UsageError
+        if where == COMMAND_LINE:
+            message = f"--{field.replace('_', '-')} is {values[field]!r}"
+        else:
+            message = f"{field} is {values[field]!r}" + (f" ({where})" if where else "")
+        raise kind(message, remedy=f"{field} takes {allowed}") from None
+
+
+def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> None:
+    for name in names:
+        if name in Settings.model_fields:
+            continue
+        known = [*Settings.model_fields, "preset", "source", "model"]
+        close = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1, cutoff=0.5)
+        if name in _ELSEWHERE:
+            remedy = f"framefuse has {_ELSEWHERE[name]} for it"
+        else:
+            remedy = f"did you mean {close[0]!r}?" if close else "'framefuse config show' lists all settings"
+        raise kind(f"unknown setting {name!r} ({where})", remedy=remedy)
+
+
+def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
+    """Key -> (value, "file NAME, line N") of a YAML file that holds one flat mapping."""
+    import yaml
+
+    loader = None
+    try:
+        loader = yaml.SafeLoader(path.read_bytes())
+        root = loader.get_single_node()
+        if root is None or root.tag == "tag:yaml.org,2002:null":
+            return {}
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{path} holds no settings", remedy="write one 'name: value' a line")
+        found: dict[str, tuple[Any, str]] = {}
+        for key_node, value_node in root.value:
+            where = f"file {path}, line {key_node.start_mark.line + 1}"
+            key = str(key_node.value)
+            if key in found:
+                raise ConfigError(f"{key} is set twice ({found[key][1]} and {where})", remedy="delete one of them")
+            found[key] = (loader.construct_object(value_node, deep=True), where)
+        return found
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {error.strerror}",
+            remedy="'framefuse config init FILE' writes a commented one",
+        ) from error
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML: {problem}", remedy="write one 'name: value' a line") from error
+    finally:
+        if loader is not None:
+            loader.dispose()

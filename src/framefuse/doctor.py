@@ -1,0 +1,228 @@
+"""Doctor: a tiny job on every part of an installation, so that what works is known and not assumed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from framefuse.engines import ENGINES
+from framefuse.errors import CapabilityError
+
+Status = Literal["PASS", "FAIL", "ABSENT"]
+
+PACKAGES: Final = (
+    "numpy",
+    "av",
+    "openvino",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "apache-tvm-ffi",
+    "cupy-cuda13x",
+)
+CPU_FEATURES: Final = (
+    *("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one tiny job found."""
+
+    name: str
+    status: Status
+    detail: str
+    """What works, or why it does not."""
+    remedy: str = ""
+    core: bool = False
+    """Whether framefuse cannot do its main job without it."""
+
+
+def facts() -> dict[str, str]:
+    """What this machine and installation are: versions, CPU, cores."""
+    from framefuse import __version__
+    from framefuse.machine import available_cores
+
+    found = {
+        "framefuse": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": f"{available_cores()} cores, {_cpu_model()}",
+        "cpu features": " ".join(cpu_features()) or "unknown",
+    }
+    return found | {name: number for name in PACKAGES if (number := _version(name))}
+
+
+def checks() -> Iterator[Check]:
+    """Run the tiny jobs one after the other; each Check comes as soon as its job is done."""
+    yield _try("kernels", _kernels, core=True)
+    yield _try("decode", partial(_video, "mpeg4"), core=True)
+    yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
+    for engine in ENGINES:
+        yield _try(f"engine {engine}", partial(_engine, engine), core=engine in ("null", "openvino"))
+    yield _onnxruntime_packages()
+    yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
+    gpu = "pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
+    yield _try("cupy", _cupy, remedy=gpu)
+    yield _try("nvdec", _nvdec, remedy=gpu)
+
+
+def cpu_features() -> list[str]:
+    """The instruction sets of this CPU that matter here, where the system tells (Linux)."""
+    words = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
+    return [name for name in CPU_FEATURES if name in words]
+
+
+def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str = "") -> Check:
+    try:
+        return Check(name, "PASS", job(), core=core)
+    except CapabilityError as error:
+        return Check(name, "ABSENT", error.message, error.remedy or remedy, core)
+    except ModuleNotFoundError as error:
+        return Check(name, "ABSENT", str(error), remedy, core)
+    except Exception as error:  # whatever goes wrong in a part is what the doctor is asked about
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
+
+
+def _kernels() -> str:
+    """The compiled preprocessing kernel against its reference, on one small frame of noise."""
+    import numpy as np
+
+    from framefuse import kernels
+    from framefuse.frame import PIXEL_FORMATS, Frame
+    from framefuse.preprocess import Preprocess
+
+    library = kernels.describe()
+    noise = np.random.default_rng(0)
+    pixels = PIXEL_FORMATS["yuv420p"]
+    planes = tuple(noise.integers(16, 236, shape, np.uint8) for shape in pixels.plane_shapes(99, 61))
+    frame, meaning = Frame(planes, pixels), Preprocess(64, 64)
+    out, expected = np.zeros((2, 3, 64, 64), np.float32)
+    placement = meaning(frame, out)
+    kernels.reference.preprocess(
+        frame,
+        expected,
+        content=placement.content,
+        interpolation=meaning.interpolation,
+        pad_value=meaning.pad_value,
+        mean=meaning.mean,
+        std=meaning.std,
+        channel_order=meaning.channel_order,
+    )
+    worst = float(np.abs(out - expected).max() * 255)
+    if not worst < 1:
+        raise RuntimeError(f"{library.level} is {worst:.3g} grey levels off its reference")
+    return f"{library.level} ({library.reason}), {worst:.1g} grey levels off the reference at most"
+
+
+def _video(encoder: str) -> str:
+    """Encode a few pictures in memory and decode them again."""
+    import av
+    import numpy as np
+
+    try:
+        av.Codec(encoder, "w")
+    except av.error.FFmpegError as error:
+        raise CapabilityError(f"this FFmpeg has no encoder {encoder}") from error
+    count = 8
+    memory = io.BytesIO()
+    with av.open(memory, "w", format="matroska") as writer:
+        stream = cast(av.VideoStream, writer.add_stream(encoder, rate=30, width=64, height=48, pix_fmt="yuv420p"))
+        for index in range(count):
+            gray = np.full((72, 64), 20 * index, np.uint8)
+            writer.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="yuv420p")))
+        writer.mux(stream.encode(None))
+    memory.seek(0)
+    with av.open(memory, "r") as reader:
+        levels = [int(frame.to_ndarray()[0, 0]) for frame in reader.decode(video=0)]
+    worst = max(abs(level - 20 * index) for index, level in enumerate(levels))
+    if len(levels) != count or worst > 8:
+        raise RuntimeError(f"{len(levels)} of {count} frames came back, {worst} grey levels off")
+    return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
+
+
+def _engine(name: str) -> str:
+    """One grey picture with a saturated square in it, through the whole pipeline; the square must be found."""
+    import numpy as np
+
+    from framefuse.config import settings_from
+    from framefuse.pipeline import Pipeline
+
+    picture = np.full((360, 640, 3), 128, np.uint8)
+    left, top, right, bottom = truth = (200, 120, 280, 200)
+    picture[top:bottom, left:right] = (0, 0, 255)
+    pipeline = Pipeline([picture], "squares", settings=settings_from({"engine": name}))
+    (result,) = pipeline
+    boxes = result.detections.xyxy
+    if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
+        raise RuntimeError(f"found {boxes.round().tolist()} instead of the square at {list(truth)}")
+    return f"{_version(name) or 'built in'}, {pipeline.engine.precision}"
+
+
+def _onnxruntime_packages() -> Check:
+    plain, gpu = _version("onnxruntime"), _version("onnxruntime-gpu")
+    if plain and gpu:
+        return Check(
+            "onnxruntime packages",
+            "FAIL",
+            f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
+        )
+    found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
+    return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
+
+
+def _driver() -> str:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CapabilityError("no NVIDIA driver (libcuda.so.1 is missing)") from error
+    code = cuda.cuInit(0)
+    if code:
+        raise RuntimeError(f"the NVIDIA driver does not start (cuInit gives {code})")
+    number, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    return f"CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
+
+
+def _cupy() -> str:
+    cupy = importlib.import_module("cupy")
+    total = int(cupy.arange(10).sum())
+    if total != 45:
+        raise RuntimeError(f"the GPU adds 0..9 to {total}")
+    return f"CuPy {cupy.__version__}"
+
+
+def _nvdec() -> str:
+    importlib.import_module("PyNvVideoCodec")
+    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str:
+    """First value of a key in /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")

@@ -1,0 +1,134 @@
+"""Engines run a model on slots of memory that they own. They know nothing about frames, boxes or videos."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+
+ENGINES: dict[str, str] = {
+    "null": "framefuse.engines.null",
+    "openvino": "framefuse.engines.openvino",
+    "onnxruntime": "framefuse.engines.onnxruntime",
+}
+"""Engine name -> module, imported on use. Entry points of the group `framefuse.engines` add to it."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a caller may ask of an engine; an engine that cannot honour a field raises."""
+
+    device: Device = "auto"
+    precision: Precision = "auto"
+    streams: int = 0
+    """Requests that run at the same time; 0: as many as fit the cores."""
+    threads: int = 0
+    """Threads in all; 0: as many as there are cores this process may use."""
+    workspace_mb: int = 0
+    """Scratch memory the engine may take, MiB; 0: its own default."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One request in flight."""
+
+    input: NDArray[Any]
+    """(batch, 3, height, width): preprocess writes it, the engine reads it in place."""
+    outputs: tuple[NDArray[Any], ...] = ()
+    """The model's raw outputs in the order of the ONNX; valid from `Lane.wait` to `Lane.release`."""
+    handle: Any = None
+    """The engine's own request object."""
+
+
+class Lane(Protocol):
+    """Slots of one input shape. `acquire` never blocks on the model: None means that all slots are in flight."""
+
+    shape: tuple[int, int, int, int]
+
+    def acquire(self) -> Slot | None: ...
+    def submit(self, slot: Slot) -> None: ...
+    def wait(self, slot: Slot, timeout: float | None = None) -> bool:
+        """Wait for the outputs of a submitted slot; False when `timeout` seconds were not enough."""
+
+    def release(self, slot: Slot) -> None: ...
+    def close(self) -> None: ...
+
+
+class SlotLane:
+    """A lane over a fixed set of slots; `start` begins a slot's request and `wait` ends it."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        slots: list[Slot],
+        *,
+        start: Callable[[Slot], None],
+        wait: Callable[[Slot, float | None], bool],
+    ) -> None:
+        self.shape = shape
+        self._free = slots
+        self._start = start
+        self._wait = wait
+
+    def acquire(self) -> Slot | None:
+        return self._free.pop() if self._free else None
+
+    def submit(self, slot: Slot) -> None:
+        self._start(slot)
+
+    def wait(self, slot: Slot, timeout: float | None = None) -> bool:
+        return self._wait(slot, timeout)
+
+    def release(self, slot: Slot) -> None:
+        slot.outputs = ()
+        self._free.append(slot)
+
+    def close(self) -> None:
+        self._free.clear()
+
+
+class Engine(Protocol):
+    """A model, compiled."""
+
+    name: str
+    precision: str
+    """What really runs: "fp32", "bf16", ..."""
+    reasons: Sequence[str]
+    """Each choice the engine made, with its reason."""
+    input_dtype: np.dtype[Any]
+    streams: int
+    """Requests that run at the same time."""
+    capturable: bool
+    """Whether a lane can be recorded into a CUDA graph."""
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> Lane: ...
+    def close(self) -> None: ...
+
+
+def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
+    """Load an engine by name.
+
+    Raises:
+        UsageError: no engine has this name.
+        CapabilityError: its package, or the device asked for, is missing here.
+        ModelError: the engine cannot read the model.
+    """
+    modules = dict(ENGINES)
+    if name not in modules:
+        from importlib.metadata import entry_points
+
+        modules.update({point.name: point.value for point in entry_points(group="framefuse.engines")})
+    if name not in modules:
+        raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(modules))}")
+    engine: Engine = importlib.import_module(modules[name]).open_engine(model, options)
+    return engine

@@ -1,0 +1,119 @@
+"""OpenVINO: the default engine on CPUs. Several requests run at the same time, each on its own slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.machine import available_cores
+
+HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+
+
+class OpenVinoEngine:
+    """A model compiled for the CPU; one dynamic compile serves every input size."""
+
+    name = "openvino"
+    capturable = False
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        import openvino as ov
+
+        if options.device == "cuda":
+            raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
+        if options.workspace_mb:
+            raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
+        self.reasons: list[str] = []
+        core = ov.Core()
+        try:
+            network = core.read_model(model)
+        except RuntimeError as error:
+            raise ModelError(f"OpenVINO cannot read {model}: {_first_line(error)}") from error
+        quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
+        self.precision = self._choose_precision(options.precision, quantised, core)
+        cores = available_cores()
+        threads = options.threads or cores
+        self.streams = options.streams or (threads if threads <= 4 else threads // 2)
+        self.reasons.append(f"{self.streams} streams on {threads} threads: {cores} cores are available")
+        config: dict[str, Any] = {
+            "NUM_STREAMS": self.streams,
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": HINTS.get(self.precision, "f32"),
+            # Pinned workers would fight with the decoder's and the encoder's threads over the same few cores.
+            "ENABLE_CPU_PINNING": False,
+        }
+        try:
+            self._compiled = core.compile_model(network, "CPU", config)
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO cannot compile {model}: {_first_line(error)}") from error
+        self.input_dtype = np.dtype(self._compiled.inputs[0].get_element_type().to_dtype())
+
+    def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
+        able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+        if asked == "int8" and not quantised:
+            raise UsageError(
+                "precision int8 was asked for, but the model has no quantised layers",
+                remedy="quantise the model first, or use --precision auto",
+            )
+        if quantised:
+            if asked not in ("auto", "int8"):
+                raise UsageError(f"the model is quantised to int8, it cannot run at {asked}")
+            self.reasons.append("precision int8: the model is quantised")
+            return "int8"
+        if asked == "auto":
+            chosen = "bf16" if "BF16" in able else "fp32"
+            why = "this CPU multiplies bf16 natively" if chosen == "bf16" else "this CPU has no native bf16"
+            self.reasons.append(f"precision {chosen}: {why}")
+            return chosen
+        if asked in ("bf16", "fp16") and asked.upper() not in able:
+            raise CapabilityError(
+                f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})",
+                remedy="use --precision auto",
+            )
+        self.reasons.append(f"precision {asked}: as asked")
+        return asked
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        import openvino as ov
+
+        shape = (batch, 3, height, width)
+
+        def make_slot() -> Slot:
+            request = self._compiled.create_infer_request()
+            slot = Slot(np.zeros(shape, self.input_dtype), handle=request)
+            request.set_input_tensor(0, ov.Tensor(slot.input, shared_memory=True))
+            return slot
+
+        return SlotLane(shape, [make_slot() for _ in range(slots or self.streams + 1)], start=_start, wait=self._wait)
+
+    def _wait(self, slot: Slot, timeout: float | None) -> bool:
+        try:
+            if timeout is None:
+                slot.handle.wait()
+            elif not slot.handle.wait_for(max(1, round(timeout * 1000))):
+                return False
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO failed at input {slot.input.shape}: {_first_line(error)}") from error
+        slot.outputs = tuple(cast(Any, tensor).data for tensor in slot.handle.output_tensors)
+        return True
+
+    def close(self) -> None:
+        self._compiled = None
+
+
+def _start(slot: Slot) -> None:
+    slot.handle.start_async()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def open_engine(model: Path, options: EngineOptions) -> OpenVinoEngine:
+    """Read and compile an ONNX (or OpenVINO IR) model for the CPU."""
+    return OpenVinoEngine(model, options)

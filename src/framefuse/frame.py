@@ -1,0 +1,197 @@
+"""Frame: one decoded picture, still in the decoder's own planes.
+
+Nothing here converts pixels. A Frame says what its bytes mean (format, colour matrix, range, rotation, time), and
+`kernels.preprocess` reads them where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from framefuse.errors import SourceError, UsageError
+
+Layout = Literal["planar", "semiplanar", "packed", "gray"]
+Matrix = Literal["bt601", "bt709", "bt2020", "rgb"]
+Rotation = Literal[0, 90, 180, 270]
+
+
+@dataclass(frozen=True)
+class PixelFormat:
+    """What the samples of the planes are. Names are FFmpeg's, without the endianness suffix."""
+
+    name: str
+    layout: Layout
+    """planar: Y, U, V (or G, B, R) each in its own plane. semiplanar: Y, then interleaved UV. packed: one (h, w, c) plane."""
+    bits: int = 8
+    """Significant bits of a sample; more than 8 means uint16 samples, little endian."""
+    subsample: tuple[int, int] = (1, 1)
+    """Luma samples per chroma sample, horizontally and vertically: (2, 2) is 4:2:0."""
+    channels: str = ""
+    """Packed formats: the order of the channels in memory, one letter each (x: ignored)."""
+    shift: int = 0
+    """Unused low bits of a sample (P010 keeps its 10 bits at the top of 16: 6)."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+    @property
+    def plane_count(self) -> int:
+        return {"planar": 3, "semiplanar": 2, "packed": 1, "gray": 1}[self.layout]
+
+    def plane_shapes(self, width: int, height: int) -> tuple[tuple[int, ...], ...]:
+        """Shape of each plane's array for a coded picture of width x height pixels."""
+        sx, sy = self.subsample
+        chroma = (-(-height // sy), -(-width // sx))
+        return {
+            "planar": ((height, width), chroma, chroma),
+            "semiplanar": ((height, width), (*chroma, 2)),
+            "packed": ((height, width, len(self.channels)),),
+            "gray": ((height, width),),
+        }[self.layout]
+
+
+def _table() -> dict[str, PixelFormat]:
+    rows = [
+        PixelFormat("nv12", "semiplanar", 8, (2, 2)),
+        PixelFormat("nv21", "semiplanar", 8, (2, 2), "vu"),
+        PixelFormat("nv16", "semiplanar", 8, (2, 1)),
+        PixelFormat("nv24", "semiplanar", 8, (1, 1)),
+        PixelFormat("p010", "semiplanar", 10, (2, 2), shift=6),
+        PixelFormat("p016", "semiplanar", 16, (2, 2)),
+        PixelFormat("gray", "gray", 8),
+        *(PixelFormat(f"gray{bits}", "gray", bits) for bits in (10, 12, 14, 16)),
+        *(PixelFormat(order, "packed", 8, (1, 1), order[:-2]) for order in ("rgb24", "bgr24")),
+        *(PixelFormat(order, "packed", 8, (1, 1), order) for order in ("rgba", "bgra", "rgb0", "bgr0")),
+        PixelFormat("rgb48", "packed", 16, (1, 1), "rgb"),
+    ]
+    ratios = {"420": (2, 2), "422": (2, 1), "444": (1, 1), "411": (4, 1), "410": (4, 4), "440": (1, 2)}
+    for ratio, subsample in ratios.items():
+        rows.append(PixelFormat(f"yuv{ratio}p", "planar", 8, subsample))
+    for ratio in ("420", "422", "444", "440"):
+        rows += [PixelFormat(f"yuv{ratio}p{bits}", "planar", bits, ratios[ratio]) for bits in (9, 10, 12, 14, 16)]
+    rows += [PixelFormat(f"gbrp{'' if bits == 8 else bits}", "planar", bits) for bits in (8, 9, 10, 12, 14, 16)]
+    return {row.name: row for row in rows}
+
+
+PIXEL_FORMATS: dict[str, PixelFormat] = _table()
+"""Every pixel format that framefuse reads in place, by FFmpeg's name without 'le'."""
+
+
+class Lease(Protocol):
+    """How long the planes stay valid, when a source reuses the memory (NVDEC hands out one address again and again)."""
+
+    def release(self) -> None:
+        """The reader is done; the source may overwrite the memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """An immutable decoded picture in the decoder's own planes.
+
+    `width` and `height` are those of the picture as it is to be shown, after `rotation`; the planes keep the coded
+    orientation (`coded_width`, `coded_height`). Boxes in results are in shown pixels.
+
+    Raises:
+        UsageError: planes do not fit the pixel format.
+        SourceError: the picture has no pixels.
+    """
+
+    planes: tuple[np.ndarray[Any, Any], ...]
+    """One array a plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The last axis is contiguous; rows may
+    have any pitch."""
+    format: PixelFormat
+    index: int = 0
+    """Position among the frames that the source delivered or skipped, from 0."""
+    pts: int | None = None
+    """Presentation time in units of time_base; None: the source does not know."""
+    time_base: Fraction = Fraction(1, 1000)
+    source_id: str = ""
+    """Name of the source; never holds a password."""
+    matrix: Matrix = "bt601"
+    """Colour matrix. Unspecified means BT.601, as OpenCV and the training frameworks read it."""
+    full_range: bool = False
+    """False: luma 16..235 (limited); True: 0..255. Packed formats are always full range."""
+    rotation: Rotation = 0
+    """Degrees clockwise by which the coded picture must be turned to be shown upright."""
+    sample_aspect_ratio: Fraction = Fraction(1)
+    """Width of a pixel over its height. Pixels are used as they are coded; boxes are in coded pixels."""
+    arrival: float | None = None
+    """Live sources: time.monotonic() at which the frame was received, for the age limit."""
+    owner: object = field(default=None, repr=False)
+    """Keeps the memory of the planes alive for as long as this Frame lives."""
+    lease: Lease | None = field(default=None, repr=False)
+    """None: the planes are valid as long as this Frame lives."""
+
+    def __post_init__(self) -> None:
+        if not self.planes or 0 in self.planes[0].shape:
+            raise SourceError(f"frame {self.index} of {self.source_id or 'the source'} has no pixels")
+        shapes = self.format.plane_shapes(self.coded_width, self.coded_height)
+        found = tuple(plane.shape for plane in self.planes)
+        if found != shapes:
+            raise UsageError(f"planes of a {self.format.name} frame have shapes {found}, expected {shapes}")
+        for number, plane in enumerate(self.planes):
+            if plane.dtype != self.format.dtype:
+                raise UsageError(
+                    f"plane {number} of a {self.format.name} frame is {plane.dtype}, expected {self.format.dtype}"
+                )
+        if self.rotation not in (0, 90, 180, 270):
+            raise UsageError(f"rotation {self.rotation} is not one of 0, 90, 180, 270 degrees")
+
+    @property
+    def coded_height(self) -> int:
+        return int(self.planes[0].shape[0])
+
+    @property
+    def coded_width(self) -> int:
+        return int(self.planes[0].shape[1])
+
+    @property
+    def height(self) -> int:
+        return self.coded_height if self.rotation in (0, 180) else self.coded_width
+
+    @property
+    def width(self) -> int:
+        return self.coded_width if self.rotation in (0, 180) else self.coded_height
+
+    @property
+    def seconds(self) -> float | None:
+        """Presentation time in seconds, computed from the exact pts."""
+        return None if self.pts is None else float(self.pts * self.time_base)
+
+    @classmethod
+    def from_array(
+        cls, image: np.ndarray[Any, Any], *, channels: str = "bgr", index: int = 0, source_id: str = "array"
+    ) -> Frame:
+        """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy where rows are contiguous.
+
+        Args:
+            channels: order of the channels of a 3-channel array, "bgr" (as OpenCV) or "rgb".
+        """
+        if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
+            raise UsageError(
+                f"image has dtype {image.dtype} and shape {image.shape}",
+                remedy="pass uint8 or uint16 of shape (height, width), (height, width, 3) or (height, width, 4)",
+            )
+        if image.ndim == 3 and image.shape[2] == 1:
+            image = image[:, :, 0]
+        if image.ndim == 2:
+            name = "gray" if image.dtype == np.uint8 else "gray16"
+        else:
+            depth = {(3, "rgb"): "rgb24", (3, "bgr"): "bgr24", (4, "rgb"): "rgba", (4, "bgr"): "bgra"}
+            found = depth.get((image.shape[2], channels))
+            if found is None or image.dtype != np.uint8:
+                raise UsageError(
+                    f"image of shape {image.shape}, dtype {image.dtype} with channels={channels!r} is not supported",
+                    remedy="use uint8 with 3 or 4 channels in 'bgr' or 'rgb' order, or one gray channel",
+                )
+            name = found
+        packed = image.strides[-1] == image.itemsize and (image.ndim == 2 or image.strides[1] == image.shape[2])
+        plane = image if packed and image.strides[0] > 0 else np.ascontiguousarray(image)
+        return cls(
+            (plane,), PIXEL_FORMATS[name], index=index, source_id=source_id, matrix="rgb", full_range=True, owner=image
+        )

@@ -1,0 +1,16 @@
+"""Facts about the machine that choices rest on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available_cores() -> int:
+    """CPU cores this process may really use: its affinity mask, and the CPU quota of its cgroup, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))

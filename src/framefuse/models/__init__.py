@@ -1,0 +1,53 @@
+"""Models: what they are (card.py), and the ones that framefuse makes itself."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from framefuse.errors import ModelError
+
+MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
+"""Models that framefuse makes itself, by name, and what each does."""
+
+
+def list_models() -> dict[str, str]:
+    """Names that `find_model` knows, each with a line that says what the model does."""
+    return dict(MADE)
+
+
+def find_model(model: str | Path) -> Path:
+    """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache.
+
+    Raises:
+        ModelError: neither a known name nor a file, or the cache cannot be written.
+    """
+    if str(model) in MADE:
+        return _write_into_cache()
+    path = Path(model)
+    if path.exists():
+        return path
+    near = difflib.get_close_matches(str(model), MADE, 1)
+    raise ModelError(
+        f"there is no model {str(model)!r}",
+        remedy=f"did you mean {near[0]!r}?" if near else f"pass a path, or one of the names {', '.join(MADE)}",
+    )
+
+
+def _write_into_cache() -> Path:
+    """Written anew each time, a few milliseconds, so that it is always this version's."""
+    from framefuse.models.squares import write_squares
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "framefuse"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return write_squares(folder / "squares.onnx")
+    except OSError as error:
+        raise ModelError(
+            f"the model squares cannot be written into {folder}: {error.strerror}",
+            remedy="set XDG_CACHE_HOME to a folder that can be written",
+        ) from error
+
+
+__all__ = ["find_model", "list_models"]

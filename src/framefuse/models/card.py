@@ -1,0 +1,249 @@
+"""Card: what a model is (how its input is made, what its outputs mean), read from the ONNX or a YAML file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from framefuse.errors import CardError, ModelError, UsageError
+from framefuse.models import layouts
+from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
+from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
+from framefuse.models.onnx_file import OnnxFacts, TensorFacts, read_onnx
+from framefuse.preprocess import Fit, Preprocess
+
+T = TypeVar("T")
+
+INPUT_DTYPES = ("float32", "float16", "uint8")
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything the pipeline must know about a model, and where each fact came from.
+
+    Output layouts (nc classes, N anchors, K queries; boxes in model pixels unless said otherwise):
+        yolov5:  (b, N, 5 + nc)  cx cy w h objectness scores
+        yolov8:  (b, 4 + nc, N)  cx cy w h scores
+        end2end: (b, K, 6)       x1 y1 x2 y2 score class
+        detr:    two outputs, boxes (b, K, 4) cx cy w h in 0..1 and logits (b, K, nc); or three: labels (b, K),
+                 boxes (b, K, 4) x1 y1 x2 y2, scores (b, K); or one (b, K, 4 + nc): cx cy w h in 0..1, probabilities
+    """
+
+    path: Path
+    preprocess: Preprocess
+    layout: OutputLayout
+    names: Mapping[int, str]
+    """Class names by class number; empty where neither names nor their number are stated (end2end)."""
+    input_name: str
+    outputs: tuple[str, ...]
+    """Names of the outputs that post-processing reads, in the order the layout says."""
+    dynamic_size: bool
+    """Height and width are free (multiples of the stride)."""
+    dynamic_batch: bool
+    batch: int = 1
+    """The fixed batch size, where it is fixed."""
+    task: str = "detect"
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """Where each fact came from: "onnx metadata", "card scout-n.yaml", "default of layout yolov8"."""
+    output_indices: tuple[int, ...] = (0,)
+    """Positions of `outputs` among all outputs of the ONNX: post-processing reads `slot.outputs[i]` for each i."""
+    activation: Activation = "none"
+    """What post-processing applies to the scores (detr: sigmoid unless the card says otherwise)."""
+    box_units: BoxUnits = "pixels"
+    """Model pixels, or 0..1 of the model input."""
+    input_dtype: str = "float32"
+    """Type of the ONNX input: float32, float16 or uint8."""
+
+    @property
+    def class_count(self) -> int:
+        return len(self.names)
+
+
+class _Facts:
+    """The card file, then the ONNX metadata, then a default, in this order; `origin` remembers which one spoke."""
+
+    def __init__(self, card: CardFile, card_name: str, metadata: Mapping[str, str]) -> None:
+        self.card, self.card_name, self.metadata = card, card_name, metadata
+        self.origin: dict[str, str] = {}
+
+    def stated(self, key: str) -> Any:
+        """What the card file or the metadata says; None where both are silent."""
+        value = getattr(self.card, key)
+        if value is not None:
+            self.origin[key] = f"card {self.card_name}"
+        elif key in METADATA and METADATA[key][0] in self.metadata:
+            name, read = METADATA[key]
+            value = read(self.metadata[name])
+            self.origin[key] = f"onnx metadata {name}"
+        return value
+
+    def get(self, key: str, default: T, why: str) -> T:
+        value = self.stated(key)
+        if value is None:
+            self.origin[key] = why
+            return default
+        return value  # type: ignore[no-any-return]  # CardFile and METADATA have checked the type
+
+
+def _metadata_names(text: str) -> dict[int, str]:
+    return check_names(parse_literal("names", text), "onnx metadata")
+
+
+def _metadata_size(text: str) -> tuple[int, int]:
+    value = parse_literal("imgsz", text)
+    sides = [value, value] if isinstance(value, int) else value
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(isinstance(v, int) and v > 0 for v in sides):
+        raise CardError(f"onnx metadata imgsz = {text!r} is no size", remedy="add imgsz: [height, width] to the card")
+    return sides[0], sides[1]
+
+
+def _metadata_stride(text: str) -> int:
+    value = parse_literal("stride", text)
+    if not isinstance(value, int) or value < 1:
+        raise CardError(f"onnx metadata stride = {text!r} is not a number", remedy="add stride: 32 to the card")
+    return value
+
+
+METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "names": ("names", _metadata_names),
+    "imgsz": ("imgsz", _metadata_size),
+    "stride": ("stride", _metadata_stride),
+    "task": ("task", str),
+    "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
+}
+"""Card key -> the key that exporters write into the ONNX, and how its text is read (None: it does not say)."""
+
+
+def read_card(model: Path) -> Card:
+    """Read what a model is from its ONNX metadata and shapes, and from the card beside it (model.yaml), which wins.
+
+    Raises:
+        ModelError: no such file, not ONNX, truncated, or external data outside its folder.
+        CardError: something is unknown; the message names the key to add to the YAML card.
+    """
+    model = Path(model)
+    onnx_facts = read_onnx(model)
+    card_path = model.with_suffix(".yaml")
+    card = read_card_file(card_path)
+    facts = _Facts(card, card_path.name, onnx_facts.metadata)
+    try:
+        return _assemble(model, onnx_facts, facts)
+    except CardError as error:
+        error.message = f"{model.name}: {error.message}"
+        error.remedy = f"{error.remedy} ({card_path})" if error.remedy else None
+        raise
+    except UsageError as error:  # Preprocess checks the ranges of its own fields
+        raise CardError(f"{model.name}: {error.message}", remedy=f"correct it in {card_path}") from error
+
+
+def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
+    image = _image_input(onnx_facts)
+    task = facts.get("task", "detect", "default: detect")
+    if task != "detect":
+        raise CardError(f"task {task!r} is not supported", remedy="use a detection model (task: detect)")
+
+    height, width = _input_size(image, facts)
+    names = facts.stated("names")
+    layout = layouts.resolve(
+        onnx_facts.outputs,
+        size=(height, width),
+        class_count=None if names is None else len(names),
+        layout=facts.stated("layout"),
+        wanted=facts.stated("outputs"),
+        activation=facts.stated("activation"),
+        box_units=facts.stated("box_units"),
+    )
+    facts.origin = {**layout.origin, **facts.origin}
+    if names is None:
+        names = {number: str(number) for number in range(layout.class_count or 0)}
+        facts.origin["names"] = "not stated: class numbers"
+
+    default = f"default of layout {layout.name}"
+    dynamic_size = image.shape[2] is None and image.shape[3] is None
+    fit: Fit = facts.get("fit", "stretch" if layout.name == "detr" else "letterbox", default)
+    uint8 = image.dtype == "uint8"
+    preprocess = Preprocess(
+        width=width,
+        height=height,
+        fit=fit,
+        rectangular=facts.get("rect", dynamic_size and fit == "letterbox", "yes where height and width are free"),
+        stride=facts.get("stride", 32, default),
+        interpolation=facts.get("interpolation", "linear", default),
+        pad_value=facts.get("pad_value", 114.0, default),
+        mean=facts.get("mean", (0.0, 0.0, 0.0), default),
+        std=facts.get("std", (1.0,) * 3 if uint8 else (255.0,) * 3, "default of uint8 input" if uint8 else default),
+        channel_order=facts.get("channel_order", "rgb", default),
+    )
+    if preprocess.rectangular and not dynamic_size:
+        raise CardError(f"rect: true, but the input is fixed at {width}x{height}", remedy="remove rect from the card")
+    batch = image.shape[0]
+    return Card(
+        path=model,
+        preprocess=preprocess,
+        layout=layout.name,
+        names=names,
+        input_name=image.name,
+        outputs=layout.outputs,
+        dynamic_size=dynamic_size,
+        dynamic_batch=batch is None,
+        batch=batch or 1,
+        task=task,
+        origin={"input": "onnx input shape", "batch": "onnx input shape", **facts.origin},
+        output_indices=layout.indices,
+        activation=layout.activation,
+        box_units=layout.box_units,
+        input_dtype=image.dtype,
+    )
+
+
+def _image_input(facts: OnnxFacts) -> TensorFacts:
+    """The one input, (b, 3, h, w)."""
+    listed = ", ".join(map(str, facts.inputs)) or "none"
+    if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
+        raise CardError(
+            f"the model wants the picture's size as a second input: {listed}",
+            remedy="export it without its post-processor (outputs boxes and logits); framefuse does that part",
+        )
+    if len(facts.inputs) != 1:
+        raise ModelError(
+            f"{facts.path.name} has {len(facts.inputs)} inputs, expected one picture: {listed}",
+            remedy="export the model with a single image input (batch, 3, height, width)",
+        )
+    image = facts.inputs[0]
+    if len(image.shape) != 4 or image.shape[1] != 3:
+        raise ModelError(
+            f"input {image} of {facts.path.name} is not (batch, 3, height, width)",
+            remedy="export the model for RGB pictures in NCHW order",
+        )
+    if image.dtype not in INPUT_DTYPES:
+        raise ModelError(
+            f"input {image} of {facts.path.name} is {image.dtype}, expected one of {', '.join(INPUT_DTYPES)}",
+            remedy="export the model with a float32 input",
+        )
+    return image
+
+
+def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
+    """Height and width: the fixed ones of the ONNX, else those stated."""
+    fixed = image.shape[2:]
+    stated = facts.stated("imgsz")
+    if stated is None:
+        if None in fixed:
+            raise CardError(
+                f"input {image} has a free size and nothing states the size it was trained at",
+                remedy="add imgsz: 640 (or imgsz: [height, width]) to the card",
+            )
+        facts.origin["imgsz"] = "onnx input shape"
+        return int(fixed[0] or 0), int(fixed[1] or 0)
+    for axis, known, wanted in zip(("height", "width"), fixed, stated, strict=True):
+        if known is not None and known != wanted:
+            raise CardError(
+                f"imgsz {list(stated)} says {axis} {wanted}, but the model's input is fixed at {known}",
+                remedy=f"set imgsz: {[int(v or w) for v, w in zip(fixed, stated, strict=True)]} in the card",
+            )
+    return stated[0], stated[1]
+
+
+__all__ = ["Activation", "BoxUnits", "Card", "OutputLayout", "read_card"]

@@ -1,0 +1,139 @@
+"""The YAML card beside a model (model.yaml for model.onnx): the keys a user may state, and their checks."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+
+from framefuse.errors import CardError
+from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
+from framefuse.preprocess import Fit, Interpolation
+
+Levels = tuple[float, float, float]
+
+
+def _size(value: Any) -> Any:
+    return (value, value) if isinstance(value, int) else value
+
+
+class CardFile(BaseModel):
+    """Every key of a card. A key that is left out is read from the ONNX, or has the default of the output layout."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str | None = Field(None, description="detect")
+    layout: OutputLayout | None = Field(None, description="what the outputs mean")
+    outputs: list[str] | None = Field(None, description="names of the outputs to read, in the order of the layout")
+    activation: Activation | None = Field(None, description="what turns the model's scores into 0..1 (detr)")
+    box_units: BoxUnits | None = Field(None, description="relative: boxes are 0..1 of the model input; or pixels of it")
+    names: list[str] | dict[int, str] | str | None = Field(
+        None, description="class names: a list, a mapping from 0, or the path of a file with one name a line"
+    )
+    imgsz: Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_size)] | None = Field(
+        None, description="input size, one number or [height, width]"
+    )
+    stride: PositiveInt | None = Field(None, description="input sides are multiples of it")
+    rect: bool | None = Field(None, description="shrink the padded side to the next multiple of the stride")
+    fit: Fit | None = Field(None, description="how a picture is brought to the input size")
+    interpolation: Interpolation | None = Field(None, description="how it is resized")
+    pad_value: float | None = Field(None, ge=0, le=255, description="grey level 0..255 of the padding")
+    mean: Levels | None = Field(None, description="subtracted from each channel, grey levels 0..255")
+    std: Levels | None = Field(None, description="divides each channel, grey levels 0..255")
+    channel_order: Literal["rgb", "bgr"] | None = Field(None, description="rgb or bgr")
+
+
+def read_card_file(path: Path) -> CardFile:
+    """The card at `path`; an empty one where there is no such file.
+
+    Raises:
+        CardError: not YAML, an unknown key (with the nearest valid one), or a wrong value.
+    """
+    if not path.exists():
+        return CardFile.model_validate({})
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CardError(f"card {path} cannot be read: {error}", remedy="write it as `key: value` lines") from error
+    if content is None:
+        return CardFile.model_validate({})
+    if not isinstance(content, dict):
+        raise CardError(f"card {path} is a {type(content).__name__}, not a mapping", remedy="write `key: value` lines")
+    for key in content:
+        if key not in CardFile.model_fields:
+            near = difflib.get_close_matches(str(key), CardFile.model_fields, 1, 0)[0]
+            raise CardError(
+                f"card {path} has an unknown key {key!r}",
+                remedy=f"did you mean {near!r}? Valid keys: {', '.join(CardFile.model_fields)}",
+            )
+    try:
+        card = CardFile(**content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = str(problem["loc"][0])
+        raise CardError(
+            f"card {path}: {key} = {content[key]!r}: {problem['msg']}",
+            remedy=f"{key}: {CardFile.model_fields[key].description}",
+        ) from error
+    if card.std is not None and any(0 < value < 1 for value in card.std):
+        raise CardError(
+            f"card {path}: std = {list(card.std)} looks like fractions of 1",
+            remedy="give mean and std in grey levels 0..255 (multiply both by 255)",
+        )
+    names = _names_from_file(path.parent / card.names) if isinstance(card.names, str) else card.names
+    return card if names is None else card.model_copy(update={"names": check_names(names, f"card {path.name}")})
+
+
+def _names_from_file(path: Path) -> Any:
+    """Class names from a text file, one a line, or from the key `names` of a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix not in (".yaml", ".yml"):
+            return text.splitlines()
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CardError(f"class names {path} cannot be read: {error}", remedy="correct the key names") from error
+    return content.get("names") if isinstance(content, dict) else content
+
+
+def check_names(names: Any, where: str) -> dict[int, str]:
+    """Class names by class number 0..nc-1, from a list or a mapping.
+
+    Raises:
+        CardError: something else, or numbers that do not run from 0.
+    """
+    if isinstance(names, list | tuple):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict) or not names:
+        raise CardError(f"names in {where} are {names!r}", remedy="add names: [first, second, ...] to the card")
+    try:
+        numbered = {int(key): str(name) for key, name in names.items()}
+    except ValueError as error:
+        raise CardError(
+            f"names in {where} have a key that is no class number: {error}", remedy="write names: {0: first, 1: second}"
+        ) from error
+    if sorted(numbered) != list(range(len(names))):
+        raise CardError(
+            f"names in {where} have the class numbers {sorted(numbered)[:10]}..., expected 0..{len(names) - 1}",
+            remedy="name every class of the model, from 0",
+        )
+    return dict(sorted(numbered.items()))
+
+
+def parse_literal(key: str, text: str) -> Any:
+    """A metadata value, written by exporters as JSON or as a Python literal."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise CardError(
+            f"onnx metadata {key} = {text[:80]!r} cannot be read", remedy=f"add {key} to the card"
+        ) from error

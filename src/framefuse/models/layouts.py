@@ -1,0 +1,178 @@
+"""Which output layout a model has, inferred from its output shapes and its number of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from framefuse.errors import CardError
+from framefuse.models.onnx_file import TensorFacts
+
+OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr"]
+Activation = Literal["none", "sigmoid", "softmax"]
+BoxUnits = Literal["pixels", "relative"]
+
+QUERIES = 1000
+"""Models that choose their boxes themselves (end2end, detr) put out at most this many; anchors are more."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A layout, the outputs it reads, and how."""
+
+    name: OutputLayout
+    outputs: tuple[str, ...]
+    indices: tuple[int, ...]
+    class_count: int | None
+    """As the shapes say; None where they do not."""
+    activation: Activation = "none"
+    box_units: BoxUnits = "pixels"
+    origin: dict[str, str] = field(default_factory=dict)
+
+
+def resolve(
+    outputs: Sequence[TensorFacts],
+    *,
+    size: tuple[int, int],
+    class_count: int | None,
+    layout: OutputLayout | None = None,
+    wanted: Sequence[str] | None = None,
+    activation: Activation | None = None,
+    box_units: BoxUnits | None = None,
+) -> Resolved:
+    """Decide the layout; what is given (not None) is checked against the shapes and never overridden.
+
+    Args:
+        outputs: all outputs of the ONNX, in its order.
+        size: height and width of the model input, for the number of anchors.
+        class_count: number of class names, where they are known.
+        wanted: names of the outputs to read, in the order of the layout.
+
+    Raises:
+        CardError: unknown, ambiguous or contradicting; the message names the key to add.
+    """
+    listed = "; ".join(map(str, outputs))
+    by_name = {tensor.name: tensor for tensor in outputs}
+    if missing := [name for name in wanted or () if name not in by_name]:
+        raise CardError(f"outputs {missing} do not exist; the model has {listed}", remedy="correct outputs in the card")
+    chosen = [by_name[name] for name in wanted] if wanted else list(outputs)
+    if len(chosen) == 1:
+        name, count, why = _single(chosen[0], size, class_count, layout)
+    else:
+        ordered = _detr_order(chosen, keep=wanted is not None)
+        if ordered is None or layout not in (None, "detr"):
+            raise CardError(
+                f"it is not clear which outputs hold the detections: {listed}",
+                remedy="add outputs: [name, ...] (and layout: yolov5, yolov8, end2end or detr) to the card",
+            )
+        chosen, name = ordered, "detr"
+        count, why = _detr_count(chosen, activation), f"onnx output shapes {'; '.join(map(str, chosen))}"
+        if len(chosen) == 3 and box_units is None:
+            raise CardError(
+                f"the units of output {chosen[1]} are not stated",
+                remedy="add box_units: relative (0..1 of the model input) or box_units: pixels (of it) to the card",
+            )
+    if class_count is not None and count is not None and count != class_count:
+        raise CardError(
+            f"{class_count} class names are given, but the outputs have {count} classes ({name}: {listed})",
+            remedy="correct names in the card"
+            + ("; if the last class means no object, add activation: softmax" if count == class_count + 1 else ""),
+        )
+    index = {tensor.name: number for number, tensor in enumerate(outputs)}
+    return Resolved(
+        name,
+        tuple(tensor.name for tensor in chosen),
+        tuple(index[tensor.name] for tensor in chosen),
+        count,
+        activation or ("sigmoid" if len(chosen) == 2 else "none"),
+        box_units or ("relative" if name == "detr" else "pixels"),
+        {"layout": why, "outputs": why, **dict.fromkeys(("activation", "box_units"), f"default of layout {name}")},
+    )
+
+
+def _single(
+    tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None
+) -> tuple[OutputLayout, int | None, str]:
+    """Layout and number of classes of a model with one output (b, rows, columns), and the reason."""
+    shape = tensor.shape
+    if layout is not None and not shape:
+        return layout, None, "only output"
+    if len(shape) != 3:
+        raise CardError(
+            f"output {tensor} is in no known layout",
+            remedy="framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
+        )
+    if layout is not None:
+        counts = {"yolov8": _minus(shape[1], 4), "yolov5": _minus(shape[2], 5), "detr": _minus(shape[2], 4)}
+        count = counts.get(layout)
+        if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6, None)):
+            raise CardError(f"output {tensor} does not fit layout {layout}", remedy="correct layout in the card")
+        return layout, count, "only output"
+    found = _candidates(shape, size)
+    fitting = {name: n for name, n in found.items() if class_count is None or n is None or n == class_count}
+    # One candidate that contradicts the names is a wrong class list, and is reported as that.
+    if len(fitting or found) != 1:
+        names = "no class names" if class_count is None else f"{class_count} class names"
+        could = " or ".join(fitting or found) or "no known layout"
+        raise CardError(
+            f"output {tensor} with {names} is {could}",
+            remedy="add layout: yolov5, yolov8, end2end or detr" + (" and names" if class_count is None else ""),
+        )
+    ((name, count),) = (fitting or found).items()
+    return name, count, f"onnx output shape {tensor}" + (f" and {class_count} names" if class_count else "")
+
+
+def _minus(size: int | None, fixed: int) -> int | None:
+    return None if size is None else size - fixed
+
+
+def _candidates(shape: tuple[int | None, ...], size: tuple[int, int]) -> dict[OutputLayout, int | None]:
+    """Layouts that an output (b, rows, columns) may have by its shape, with the number of classes each implies."""
+    _, rows, columns = shape
+    cells = [sum((size[0] // s) * (size[1] // s) for s in strides) for strides in ((8, 16, 32), (8, 16, 32, 64))]
+    found: dict[OutputLayout, int | None] = {}
+    if rows is not None and rows > 4 and (columns is None or columns > rows or columns in cells):
+        found["yolov8"] = rows - 4
+    if columns is None:
+        return found
+    anchors = rows is None or rows in [3 * n for n in cells]
+    if columns > 5 and (anchors or (rows is not None and rows > QUERIES)):
+        found["yolov5"] = columns - 5
+    if columns == 6 and (rows is None or (rows <= QUERIES and not anchors)):
+        found["end2end"] = None
+    if columns > 4 and columns not in cells and rows is not None and rows <= QUERIES and not anchors:
+        found["detr"] = columns - 4
+    return found
+
+
+def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:
+    """Two outputs as boxes, logits; three as labels, boxes, scores; None where that is not what they are.
+
+    Args:
+        keep: the order was given by the user.
+    """
+    if keep:
+        boxes_at = len(tensors) - 2
+        return list(tensors) if boxes_at in (0, 1) and tensors[boxes_at].shape[2:] in ((4,), (None,), ()) else None
+    boxes = [t for t in tensors if len(t.shape) == 3 and t.shape[2] == 4]
+    if len(boxes) == 2:  # four classes: only the names tell
+        boxes = [t for t in boxes if any(part in t.name.lower() for part in ("box", "dets"))]
+    if len(boxes) != 1:
+        return None
+    rest = [t for t in tensors if t is not boxes[0]]
+    ranks = [len(t.shape) for t in rest]
+    if ranks == [3]:
+        return [boxes[0], *rest]
+    labels = [t for t in rest if "int" in t.dtype or "label" in t.name.lower()]
+    if ranks == [2, 2] and len(labels) == 1:
+        return [labels[0], boxes[0], *(t for t in rest if t is not labels[0])]
+    return None
+
+
+def _detr_count(tensors: Sequence[TensorFacts], activation: Activation | None) -> int | None:
+    """Classes of the logits; softmax models have one more column, for no object."""
+    logits = tensors[1].shape
+    if len(tensors) != 2 or not logits:
+        return None
+    return _minus(logits[-1], int(activation == "softmax"))

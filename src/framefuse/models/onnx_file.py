@@ -1,0 +1,135 @@
+"""What an ONNX file says about itself, read without its weights and without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from framefuse.errors import ModelError
+
+REMEDY = "pass a complete .onnx file"
+
+HEADS = {
+    b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: export it to ONNX first",
+    b"\x80": "a Python pickle, perhaps a PyTorch checkpoint: export it to ONNX first",
+    b"version https://git-lfs": "a git LFS pointer: run `git lfs pull`",
+    b"<": "a web page or XML: download the model itself",
+    b"\x89HDF": "an HDF5 file, perhaps a Keras model: export it to ONNX first",
+}
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Name, type and shape of an input or output; None in a shape is a free axis, an empty shape is not stated."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape) or "shape not stated"
+        return f"{self.name} ({sizes}) {self.dtype}"
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    path: Path
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    metadata: dict[str, str]
+
+
+def read_onnx(path: Path) -> OnnxFacts:
+    """Inputs, outputs and metadata of an ONNX file; its weights are not loaded from external files.
+
+    Raises:
+        ModelError: missing, empty, truncated or not ONNX; external data outside its folder or incomplete.
+    """
+    import onnx
+
+    data = _read(path)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError; its class depends on the protobuf implementation
+        raise ModelError(f"{path} is {_looks_like(data)}", remedy=REMEDY) from error
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=REMEDY)
+    for tensor in _tensors(model.graph):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check_external(path, tensor)
+    weights = {tensor.name for tensor in model.graph.initializer}  # old exporters list these among the inputs
+    return OnnxFacts(
+        path,
+        tuple(_facts(value) for value in model.graph.input if value.name not in weights),
+        tuple(_facts(value) for value in model.graph.output),
+        {entry.key: entry.value for entry in model.metadata_props},
+    )
+
+
+def _read(path: Path) -> bytes:
+    if not path.exists():
+        raise ModelError(f"there is no model {path}", remedy="check the path")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
+    if not data:
+        raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
+    return data
+
+
+def _looks_like(data: bytes) -> str:
+    for head, kind in HEADS.items():
+        if data.startswith(head):
+            return f"not ONNX but {kind}"
+    return f"not ONNX, or truncated ({len(data)} bytes, starting with {data[:8].hex(' ')})"
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Every tensor that may hold external data: initializers and attributes, in sub-graphs too."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _check_external(path: Path, tensor: Any) -> None:
+    """External data must be a complete file inside the model's folder: a model from elsewhere must not read ours."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    written = PureWindowsPath(location)  # splits at both / and \
+    folder = path.resolve().parent
+    target = (folder / location).resolve()
+    if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
+        raise ModelError(
+            f"{path} keeps weights outside its folder: tensor {tensor.name!r} is in {location!r}",
+            remedy="put the model and its external data into one folder, as plain files",
+        )
+    if not target.is_file():
+        raise ModelError(
+            f"{path} keeps tensor {tensor.name!r} in {location!r}, and there is no such file",
+            remedy="copy the external data beside the model",
+        )
+    end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+    size = target.stat().st_size
+    if end > size:
+        raise ModelError(
+            f"{target} is truncated: tensor {tensor.name!r} ends at byte {end}, the file at {size}",
+            remedy="copy the external data again",
+        )
+
+
+def _facts(value: Any) -> TensorFacts:
+    import onnx
+
+    tensor = value.type.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
+    return TensorFacts(value.name, {"float": "float32"}.get(dtype, dtype), shape)

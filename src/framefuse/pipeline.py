@@ -1,0 +1,325 @@
+"""Pipeline: a source and a model in, one Result a frame out.
+
+    decode(source) | infer(frames) | write(results)
+
+Each of the three is a passive generator; `Threaded` runs it ahead of the next one. There are no other threads here: the
+decoder, the engine and the encoder bring their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic, perf_counter, thread_time
+from types import TracebackType
+from typing import Any
+
+from framefuse.batching import Batcher
+from framefuse.channel import EMPTY, Threaded
+from framefuse.choices import choose_batch, choose_engine, choose_preprocess
+from framefuse.config import Settings, settings_from
+from framefuse.engines import Engine, EngineOptions, open_engine
+from framefuse.errors import UsageError
+from framefuse.frame import Frame
+from framefuse.machine import available_cores
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.prediction import Result
+from framefuse.profiling import Recorder, StageClock, thread_named
+from framefuse.program import Done, HostProgram, Program, Selection
+from framefuse.report import ModelFacts, Report, build_report
+from framefuse.sinks import Sink, open_sink
+from framefuse.sinks.run_folder import make_run_folder
+from framefuse.sinks.sink_set import SinkSet
+from framefuse.sources import Source, SourceInfo, SourceOptions, is_camera, open_source
+
+SinkFactory = Callable[[], Sink]
+
+POLL_SECONDS = 0.002
+"""While the engine is busy and no frame waits, how soon a new frame is noticed."""
+
+
+def decode(source: Source) -> Iterator[Frame]:
+    """Frames of a source, stamped with the time at which they were there."""
+    for frame in source:
+        yield frame if frame.arrival is not None else replace(frame, arrival=monotonic())
+
+
+def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[Done]:
+    """Frames through the program, in batches; what is in flight is finished even if the source fails."""
+    try:
+        while True:
+            frame = frames.get(_patience(program, batcher))
+            if frame is None:
+                break
+            now = monotonic()
+            if frame is EMPTY:
+                batches = batcher.due(now)
+                if not batches:
+                    yield from program.finish(timeout=POLL_SECONDS)
+            else:
+                batches = batcher.add(frame, shape=program.input_size(frame), source=frame.source_id, now=now)
+            for batch in batches:
+                yield from program.submit(batch)
+    except Exception:
+        yield from program.drain()
+        raise
+    for batch in batcher.flush():
+        yield from program.submit(batch)
+    yield from program.drain()
+
+
+def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
+    """Seconds to wait for the next frame before there is something else to do; None: there is nothing else."""
+    if program.in_flight:
+        return 0.0
+    return None if batcher.deadline is None else max(0.0, batcher.deadline - monotonic())
+
+
+def write(
+    results: Iterable[Done],
+    rung: str,
+    sinks: SinkSet | None,
+    info_of: Callable[[str], SourceInfo],
+    clock: StageClock | None,
+) -> Iterator[Result]:
+    """Results through the sinks, which are completed whatever happens."""
+    try:
+        for done in results:
+            result = Result(done.info, done.detections, rung, done.timings, done.arrival)
+            if sinks is not None and clock is not None:
+                started, cpu_started = perf_counter(), thread_time()
+                sinks.write(result, done.frame, info_of(done.info.source_id))
+                clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+            yield result
+    finally:
+        if sinks is not None:
+            sinks.close()
+
+
+class Pipeline:
+    """Detect objects in everything a source shows.
+
+        for result in Pipeline("video.mp4", "yolov8n.onnx", conf=0.4):
+            print(result.frame.seconds, result.detections.xyxy)
+
+    The source, the model and the engine are opened here, so that what is wrong with them is raised here; nothing runs
+    before the first result is asked for. A Pipeline runs once. Leaving the loop early closes everything in flight.
+
+    Args:
+        source: anything `open_source` takes; a list of cameras and addresses is read side by side.
+        model: path of an ONNX file, or the name of a shipped model.
+        settings: all options as one object; `options` then change single fields of it.
+        sinks: makers of sinks, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), beside those
+            that the save_* options make.
+        engine: name of an engine, or one that is already open.
+        options: fields of `Settings`, and `preset`.
+
+    Attributes:
+        report: what was measured and decided, as known now; final once the run has ended.
+        folder: where the sinks write; None while, or because, none of them does.
+
+    Raises:
+        UsageError, CapabilityError, SourceError, ModelError, EngineError, SinkError: see errors.py.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        model: str | Path = "squares",
+        *,
+        settings: Settings | None = None,
+        sinks: Sequence[SinkFactory] = (),
+        engine: str | Engine = "auto",
+        **options: Any,
+    ) -> None:
+        if isinstance(engine, str):
+            options["engine"] = engine if engine != "auto" or settings is None else settings.engine
+        self.settings = settings = settings_from(options, base=settings)
+        self.folder: Path | None = None
+        self._recorder = Recorder()
+        self._last: Threaded[Any] | None = None
+        self._sink_set: SinkSet | None = None
+        self._counts: Counter[str] = Counter()
+        self._error: BaseException | None = None
+        engine_name, engine_reason = choose_engine(settings)
+        self.card = read_card(find_model(model))
+        preprocess, size_reason = choose_preprocess(self.card, settings)
+        batch = choose_batch(self.card, settings)
+        with ExitStack() as opened:
+            self.sources = _open_sources(source, settings)
+            for item in self.sources:
+                opened.callback(item.close)
+            if isinstance(engine, str):
+                with thread_named("ff-engine"):
+                    engine = open_engine(engine_name, self.card.path, _engine_options(settings))
+            opened.pop_all()
+        self.engine = engine
+        self._choices = [engine_reason, *engine.reasons, size_reason]
+        self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
+        self._make_sinks = partial(_sinks_for, settings, sinks)
+        self._program = HostProgram(
+            engine,
+            self.card,
+            preprocess,
+            Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
+            batch=batch,
+            slots=settings.slots,
+            keep_frames=any(sink.needs_frame for sink in self._make_sinks(self.sources[0].info)),
+            recorder=self._recorder,
+        )
+
+    def __iter__(self) -> Iterator[Result]:
+        if self._last is not None:
+            raise UsageError("this Pipeline has already run", remedy="make a new one for each run")
+        results = self._start()
+        try:
+            for result in results:
+                self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
+                self._counts.update(map(result.detections.name, result.detections.class_id.tolist()))
+                yield result
+        except BaseException as error:
+            self._error = None if isinstance(error, GeneratorExit) else error
+            raise
+        finally:
+            self._recorder.stop()
+            self.close()
+            if self.folder is not None:
+                self.report.save(self.folder)
+
+    def run(self) -> Report:
+        """Run to the end, keeping no results; what the sinks and callbacks got is all there is."""
+        for _ in self:
+            pass
+        return self.report
+
+    def close(self) -> None:
+        """Stop now: cancel what waits, complete what is written, free the engine. Any thread, any number of times."""
+        if self._last is not None:
+            self._last.close()
+        self._close_sources()
+        self._program.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def report(self) -> Report:
+        sinks = self._sink_set
+        width, height = self._program.largest_input
+        return build_report(
+            self._recorder.snapshot(),
+            sources=[info for source in self.sources for info in (source.info.parts.values() or [source.info])],
+            model=ModelFacts(
+                self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
+            ),
+            choices=self._choices,
+            detections=self._counts,
+            outputs=sinks.paths if sinks else (),
+            warnings=sinks.notes if sinks else (),
+            error=self._error,
+        )
+
+    def _start(self) -> Iterator[Result]:
+        """Put a thread and a bounded channel between the stages."""
+        settings, recorder = self.settings, self._recorder
+        live = self.sources[0].info.live
+        if self._make_sinks(self.sources[0].info):
+            if _writes(settings):
+                self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+            self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names)
+        recorder.start()
+        recorder.stage("inference", parallel=self.engine.streams)
+        frames = self._last = Threaded(
+            [decode(source) for source in self.sources],
+            name="decode",
+            cancel=self._close_sources,
+            capacity=1 if live else settings.queue,
+            policy="latest" if live else "block",
+            too_old=self._too_old if live else None,
+            on_drop=self._count_drop,
+            clock=recorder.stage("decode", parallel=settings.decode_threads),
+        )
+        found = self._last = Threaded(
+            [infer(frames, self._program, self._batcher)], name="program", cancel=frames.close, capacity=settings.queue
+        )
+        rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
+        if self._sink_set is None:
+            return write(found, rung, None, self._info_of, None)
+        clock = recorder.stage("sinks", parallel=available_cores())
+        written = write(found, rung, self._sink_set, self._info_of, clock)
+        self._last = Threaded([written], name="sinks", cancel=found.close, capacity=settings.queue)
+        return iter(self._last)
+
+    def _close_sources(self) -> None:
+        for source in self.sources:
+            source.close()
+
+    def _info_of(self, source_id: str) -> SourceInfo:
+        """Facts of the source that a frame is from."""
+        for source in self.sources:
+            if source_id in source.info.parts:
+                return source.info.parts[source_id]
+            if source.info.uri == source_id:
+                return source.info
+        return self.sources[0].info
+
+    def _too_old(self, frame: Frame) -> bool:
+        return frame.arrival is not None and monotonic() - frame.arrival > self.settings.max_age
+
+    def _count_drop(self, frame: Frame, cause: str) -> None:
+        drops = self._info_of(frame.source_id).drops
+        drops[cause] = drops.get(cause, 0) + 1
+
+
+def _open_sources(source: Any, settings: Settings) -> list[Source]:
+    """One source, or one for each of a list of cameras and addresses."""
+    options = SourceOptions(
+        vid_stride=settings.vid_stride,
+        start=settings.start,
+        end=settings.end,
+        decode_threads=settings.decode_threads,
+        low_latency=settings.low_latency,
+        max_age=settings.max_age,
+        timeout=settings.timeout,
+        reconnect=settings.reconnect,
+    )
+    several = isinstance(source, (list, tuple)) and len(source) > 1
+    if not (several and all(is_camera(item) or "://" in str(item) for item in source)):
+        return [open_source(source, options)]
+    with ExitStack() as opened:
+        sources = []
+        for item in source:
+            sources.append(open_source(item, options))
+            opened.callback(sources[-1].close)
+        opened.pop_all()
+    return sources
+
+
+def _engine_options(settings: Settings) -> EngineOptions:
+    return EngineOptions("cpu", settings.precision, settings.streams, settings.threads, settings.workspace_mb)
+
+
+def _writes(settings: Settings) -> bool:
+    return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
+
+
+def _sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
+    """New sinks of one source."""
+    names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
+    sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save:
+        if info.kind in ("images", "array"):
+            sinks.append(open_sink("images"))
+        else:
+            sinks.append(open_sink("video", encoder=settings.encoder, crf=settings.crf, preset=settings.encode_preset))
+    return [*sinks, *(make() for make in factories)]

@@ -1,0 +1,105 @@
+"""Preprocess: what a model means by its input, where a frame's pixels land in it, and the one call that puts them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse import kernels
+from framefuse.errors import UsageError
+from framefuse.frame import Frame
+
+Fit = Literal["letterbox", "stretch", "crop"]
+Interpolation = Literal["nearest", "linear"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a picture lies in the model input: model pixel = source pixel * scale + offset (pixel edges, not centres)."""
+
+    source: tuple[int, int]
+    """Width and height of the shown picture."""
+    size: tuple[int, int]
+    """Width and height of the model input."""
+    content: tuple[int, int, int, int]
+    """left, top, width, height of the resized picture in the model input; it may reach beyond the input when cropping."""
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Model pixels per source pixel, in x and in y."""
+        return self.content[2] / self.source[0], self.content[3] / self.source[1]
+
+    def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
+        """Boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the picture."""
+        left, top, _, _ = self.content
+        scale_x, scale_y = self.scale
+        offset = np.array((left, top, left, top), np.float32)
+        inverse = np.array((1 / scale_x, 1 / scale_y) * 2, np.float32)
+        return np.clip((boxes - offset) * inverse, 0, np.array(self.source * 2, np.float32))
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How the model's training framework turned a picture into the model's input. It comes from the model's card.
+
+    output = (resized RGB in 0..255 - mean) / std, padded with `pad_value` (0..255, normalised the same way).
+    """
+
+    width: int = 640
+    height: int = 640
+    fit: Fit = "letterbox"
+    """letterbox: scale to fit, centre, pad. stretch: scale each axis alone. crop: scale to cover, cut the rest off."""
+    rectangular: bool = False
+    """Letterbox only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
+    stride: int = 32
+    interpolation: Interpolation = "linear"
+    pad_value: float = 114.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Per output channel, in grey levels 0..255."""
+    std: tuple[float, float, float] = (255.0, 255.0, 255.0)
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.height) < 1 or max(self.width, self.height) > 16384:
+            raise UsageError(f"model input size {self.width}x{self.height} is not between 1 and 16384")
+        if 0.0 in self.std:
+            raise UsageError(f"std {self.std} has a zero")
+
+    def sized(self, width: int, height: int) -> Preprocess:
+        return replace(self, width=width, height=height)
+
+    def place(self, width: int, height: int) -> Placement:
+        """Where a shown picture of width x height pixels lands.
+
+        Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes to the
+        right and to the bottom; with `rectangular`, padding is what remains modulo the stride.
+        """
+        if self.fit == "stretch":
+            return Placement((width, height), (self.width, self.height), (0, 0, self.width, self.height))
+        ratios = self.width / width, self.height / height
+        ratio = min(ratios) if self.fit == "letterbox" else max(ratios)
+        content_width, content_height = max(1, round(width * ratio)), max(1, round(height * ratio))
+        pad_x, pad_y = self.width - content_width, self.height - content_height
+        if self.fit == "letterbox" and self.rectangular:
+            pad_x, pad_y = pad_x % self.stride, pad_y % self.stride
+        left, top = round(pad_x / 2 - 0.1), round(pad_y / 2 - 0.1)
+        size = (content_width + pad_x, content_height + pad_y)
+        return Placement((width, height), size, (left, top, content_width, content_height))
+
+    def __call__(self, frame: Frame, out: NDArray[Any], placement: Placement | None = None) -> Placement:
+        """Fill `out` (3, height, width) from the frame's own planes in one pass; returns where the picture landed."""
+        placement = placement or self.place(frame.width, frame.height)
+        kernels.preprocess(
+            frame,
+            out,
+            content=placement.content,
+            interpolation=self.interpolation,
+            pad_value=self.pad_value,
+            mean=self.mean,
+            std=self.std,
+            channel_order=self.channel_order,
+        )
+        return placement

@@ -1,0 +1,469 @@
+"""Profiling: what each stage costs, cheaply enough to be always on (under 1 us a record, memory that does not grow).
+
+Title: whose CPU time is it?
+    Wall time of a stage says little on a busy machine, so CPU time is recorded too. It comes from two places.
+    1. A stage measures its own thread with `time.thread_time()` and hands that to `StageClock.add(cpu=...)`.
+    2. Libraries work in threads of their own. On Linux a new thread inherits the name of the thread that created it, so
+       the pipeline names its threads (`name_thread`, `thread_named`) and the kernel's per-thread counters
+       (/proc/self/task/*/schedstat) are added up by name. Checked with PyAV 18, OpenVINO 2026.4 and ONNX Runtime 1.31:
+           av:<codec>:df<n>   FFmpeg renames its frame decoding threads            -> decode
+           ff-decode          FFmpeg's slice threads, started by the decode thread -> decode
+           ff-engine          OpenVINO's stream and TBB threads and ONNX Runtime's pool, started while the engine was
+                              compiled; pools started by the first run bear the program thread's name -> inference
+           ff-<sink>          x264's and FFmpeg's encoder threads, started by the thread that opened or first used them
+    Process CPU time that neither explains (queues, the interpreter, the reader's own loop, what a thread did between
+    the last sample and its end) is reported as "other". Elsewhere than on Linux a stage's CPU time is None, not a guess.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import log
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+_COMM_LENGTH = 15
+
+
+def name_thread(name: str) -> str | None:
+    """Name the calling thread, for profilers and for `cpu_by_thread_name`; threads that it creates inherit the name.
+
+    Args:
+        name: cut to 15 bytes, as Linux does.
+
+    Returns:
+        the name it had before, or None where threads cannot be named (anything but Linux): nothing is changed then.
+    """
+    comm = Path("/proc/thread-self/comm")
+    try:
+        before = comm.read_text().rstrip("\n")
+        comm.write_text(name[:_COMM_LENGTH])
+    except OSError:
+        return None
+    return before
+
+
+@contextmanager
+def thread_named(name: str) -> Iterator[None]:
+    """Name the calling thread for the length of a block, so that the threads started inside are known by that name."""
+    before = name_thread(name)
+    try:
+        yield
+    finally:
+        if before is not None:
+            name_thread(before)
+
+
+def cpu_by_thread_name() -> dict[str, float] | None:
+    """CPU seconds of the threads alive now, added up by name; None where the system does not tell (not Linux)."""
+    tasks = _read_tasks()
+    if tasks is None:
+        return None
+    seconds: dict[str, float] = {}
+    for name, used in tasks.values():
+        seconds[name] = seconds.get(name, 0.0) + used
+    return seconds
+
+
+def _read_tasks() -> dict[int, tuple[str, float]] | None:
+    """Thread id -> (name, CPU seconds)."""
+    try:
+        ids = os.listdir(_TASKS)
+    except OSError:
+        return None
+    tasks = {}
+    for task in ids:
+        try:
+            with open(f"{_TASKS}/{task}/comm") as file:
+                name = file.read().rstrip("\n")
+            tasks[int(task)] = name, _task_seconds(task)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+    return tasks
+
+
+def _task_seconds(task: str) -> float:
+    try:
+        with open(f"{_TASKS}/{task}/schedstat") as file:
+            return int(file.read().split()[0]) * 1e-9
+    except FileNotFoundError:
+        # A kernel without scheduler statistics counts in ticks, usually of 10 ms.
+        with open(f"{_TASKS}/{task}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class HelperCpu:
+    """CPU seconds of the threads that Python did not start, by name, since construction.
+
+    A thread is lost when it ends; `sample` often enough, and only its last stretch is.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[str, float]] = {}
+        self._sums: dict[str, float] = {}
+        self.known = _read_tasks() is not None
+        self.sample()
+        self._sums.clear()
+
+    def sample(self) -> None:
+        python = {
+            thread.native_id
+            for thread in threading.enumerate()
+            # A library's thread that once called into Python shows up as a dummy.
+            if not isinstance(thread, threading._DummyThread)
+        }
+        now = {task: row for task, row in (_read_tasks() or {}).items() if task not in python}
+        for task, (name, seconds) in now.items():
+            before = self._last.get(task, ("", 0.0))[1]
+            # Less than before: the number was given to a new thread.
+            self._sums[name] = self._sums.get(name, 0.0) + (seconds - before if seconds >= before else seconds)
+        self._last = now
+
+    def seconds(self, prefixes: tuple[str, ...]) -> float:
+        return sum(used for name, used in self._sums.items() if name.startswith(prefixes))
+
+
+class Histogram:
+    """Seconds in buckets whose bounds grow by 2 %, so a percentile is within 1 %; count, total, low, high are exact."""
+
+    _LOWEST = 1e-7
+    _PER_UNIT = 1 / log(1.02)
+    _BUCKETS = 1200  # up to 2,000 seconds
+
+    def __init__(self) -> None:
+        self._counts = [0] * self._BUCKETS
+        self.count = 0
+        self.total = 0.0
+        self.low = float("inf")
+        self.high = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Count `value` seconds `count` times."""
+        bucket = int(log(value / self._LOWEST) * self._PER_UNIT) if value > self._LOWEST else 0
+        self._counts[bucket if bucket < self._BUCKETS else -1] += count
+        self.count += count
+        self.total += value * count
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
+
+    def _middle(self, bucket: int) -> float:
+        return self._LOWEST * float(1.02 ** (bucket + 0.5))
+
+    def percentile(self, percent: float) -> float:
+        """Seconds below which `percent` % of the values lie; 0 when there are none."""
+        rank, seen = percent / 100 * self.count, 0
+        for bucket, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= rank:
+                return min(max(self._middle(bucket), self.low), self.high)
+        return 0.0
+
+    def bars(self, count: int = 32) -> list[tuple[float, int]]:
+        """(upper bound in seconds, values) of bars of equal width up to the 99.5th percentile; the last has the rest."""
+        top = self.percentile(99.5)
+        if not top:
+            return []
+        bars = [0] * count
+        for bucket, values in enumerate(self._counts):
+            if values:
+                bars[min(int(self._middle(bucket) / top * count), count - 1)] += values
+        return [(top * (number + 1) / count, values) for number, values in enumerate(bars)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution, in milliseconds."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Histogram) -> Spread:
+        if not seconds.count:
+            return cls()
+        values = (
+            seconds.total / seconds.count,
+            *(seconds.percentile(percent) for percent in (50, 95, 99)),
+            seconds.low,
+            seconds.high,
+            seconds.total,
+        )
+        return cls(*(value * 1e3 for value in values))
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """One stage of a run."""
+
+    name: str
+    thread: str
+    """Stages of the same thread take turns, so their times add up."""
+    items: int
+    busy_ms: Spread
+    """Per frame: a batch's time is shared by its frames. Inference: from submit to the end of wait."""
+    wait_in_ms: float = 0.0
+    """Waiting for input, in all. Inference: what the program thread waited for the engine."""
+    wait_out_ms: float = 0.0
+    """Blocked because the next stage was full, in all."""
+    cpu_ms: float | None = None
+    """CPU milliseconds a frame, own thread and helper threads; None: not known on this system."""
+    own_cpu_ms: float = 0.0
+    """The part of it in `thread`, which cannot be spread over cores."""
+    parallel: int = 1
+    """Helper threads among which the rest is spread."""
+    overlapped: bool = False
+    """Several items are busy at the same time, so busy time is latency and says nothing about throughput."""
+
+
+@dataclass(eq=False)
+class StageClock:
+    """Times of one stage. One thread writes it; any thread may read a snapshot."""
+
+    name: str
+    thread: str
+    helpers: tuple[str, ...]
+    """Names (prefixes) of the library threads that work for this stage."""
+    parallel: int = 1
+    overlapped: bool = False
+    busy: Histogram = field(default_factory=Histogram)
+    wait_in: float = 0.0
+    wait_out: float = 0.0
+    cpu: float | None = None
+
+    def add(
+        self, busy: float, *, items: int = 1, wait_in: float = 0.0, wait_out: float = 0.0, cpu: float | None = None
+    ) -> None:
+        """Record one step, in seconds.
+
+        Args:
+            busy: how long the stage worked on `items` frames.
+            items: frames; 0: only the waits and the CPU time are counted.
+            wait_in: waited for input.
+            wait_out: was blocked by a full channel.
+            cpu: CPU time of this thread meanwhile (differences of `time.thread_time()`).
+        """
+        if items:
+            self.busy.add(busy / items, items)
+        self.wait_in += wait_in
+        self.wait_out += wait_out
+        if cpu is not None:
+            self.cpu = (self.cpu or 0.0) + cpu
+
+
+_THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
+_HELPERS = {
+    "decode": ("ff-decode", "av:"),
+    "encode": ("ff-encode", "ff-sinks"),
+    "inference": ("ff-inference", "ff-engine", "ff-program"),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything a Recorder knows at one moment."""
+
+    started: str
+    """ISO 8601, UTC."""
+    finished: str
+    seconds: float
+    frames: int
+    stages: list[StageStats]
+    latency_ms: Spread | None
+    """Per frame, from arrival (live) or the end of decoding to the result."""
+    latency_bars: list[tuple[float, int]]
+    """(upper bound in ms, frames)"""
+    fps_over_time: list[tuple[float, float]]
+    """(second at the end of an interval, frames per second in it)"""
+    cpu_seconds: float
+    machine_idle: float | None
+    """Share of the machine's core time that no program used, 0..1; None: not known on this system."""
+    peak_rss_mb: float | None
+    """Of the process since its start."""
+    minor_faults: int | None
+    """Page faults served without a disk: each frame-sized allocation causes hundreds."""
+
+
+class Recorder:
+    """Collects one run: a clock per stage, a latency per frame, CPU time by thread.
+
+    It runs from its construction, or from `start` when that is called, to `stop` or the moment of the snapshot.
+    """
+
+    _MAX_INTERVALS = 240
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, StageClock] = {}
+        self._lock = threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Forget everything and begin to count: when the engine is loaded and no stage runs yet."""
+        for clock in self._clocks.values():
+            clock.busy, clock.wait_in, clock.wait_out, clock.cpu = Histogram(), 0.0, 0.0, None
+        self._latency = Histogram()
+        self._frames = 0
+        self._interval = 0.25
+        self._counts: list[int] = []
+        self._finished: datetime | None = None
+        self._started = datetime.now(UTC)
+        self._helpers = HelperCpu()
+        self._faults = _usage()[1]
+        self._machine = _machine_ticks()
+        self._cpu = time.process_time()
+        self._begin = self._end = time.perf_counter()
+        self._next_sample = 0.0
+
+    def stage(
+        self,
+        name: str,
+        *,
+        thread: str | None = None,
+        parallel: int | None = None,
+        helpers: tuple[str, ...] | None = None,
+    ) -> StageClock:
+        """The clock of a stage, made on first use; what is given replaces the default.
+
+        Args:
+            thread: which thread it runs in; the default knows decode, preprocess, inference and postprocess, and takes
+                any other stage for a sink, all of which share one thread.
+            parallel: how many threads share its work (decoder threads, engine threads, encoder threads).
+            helpers: name prefixes of the library threads that work for it; default: "ff-<name>".
+        """
+        with self._lock:
+            clock = self._clocks.get(name)
+            if clock is None:
+                default = _HELPERS.get(name, (f"ff-{name}"[:_COMM_LENGTH],))
+                clock = StageClock(name, _THREADS.get(name, "sinks"), default, overlapped=name == "inference")
+                self._clocks[name] = clock
+        clock.thread = thread or clock.thread
+        clock.parallel = parallel or clock.parallel
+        clock.helpers = helpers or clock.helpers
+        return clock
+
+    def frame(self, latency: float | None = None) -> None:
+        """Count a frame whose result is ready.
+
+        Args:
+            latency: seconds since it arrived (live) or was decoded.
+        """
+        elapsed = time.perf_counter() - self._begin
+        self._frames += 1
+        if latency is not None:
+            self._latency.add(latency)
+        interval = int(elapsed / self._interval)
+        while interval >= self._MAX_INTERVALS:
+            pairs = self._counts + [0] * (len(self._counts) % 2)
+            self._counts = [a + b for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+            self._interval *= 2
+            interval = int(elapsed / self._interval)
+        self._counts += [0] * (interval + 1 - len(self._counts))
+        self._counts[interval] += 1
+        if elapsed >= self._next_sample:
+            self.sample()
+            # Often at first, for short runs; what an ended thread takes with it stays below 2 %.
+            self._next_sample = elapsed + min(max(elapsed / 50, 0.05), 2.0)
+
+    def sample(self) -> None:
+        """Read the CPU time of all threads: call it before something that ends threads, such as closing an encoder."""
+        with self._lock:
+            self._helpers.sample()
+
+    def stop(self) -> None:
+        """End of the run; the first call counts."""
+        if self._finished is None:
+            self.sample()
+            self._finished = datetime.now(UTC)
+            self._end = time.perf_counter()
+            self._cpu_end = time.process_time()
+            self._faults_end = _usage()[1]
+            self._machine_end = _machine_ticks()
+
+    def snapshot(self) -> Measurements:
+        """What is known now; during a run too, from any thread."""
+        running = self._finished is None
+        if running:
+            self.sample()
+        finished = datetime.now(UTC) if self._finished is None else self._finished
+        seconds = (time.perf_counter() if running else self._end) - self._begin
+        peak, faults = _usage()
+        faults = faults if running else self._faults_end
+        idle, ticks = (
+            after - before
+            for after, before in zip(_machine_ticks() if running else self._machine_end, self._machine, strict=True)
+        )
+        with self._lock:
+            stages = [self._stats(clock) for clock in self._clocks.values()]
+        ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
+        starts = [0.0, *ends[:-1]]
+        return Measurements(
+            started=self._started.isoformat(timespec="milliseconds"),
+            finished=finished.isoformat(timespec="milliseconds"),
+            seconds=seconds,
+            frames=self._frames,
+            stages=stages,
+            latency_ms=Spread.of(self._latency) if self._latency.count else None,
+            latency_bars=[(bound * 1e3, count) for bound, count in self._latency.bars()],
+            fps_over_time=[
+                (end, count / (end - start))
+                for start, end, count in zip(starts, ends, self._counts, strict=True)
+                if end - start > self._interval / 4
+            ],
+            cpu_seconds=(time.process_time() if running else self._cpu_end) - self._cpu,
+            machine_idle=idle / ticks if ticks else None,
+            peak_rss_mb=peak,
+            minor_faults=None if faults is None or self._faults is None else faults - self._faults,
+        )
+
+    def _stats(self, clock: StageClock) -> StageStats:
+        per_frame = 1e3 / max(self._frames, 1)
+        own = (clock.cpu or 0.0) * per_frame
+        helpers = self._helpers.seconds(clock.helpers) * per_frame
+        known = self._helpers.known and (clock.cpu is not None or helpers > 0)
+        return StageStats(
+            name=clock.name,
+            thread=clock.thread,
+            items=clock.busy.count,
+            busy_ms=Spread.of(clock.busy),
+            wait_in_ms=clock.wait_in * 1e3,
+            wait_out_ms=clock.wait_out * 1e3,
+            cpu_ms=own + helpers if known else None,
+            own_cpu_ms=own,
+            parallel=clock.parallel,
+            overlapped=clock.overlapped,
+        )
+
+
+def _machine_ticks() -> tuple[int, int]:
+    """Idle and all ticks of all cores since boot; zeros where the system does not tell."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+    except OSError:
+        return 0, 0
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def _usage() -> tuple[float | None, int | None]:
+    """Peak resident memory in MB (1e6 bytes) and minor page faults, of this process since its start."""
+    if sys.platform == "win32":
+        return None, None
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    # ru_maxrss is in KiB, on macOS in bytes.
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6, usage.ru_minflt

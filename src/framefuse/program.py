@@ -1,0 +1,217 @@
+"""Program: frames -> slot -> engine -> predictions, on the host. Results leave in the order in which frames came."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter, thread_time
+from typing import Protocol
+
+import numpy as np
+
+from framefuse.engines import Engine, Lane, Slot
+from framefuse.frame import Frame
+from framefuse.models.card import Card
+from framefuse.postprocess import postprocess
+from framefuse.prediction import Detections, FrameInfo, Predictions
+from framefuse.preprocess import Placement, Preprocess
+from framefuse.profiling import Recorder
+
+MAX_LANES = 4
+"""Input shapes kept ready at the same time; the one unused for longest gives way."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which detections are kept."""
+
+    conf: float = 0.25
+    iou: float = 0.7
+    max_det: int = 300
+    classes: Sequence[int] | None = None
+    agnostic: bool = False
+
+
+@dataclass(eq=False)
+class Done:
+    """A frame whose detections are known."""
+
+    info: FrameInfo
+    frame: Frame | None
+    """The planes, where somebody after the model asked for them."""
+    arrival: float | None
+    """time.monotonic() at which the frame was decoded or received."""
+    detections: Detections
+    timings: dict[str, float]
+    """Seconds per stage of the frame's batch: preprocess, inference, postprocess."""
+
+
+class Program(Protocol):
+    """Runs batches. All calls come from one thread."""
+
+    def input_size(self, frame: Frame) -> tuple[int, int]:
+        """Height and width of the model input for this frame; frames of one batch share it."""
+
+    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+        """Start a batch; yields what had to be finished to make room."""
+
+    def finish(self, timeout: float | None = None) -> Iterator[Done]:
+        """Wait for the oldest batch in flight; yields nothing when there is none, or it takes over `timeout` seconds."""
+
+    @property
+    def in_flight(self) -> int:
+        """Batches submitted and not finished."""
+
+    def drain(self) -> Iterator[Done]:
+        """Wait for everything in flight."""
+
+    @property
+    def largest_input(self) -> tuple[int, int]:
+        """Width and height of the largest model input used so far; before the first frame, of the largest possible."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Flight:
+    slot: Slot
+    lane: Lane
+    infos: list[FrameInfo]
+    frames: list[Frame | None]
+    arrivals: list[float | None]
+    placements: list[Placement]
+    timings: dict[str, float] = field(default_factory=dict)
+    submitted: float = 0.0
+
+
+class HostProgram:
+    """Preprocess into an engine's slot, run, post-process, release: on the host, with several slots in flight."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        card: Card,
+        preprocess: Preprocess,
+        selection: Selection,
+        *,
+        batch: int = 1,
+        slots: int = 0,
+        keep_frames: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._engine = engine
+        self._card = card
+        self._preprocess = preprocess
+        self._selection = selection
+        self._batch = batch
+        self._slots = slots
+        self._keep_frames = keep_frames
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._flights: deque[_Flight] = deque()
+        self._used: set[tuple[int, int]] = set()
+        recorder = recorder or Recorder()
+        self._clocks = {name: recorder.stage(name) for name in ("preprocess", "inference", "postprocess")}
+
+    def input_size(self, frame: Frame) -> tuple[int, int]:
+        width, height = self._preprocess.place(frame.width, frame.height).size
+        return height, width
+
+    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+        lane = yield from self._lane(self.input_size(frames[0]))
+        while (slot := lane.acquire()) is None:
+            yield from self.finish()
+        started, cpu_started = perf_counter(), thread_time()
+        placements = [self._preprocess(frame, row) for frame, row in zip(frames, slot.input, strict=False)]
+        submitted = perf_counter()
+        cpu = thread_time() - cpu_started
+        lane.submit(slot)
+        timings = {"preprocess": submitted - started}
+        self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu)
+        self._flights.append(
+            _Flight(
+                slot,
+                lane,
+                infos=[FrameInfo.of(frame) for frame in frames],
+                frames=[frame if self._keep_frames else None for frame in frames],
+                arrivals=[frame.arrival for frame in frames],
+                placements=placements,
+                timings=timings,
+                submitted=submitted,
+            )
+        )
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def finish(self, timeout: float | None = None) -> Iterator[Done]:
+        if not self._flights:
+            return
+        flight = self._flights[0]
+        waiting = perf_counter()
+        if not flight.lane.wait(flight.slot, timeout):
+            return
+        self._flights.popleft()
+        finished, cpu_finished = perf_counter(), thread_time()
+        predictions = postprocess(
+            [flight.slot.outputs[index] for index in self._card.output_indices],
+            self._card.layout,
+            flight.placements,
+            conf=self._selection.conf,
+            iou=self._selection.iou,
+            max_det=self._selection.max_det,
+            classes=self._selection.classes,
+            agnostic=self._selection.agnostic,
+            activation=self._card.activation,
+            box_units=self._card.box_units,
+        )
+        flight.lane.release(flight.slot)
+        ended = perf_counter()
+        count = len(flight.infos)
+        self._clocks["inference"].add(finished - flight.submitted, items=count, wait_in=finished - waiting)
+        self._clocks["postprocess"].add(ended - finished, items=count, cpu=thread_time() - cpu_finished)
+        timings = {**flight.timings, "inference": finished - flight.submitted, "postprocess": ended - finished}
+        rows = zip(flight.infos, flight.frames, flight.arrivals, strict=True)
+        for row, (info, frame, arrival) in enumerate(rows):
+            yield Done(info, frame, arrival, _to_host(predictions, row, self._card), timings)
+
+    def drain(self) -> Iterator[Done]:
+        while self._flights:
+            yield from self.finish()
+
+    @property
+    def largest_input(self) -> tuple[int, int]:
+        return max(self._used, default=(self._preprocess.width, self._preprocess.height))
+
+    def close(self) -> None:
+        """Wait for what runs, forget its results, free the engine."""
+        while self._flights:
+            flight = self._flights.popleft()
+            flight.lane.wait(flight.slot)
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+        self._engine.close()
+
+    def _lane(self, size: tuple[int, int]) -> Generator[Done, None, Lane]:
+        """The lane of an input size, made ready when needed; yields what had to be finished to make room for it."""
+        lane = self._lanes.pop(size, None)
+        if lane is None:
+            if len(self._lanes) >= MAX_LANES:
+                yield from self.drain()
+                self._lanes.pop(next(iter(self._lanes))).close()
+            lane = self._engine.lane(self._batch, *size, self._slots)
+            self._used.add((size[1], size[0]))
+        self._lanes[size] = lane
+        return lane
+
+
+def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:
+    count = int(predictions.counts[row])
+    return Detections(
+        xyxy=predictions.boxes[row, :count].copy(),
+        confidence=predictions.scores[row, :count].copy(),
+        class_id=predictions.classes[row, :count].astype(np.int64),
+        names=card.names,
+    )

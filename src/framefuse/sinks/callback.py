@@ -1,0 +1,36 @@
+"""Hands each result to a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+
+
+class CallbackSink:
+    """Calls `function(result, frame)` in the sink's thread; what it raises reaches the user unchanged.
+
+    Args:
+        function: its frame is None unless `needs_frame`, and must not be kept if it has a lease.
+        needs_frame: whether the function reads pixels.
+    """
+
+    name = "callback"
+
+    def __init__(self, function: Callable[[Result, Frame | None], object], *, needs_frame: bool = False) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+        self.needs_frame = needs_frame
+        self._function = function
+
+    def open(self, context: SinkContext) -> None:
+        pass
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        self._function(result, frame if self.needs_frame else None)
+
+    def close(self) -> None:
+        pass

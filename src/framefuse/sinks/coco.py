@@ -1,0 +1,102 @@
+"""COCO JSON: images, annotations, categories in one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from framefuse.errors import SinkError
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import RecordFile, write_error
+
+CHUNK = 1 << 20
+RESERVE = 8192
+"""Bytes kept free for the end of the JSON, in case the disk is full by then."""
+
+
+class CocoSink:
+    """Writes <stem>.json as COCO annotations with a `score` each; category ids are the model's class ids.
+
+    Memory does not grow with the number of frames: annotations are written as they come, and image rows go to a second file
+    that is joined on at `close`. Until then the two are called <stem>.json.part and <stem>.images.part. A full disk costs the
+    rows that did not fit, not the file.
+    """
+
+    name = "coco"
+    needs_frame = False
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+        self._image_count = 0
+        self._annotation_count = 0
+        self._open = False
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._images = RecordFile(context.folder / f"{context.stem}.images.part")
+        self._images.append(b" " * RESERVE)
+        self._main = RecordFile(context.folder / f"{context.stem}.json.part")
+        categories = [{"id": number, "name": name} for number, name in sorted(context.names.items())]
+        self._main.append(b'{"categories": [' + _rows(categories) + b'],\n"annotations": [')
+        self.paths.append(context.folder / f"{context.stem}.json")
+        self._open = True
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        info, found = result.frame, result.detections
+        image_id = self._image_count + 1
+        still = self._context.source.kind == "images"
+        image = {
+            "id": image_id,
+            "file_name": Path(info.source_id).name if still else f"{self._context.stem}_{info.index}.jpg",
+            "width": info.width,
+            "height": info.height,
+            "frame": info.index,
+            "seconds": info.seconds,
+        }
+        # The image first: an image without its annotations is valid COCO, an annotation without its image is not.
+        self._images.append((b",\n" if self._image_count else b"") + _rows([image]))
+        self._image_count += 1
+        annotations = []
+        for number, row in enumerate(found.to_coco(image_id), self._annotation_count + 1):
+            _, _, width, height = row["bbox"]
+            annotations.append({"id": number, **row, "area": round(width * height, 3), "iscrowd": 0})
+        if annotations:
+            self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
+            self._annotation_count += len(annotations)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._join_images()
+            self._main.path.replace(self.paths[0])
+            self._images.path.unlink()
+        except OSError as error:
+            raise write_error(self.paths[0], error) from error
+        finally:
+            self._main.close()
+            self._images.close()
+
+    def _join_images(self) -> None:
+        end = self._main.size
+        try:
+            self._main.append(b'],\n"images": [')
+            for start in range(RESERVE, self._images.size, CHUNK):
+                self._main.append(self._images.read(start, CHUNK))
+            self._main.append(b"]}\n")
+        except SinkError:
+            # The disk is full: give up the second file first, which makes the room that its rows need here.
+            rows = self._images.read(RESERVE)
+            self._images.truncate(0)
+            self._main.truncate(end)
+            self._main.append(b'],\n"images": [' + rows + b"]}\n")
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> bytes:
+    return b",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() for row in rows)

@@ -1,0 +1,58 @@
+"""CSV: one row a detection."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import RecordFile
+
+HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2")
+
+
+def to_csv(rows: list[tuple[object, ...]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+class CsvSink:
+    """Writes <stem>.csv: frame, pts (seconds, empty if unknown), class_id, class, confidence, x1, y1, x2, y2 (pixels)."""
+
+    name = "csv"
+    needs_frame = False
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+
+    def open(self, context: SinkContext) -> None:
+        self._file = RecordFile(context.folder / f"{context.stem}.csv")
+        self.paths.append(self._file.path)
+        self._file.append(to_csv([HEADER]))
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        found = result.detections
+        columns = (
+            found.class_id.tolist(),
+            np.round(found.confidence.astype(np.float64), 4).tolist(),
+            np.round(found.xyxy.astype(np.float64), 2).tolist(),
+        )
+        self._file.append(
+            to_csv(
+                [
+                    (result.frame.index, result.frame.seconds, class_id, found.name(class_id), score, *box)
+                    for class_id, score, box in zip(*columns, strict=True)
+                ]
+            )
+        )
+
+    def close(self) -> None:
+        if self.paths:
+            self._file.close()

@@ -1,0 +1,243 @@
+"""Boxes and labels, drawn straight into the planes of a picture: no conversion, a few slice assignments a box.
+
+Each plane is taken apart into components (Y, U, V, or R, G, B), each a 2-D view with its own subsampling. A rectangle is then
+one assignment a component, and a label one copy of a ready-made tile a component.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import functools
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from framefuse.errors import UsageError
+from framefuse.frame import Matrix, PixelFormat
+from framefuse.prediction import Detections
+
+Plane = NDArray[np.uint8]
+Colour = tuple[int, int, int]
+"""Red, green, blue in 0..255."""
+
+KR_KB = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
+"""Weights of red and blue in luma: ITU-R BT.601, BT.709, BT.2020."""
+
+TILES_KEPT = 512
+"""Rendered labels kept: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
+
+
+class Inks(NamedTuple):
+    """What a class is drawn with."""
+
+    line: dict[str, int]
+    """Value of each component."""
+    ramps: dict[str, Plane]
+    """For each component, its value at text coverage 0..255."""
+
+
+class Component(NamedTuple):
+    """One component of the picture: its samples, and luma samples a sample in x and y."""
+
+    role: str
+    samples: Plane
+    step_x: int
+    step_y: int
+
+
+def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
+    """The planes as 2-D views, one a component."""
+    sx, sy = format.subsample
+    if format.layout == "gray":
+        return [Component("y", planes[0], 1, 1)]
+    if format.layout == "packed":
+        return [Component(role, planes[0][..., i], 1, 1) for i, role in enumerate(format.channels) if role in "rgb"]
+    if format.layout == "semiplanar":
+        chroma = [Component(role, planes[1][..., i], sx, sy) for i, role in enumerate(format.channels or "uv")]
+        return [Component("y", planes[0], 1, 1), *chroma]
+    roles = "gbr" if format.name.startswith("gbr") else "yuv"
+    steps = [(1, 1), (sx, sy), (sx, sy)]
+    return [Component(role, plane, *step) for role, plane, step in zip(roles, planes, steps, strict=True)]
+
+
+def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str, int]:
+    """Value of each component (y, u, v, r, g, b) of a colour, in 8 bits.
+
+    y = kr r + (1 - kr - kb) g + kb b; u = (b - y) / (2 (1 - kb)); v = (r - y) / (2 (1 - kr)), then scaled to the range.
+    """
+    red, green, blue = (channel / 255 for channel in colour)
+    kr, kb = KR_KB.get(matrix, KR_KB["bt601"])
+    luma = kr * red + (1 - kr - kb) * green + kb * blue
+    u, v = (blue - luma) / (2 * (1 - kb)), (red - luma) / (2 * (1 - kr))
+    base, luma_span, chroma_span = (0, 255, 255) if full_range else (16, 219, 224)
+    values = {"y": base + luma_span * luma, "u": 128 + chroma_span * u, "v": 128 + chroma_span * v}
+    values |= dict(zip("rgb", map(float, colour), strict=True))
+    return {role: min(255, max(0, round(value))) for role, value in values.items()}
+
+
+@functools.cache
+def class_colour(class_id: int) -> Colour:
+    """A vivid colour for a class. Hues advance by the golden ratio, so neighbours in number are far apart in hue."""
+    hue = (0.58 + class_id * 0.6180339887) % 1
+    saturation, value = ((0.80, 1.0), (0.62, 0.94), (0.92, 0.84))[class_id // 8 % 3]
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def text_colour(background: Colour) -> Colour:
+    """Black or white, whichever stands out more."""
+    red, green, blue = background
+    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else (255, 255, 255)
+
+
+@functools.lru_cache(maxsize=8)
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)
+
+
+@functools.lru_cache(maxsize=1024)
+def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, int]) -> tuple[Plane, Plane]:
+    """Text of `size` pixels with a margin around it, as coverage 0..255: of each pixel, and of each cell of the chroma grid.
+
+    Args:
+        left, right: pixels of margin. The height depends on the size and the grid only.
+        grid: pixels a cell in x and y; the text's area is made a whole number of cells.
+    """
+    font = _font(size)
+    ascent, descent = font.getmetrics()
+    wanted = math.ceil(font.getlength(text)) + left + right, ascent + descent + size // 8
+    width, height = (-(-side // step) * step for side, step in zip(wanted, grid, strict=True))
+    image = Image.new("L", (width, height))
+    ImageDraw.Draw(image).text((left, ascent + size // 16), text, fill=255, font=font, anchor="ls")
+    fine = np.asarray(image)
+    step_x, step_y = grid
+    cells = fine.reshape(height // step_y, step_y, width // step_x, step_x)
+    return fine, cells.mean((1, 3)).astype(np.uint8)
+
+
+class Annotator:
+    """Draws detections into pictures of one size and pixel format (8 bits a sample).
+
+    Line width and text size follow the size of the picture. Lines lie inside their box, so they are seen at the picture's
+    edge as well, and start at whole chroma samples, so that their colour is clean; this moves them by a pixel at most.
+
+    Args:
+        width, height: size of the picture in pixels.
+        matrix, full_range: what the values of YUV planes mean; of no account for packed and GBR pictures.
+    """
+
+    def __init__(
+        self, width: int, height: int, format: PixelFormat, *, matrix: Matrix = "bt601", full_range: bool = False
+    ) -> None:
+        if format.bits != 8:
+            raise UsageError(
+                f"cannot draw into {format.name}: {format.bits} bits a sample",
+                remedy="convert the picture to a format of 8 bits, such as yuv420p, first",
+            )
+        self.format, self.matrix, self.full_range = format, matrix, full_range
+        self._grid = format.subsample
+        rgb = format.layout == "packed" or format.name.startswith("gbr")
+        self._roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
+        self._size = width, height
+        mean_side = (width + height) / 2
+        self.text_size = max(12, round(mean_side * 0.015))
+        # A line must cover whole chroma samples, or its colour is only half there.
+        unit = max(self._grid)
+        self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
+        self._classes: dict[int, Inks] = {}
+        self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
+
+    def draw(self, planes: Sequence[Plane], detections: Detections) -> None:
+        """Draw into `planes`, in place, the surest detection on top.
+
+        Args:
+            planes: (height, width) or packed (height, width, c) arrays as `PixelFormat.plane_shapes` says, writable.
+            detections: in pixels of this picture.
+        """
+        if not len(detections):
+            return
+        parts = components(planes, self.format)
+        boxes = self._snap(detections.xyxy)
+        order = range(len(boxes) - 1, -1, -1)
+        class_ids = detections.class_id.tolist()
+        for i in order:
+            self._rectangle(parts, boxes[i], self._inks(class_ids[i]).line)
+        scores = detections.confidence.tolist()
+        trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
+        for i in order:
+            number = "" if trackers[i] is None else f"#{trackers[i]} "
+            tile = self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}")
+            self._label(parts, boxes[i], tile)
+
+    def _snap(self, xyxy: NDArray[Any]) -> list[list[int]]:
+        """Boxes in whole pixels, on the chroma grid, inside the picture and at least one line wide."""
+        width, height = self._size
+        step = np.array(self._grid * 2)
+        corner = np.array((width, height) * 2)
+        boxes = np.rint(np.clip(np.nan_to_num(xyxy), 0, corner) / step).astype(np.int64) * step
+        boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - self.line_width) // step[:2] * step[:2])
+        boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + self.line_width)
+        snapped: list[list[int]] = boxes.tolist()
+        return snapped
+
+    def _inks(self, class_id: int) -> Inks:
+        found = self._classes.get(class_id)
+        if found is None:
+            colour = class_colour(class_id)
+            line = encode_colour(colour, self.matrix, self.full_range)
+            text = encode_colour(text_colour(colour), self.matrix, self.full_range)
+            ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in self._roles}
+            found = self._classes[class_id] = Inks(line, ramps)
+        return found
+
+    def _rectangle(self, parts: list[Component], box: list[int], values: dict[str, int]) -> None:
+        left, top, right, bottom = box
+        for role, samples, sx, sy in parts:
+            value = values[role]
+            x1, y1, x2, y2 = left // sx, top // sy, right // sx, bottom // sy
+            wide, high = self.line_width // sx, self.line_width // sy
+            samples[y1 : y1 + high, x1:x2] = value
+            samples[max(y1, y2 - high) : y2, x1:x2] = value
+            samples[y1:y2, x1 : x1 + wide] = value
+            samples[y1:y2, max(x1, x2 - wide) : x2] = value
+
+    def _label(self, parts: list[Component], box: list[int], tile: dict[str, Plane]) -> None:
+        """Above the box; inside it where there is no room above; moved left where it would leave the picture."""
+        left, top, _, _ = box
+        high, wide = next(iter(tile.values())).shape
+        step_x, step_y = self._grid
+        if top >= high:
+            top -= high
+        left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
+        top = max(0, min(top, (self._size[1] - high) // step_y * step_y))
+        for role, samples, sx, sy in parts:
+            target = samples[top // sy :, left // sx :]
+            patch = tile[role][: target.shape[0], : target.shape[1]]
+            target[: patch.shape[0], : patch.shape[1]] = patch
+
+    def _tile(self, class_id: int, name: str, score: str) -> dict[str, Plane]:
+        """The label's samples of each component; the first component is never subsampled."""
+        key = class_id, name, score
+        found = self._tiles.get(key)
+        if found is not None:
+            self._tiles.move_to_end(key)
+            return found
+        # Two parts, since names and scores are few while their pairs are many.
+        margin = self.text_size // 4
+        parts = (
+            text_coverage(f"{name} ", self.text_size, margin, 0, self._grid),
+            text_coverage(score, self.text_size, 0, margin, self._grid),
+        )
+        fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
+        tile = {
+            role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()
+        }
+        self._tiles[key] = tile
+        if len(self._tiles) > TILES_KEPT:
+            self._tiles.popitem(last=False)
+        return tile

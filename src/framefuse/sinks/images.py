@@ -1,0 +1,68 @@
+"""Annotated still images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from PIL import Image
+
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import write_error
+from framefuse.sinks.draw import Annotator
+from framefuse.sinks.picture import PictureReader
+from framefuse.sinks.run_folder import UniqueNames
+
+JPEG_SUFFIXES = {".jpg", ".jpeg"}
+
+
+class ImagesSink:
+    """Writes one annotated picture an image: JPEG for JPEG, PNG for everything else, named after the image.
+
+    Pictures of a source that are not files are called <stem>_<frame>.png. A file appears under its name when it is complete.
+
+    Args:
+        quality: of JPEG, 1..95.
+    """
+
+    name = "images"
+    needs_frame = True
+
+    def __init__(self, *, quality: int = 92) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+        self._quality = quality
+        self._names = UniqueNames()
+        self._reader = PictureReader()
+        self._annotator: tuple[tuple[int, int], Annotator] | None = None
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self.paths.append(context.folder)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        assert frame is not None, "the sink images needs the frame"
+        picture = self._reader.rgb(frame)
+        size = frame.width, frame.height
+        if self._annotator is None or self._annotator[0] != size:
+            self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
+        self._annotator[1].draw((picture,), result.detections)
+        source = Path(frame.source_id)
+        still = self._context.source.kind == "images"
+        stem = source.stem if still else f"{self._context.stem}_{frame.index}"
+        suffix = source.suffix.lower() if still and source.suffix.lower() in JPEG_SUFFIXES else ".png"
+        path = self._context.folder / f"{self._names.take(stem)}{suffix}"
+        part = path.with_name(path.name + ".part")
+        try:
+            Image.fromarray(picture).save(
+                part, "PNG" if suffix == ".png" else "JPEG", quality=self._quality, subsampling=0, compress_level=1
+            )
+            os.replace(part, path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise write_error(path, error) from error
+
+    def close(self) -> None:
+        pass

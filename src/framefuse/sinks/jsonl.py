@@ -1,0 +1,60 @@
+"""JSON lines: one object a frame."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import RecordFile
+
+
+def to_json(result: Result) -> str:
+    """One line of JSON, without the newline.
+
+    {"frame": int, "pts": seconds or null, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
+    "confidence": 4 decimals, "class_id", "class"}]}, in pixels of the source.
+    """
+    found = result.detections
+    boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
+    scores = np.round(found.confidence.astype(np.float64), 4).tolist()
+    class_ids = found.class_id.tolist()
+    detections = [
+        {"xyxy": box, "confidence": score, "class_id": class_id, "class": found.name(class_id)}
+        for box, score, class_id in zip(boxes, scores, class_ids, strict=True)
+    ]
+    frame = result.frame
+    line = {
+        "frame": frame.index,
+        "pts": frame.seconds,
+        "width": frame.width,
+        "height": frame.height,
+        "detections": detections,
+    }
+    return json.dumps(line, ensure_ascii=False, allow_nan=False)
+
+
+class JsonlSink:
+    """Writes <stem>.jsonl; after a crash or on a full disk it still ends with a whole line."""
+
+    name = "jsonl"
+    needs_frame = False
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+
+    def open(self, context: SinkContext) -> None:
+        self._file = RecordFile(context.folder / f"{context.stem}.jsonl")
+        self.paths.append(self._file.path)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        self._file.append(to_json(result).encode() + b"\n")
+
+    def close(self) -> None:
+        if self.paths:
+            self._file.close()

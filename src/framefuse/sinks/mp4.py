@@ -1,0 +1,197 @@
+"""One MP4 file that is being encoded.
+
+While it is written, the file is a fragmented MP4: whatever happens - an error, a full disk, the process killed - it plays up to
+the last whole second. `close` turns it into a plain MP4 with its index in front (faststart), by copying the packets into a
+second file that takes its place; where there is no room for that, the fragmented file stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.container import OutputContainer
+from av.video.reformatter import ColorRange
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from framefuse.errors import SinkError
+from framefuse.frame import Matrix
+from framefuse.sinks._lines import write_error
+from framefuse.sinks.audio import AudioCopy
+from framefuse.sinks.picture import planes_of
+
+FRAGMENT_SECONDS = 1.0
+MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
+"""ITU-T H.273, MatrixCoefficients; RGB has become BT.709 before it is encoded."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the pictures of one file are encoded."""
+
+    encoder: str
+    options: Mapping[str, str]
+    width: int
+    height: int
+    """Even numbers."""
+    time_base: Fraction
+    rate: Fraction
+    """Average frames a second: a hint for players and for rate control; times are those of each frame."""
+    matrix: Matrix
+    full_range: bool
+    sample_aspect_ratio: Fraction
+
+
+class Mp4File:
+    """An MP4 of one picture size, with the audio of a file beside the pictures if wanted.
+
+    Fill the planes of `picture()`, then call `encode`; the picture is one and the same from frame to frame.
+
+    Raises:
+        SinkError: the encoder does not work here, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path, encoding: Encoding) -> None:
+        self.path = path
+        self._encoding = encoding
+        self._failed = False
+        self._audio: AudioCopy | None = None
+        self._container = av.open(
+            path,
+            "w",
+            format="mp4",
+            options={
+                "movflags": "+empty_moov+delay_moov+default_base_moof",
+                "frag_duration": str(round(FRAGMENT_SECONDS * 1e6)),
+                "movie_timescale": str(encoding.time_base.denominator),
+            },
+        )
+        self._stream = self._open_encoder()
+        self._picture = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
+        self._closed = False
+
+    def _open_encoder(self) -> VideoStream:
+        wanted = self._encoding
+        try:
+            stream: Any = self._container.add_stream(wanted.encoder, rate=wanted.rate, options=dict(wanted.options))
+            stream.width, stream.height, stream.pix_fmt = wanted.width, wanted.height, "yuv420p"
+            context = stream.codec_context
+            context.time_base = wanted.time_base
+            context.color_range = ColorRange.JPEG if wanted.full_range else ColorRange.MPEG
+            context.colorspace = MATRIX_CODE[wanted.matrix]
+            context.sample_aspect_ratio = wanted.sample_aspect_ratio
+            # PyAV's default, slices, makes x264 slower.
+            context.thread_type = "AUTO"
+            context.open()
+        except (av.FFmpegError, ValueError) as error:
+            raise SinkError(
+                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height} with {dict(wanted.options)}: {error}",
+                remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
+            ) from error
+        found: VideoStream = stream
+        return found
+
+    def add_audio(self, path: Path, *, start: Fraction, offset: Fraction, notes: list[str]) -> None:
+        """Copy the audio of a file beside the pictures; see AudioCopy. To be called before the first picture."""
+        self._audio = AudioCopy(path, self._container, start=start, offset=offset, notes=notes)
+
+    def picture(self) -> tuple[NDArray[np.uint8], ...]:
+        """Writable planes Y, U, V of the next picture; they hold the one before."""
+        self._picture.make_writable()  # moves to new memory if the encoder still reads the last picture
+        return planes_of(self._picture)
+
+    def encode(self, pts: int, source_end: Fraction) -> None:
+        """Encode the picture at `pts` and copy the audio before `source_end`, seconds of the source's own time."""
+        self._picture.pts, self._picture.time_base = pts, self._encoding.time_base
+        try:
+            self._container.mux(self._stream.encode(self._picture))
+            if self._audio is not None:
+                self._audio.copy_until(source_end)
+        except (av.FFmpegError, OSError) as error:
+            self._failed = True
+            raise self._error(error) from error
+
+    def close(self, source_end: Fraction) -> str | None:
+        """Write what is left, then put the index in front. Returns why the index could not be moved, if so.
+
+        Raises:
+            SinkError: what was left could not be written, and no error was raised before.
+        """
+        if self._closed:
+            return None
+        self._closed = True
+        failed = self._failed
+        try:
+            if not failed:
+                self._container.mux(self._stream.encode(None))
+                if self._audio is not None:
+                    self._audio.copy_until(source_end, last=True)
+            self._container.close()
+        except (av.FFmpegError, OSError) as error:
+            self._failed = True
+            if not failed:
+                raise self._error(error) from error
+        finally:
+            if self._audio is not None:
+                self._audio.close()
+            if self._failed:
+                cut_to_whole_boxes(self.path)
+        return None if self._failed else self._put_index_in_front()
+
+    def _put_index_in_front(self) -> str | None:
+        part = self.path.with_name(self.path.name + ".part")
+        try:
+            remux(self.path, part, self._encoding.time_base.denominator)
+            os.replace(part, self.path)
+        except (av.FFmpegError, OSError) as error:
+            return f"{self.path.name} stays a fragmented MP4: {error.strerror}"
+        finally:
+            part.unlink(missing_ok=True)
+        return None
+
+    def _error(self, error: av.FFmpegError | OSError) -> SinkError:
+        return write_error(self.path, OSError(error.errno or 0, error.strerror or str(error)))
+
+
+def remux(source: Path, target: Path, movie_timescale: int) -> None:
+    """Copy all packets of an MP4 into a plain one with its index in front."""
+    options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
+    with av.open(source) as reader, av.open(target, "w", format="mp4", options=options) as writer:
+        streams = {stream.index: _copy_of(stream, writer) for stream in reader.streams}
+        for packet in reader.demux():
+            if packet.dts is not None:
+                packet.stream = streams[packet.stream_index]
+                writer.mux(packet)
+
+
+def _copy_of(stream: Any, writer: OutputContainer) -> Any:
+    copy = writer.add_stream_from_template(stream)
+    copy.time_base = stream.time_base
+    return copy
+
+
+def cut_to_whole_boxes(path: Path) -> None:
+    """Cut an unfinished fragmented MP4 after its last whole fragment; no file is left where not even the first is whole."""
+    whole, index, fragments = 0, 0, 0
+    try:
+        with open(path, "r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            while index + 8 <= end:
+                file.seek(index)
+                header = file.read(8)
+                index += max(8, int.from_bytes(header[:4], "big"))
+                if index <= end and header[4:] != b"moof":
+                    whole = index
+                    fragments += header[4:] == b"mdat"
+            file.truncate(whole)
+        if not fragments:
+            path.unlink()
+    except FileNotFoundError:
+        pass

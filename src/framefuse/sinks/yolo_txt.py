@@ -1,0 +1,62 @@
+"""YOLO labels: one text file a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import RecordFile
+from framefuse.sinks.run_folder import UniqueNames
+
+
+class YoloTxtSink:
+    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h`, in 0..1 of the picture.
+
+    A picture without objects gets an empty file, which is how training tools know a background picture.
+
+    Args:
+        confidence: add the confidence as a sixth column.
+    """
+
+    name = "yolo_txt"
+    needs_frame = False
+
+    def __init__(self, *, confidence: bool = False) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+        self._confidence = confidence
+        self._names = UniqueNames()
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._folder = context.folder / "labels"
+        self.paths.append(self._folder)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        found, info = result.detections, result.frame
+        size = np.array((info.width, info.height) * 2, np.float64)
+        x1, y1, x2, y2 = (found.xyxy / size).T
+        columns = [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+        if self._confidence:
+            columns.append(found.confidence)
+        rows = np.stack(columns, axis=1).tolist()
+        lines = [
+            f"{class_id} " + " ".join(f"{value:.6f}" for value in row) + "\n"
+            for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
+        ]
+        if self._context.source.kind == "images":
+            name = self._names.take(Path(info.source_id).stem)
+        else:
+            name = f"{self._context.stem}_{info.index}"
+        file = RecordFile(self._folder / f"{name}.txt")
+        try:
+            file.append("".join(lines).encode())
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        pass

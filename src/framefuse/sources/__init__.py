@@ -1,0 +1,167 @@
+"""Sources yield Frames. A source is a passive iterator: it starts no thread of its own."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+
+from framefuse.errors import UsageError
+from framefuse.frame import Frame
+
+SCHEMES: dict[str, str] = {
+    scheme: "framefuse.sources.live"
+    for scheme in ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt")
+}
+"""Scheme of an address -> module with `open_live(uri, options)`, imported on use.
+
+Entry points of the group `framefuse.sources` add to it: their name is the scheme, their value a function of the same
+signature.
+"""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How a source is read."""
+
+    vid_stride: int = 1
+    """Deliver every n-th frame."""
+    start: float | None = None
+    """Seconds from the beginning of the video; frames before it are skipped (by seeking where the format allows)."""
+    end: float | None = None
+    """Seconds from the beginning of the video; reading stops before the first frame at or after it."""
+    decode_threads: int = 2
+    """Threads of the video decoder."""
+    low_latency: bool = False
+    """Decode without frame threads and without reordering delay, where the codec allows."""
+    max_age: float = 1.0
+    """Live sources: frames older than this many seconds are dropped."""
+    timeout: float = 10.0
+    """Live sources: seconds without data after which a connection counts as lost."""
+    reconnect: int = -1
+    """Live sources: attempts in a row before giving up; -1: for ever."""
+    reconnect_max_delay: float = 10.0
+    """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
+
+
+@dataclass
+class SourceInfo:
+    """Facts known before the first frame; None where the source cannot know."""
+
+    uri: str
+    """As given, without password."""
+    kind: str
+    """file | images | array | camera | live | synthetic; of a chain: that of its first part"""
+    width: int | None = None
+    height: int | None = None
+    fps: Fraction | None = None
+    """Average frame rate."""
+    frames: int | None = None
+    """Expected number of frames to be delivered, for the progress bar (an estimate)."""
+    path: Path | None = None
+    """The local file, where there is one: a sink copies its audio."""
+    notes: list[str] = field(default_factory=list)
+    """What was assumed or found odd: "colour matrix not stated: BT.601 assumed", "3 damaged packets skipped", ... It
+    grows while reading."""
+    drops: dict[str, int] = field(default_factory=dict)
+    """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
+    parts: dict[str, SourceInfo] = field(default_factory=dict)
+    """Chains of several sources: the facts of each part by its `Frame.source_id`, from the moment it is opened."""
+
+    @property
+    def live(self) -> bool:
+        return self.kind in ("camera", "live")
+
+
+class Source(Protocol):
+    """Frames in presentation order, once: a source cannot be iterated again.
+
+    `Frame.source_id` names the file or stream that a frame is from. `Frame.index` counts its frames from 0; those
+    passed over by `vid_stride` count, those before `start` do not. `close` may be called from any thread at any
+    moment, any number of times; a running `__next__` then ends soon with StopIteration.
+    """
+
+    info: SourceInfo
+
+    def __iter__(self) -> Iterator[Frame]: ...
+    def close(self) -> None: ...
+
+
+def open_source(source: Any, options: SourceOptions | None = None) -> Source:
+    """Open anything that frames come from.
+
+    Args:
+        source: path, glob, folder, camera (0, "0", "/dev/video0"), rtsp:// http:// udp:// tcp:// address, numpy array
+            or PIL image or iterable of them, an object that already is a Source, or a list of any of these, which is
+            read one after the other.
+
+    Raises:
+        SourceError: nothing can be read there (with what was tried).
+        UsageError: the kind of source is not known.
+    """
+    options = options or SourceOptions()
+    if is_camera(source):
+        from framefuse.sources.camera import open_camera
+
+        return open_camera(str(source), options)
+    if isinstance(source, (str, Path)):
+        return _open_text(source, options)
+    if isinstance(getattr(source, "info", None), SourceInfo) and hasattr(source, "close"):
+        opened: Source = source
+        return opened
+    if isinstance(source, (list, tuple)) and any(isinstance(item, (str, Path)) for item in source):
+        from framefuse.sources.chain import open_chain
+
+        return open_chain(source, options)
+    from framefuse.sources.arrays import is_image, open_arrays
+
+    if is_image(source) or isinstance(source, Iterable):
+        return open_arrays(source, options)
+    raise UsageError(
+        f"a {type(source).__name__} is no source of frames",
+        remedy="pass a path, a glob, an address, a camera number, arrays, or a list of these",
+    )
+
+
+def is_camera(source: Any) -> bool:
+    """Whether this names a camera: 0, "0" or "/dev/video0". A file called 0 is "./0"."""
+    if isinstance(source, (int, np.integer)):
+        return not isinstance(source, bool)
+    return isinstance(source, str) and re.fullmatch(r"[0-9]+|/dev/video[0-9]+", source) is not None
+
+
+def _open_text(source: str | Path, options: SourceOptions) -> Source:
+    """A path, glob, folder or address."""
+    text = str(source)
+    scheme, separator, _ = text.partition("://")
+    if isinstance(source, str) and separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        if scheme.lower() == "file":
+            return _open_text(Path(unquote(urlsplit(text).path)), options)
+        return _open_address(scheme.lower(), text, options)
+    from framefuse.sources.paths import open_path
+
+    return open_path(text, options)
+
+
+def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
+    if scheme in SCHEMES:
+        opened: Source = importlib.import_module(SCHEMES[scheme]).open_live(uri, options)
+        return opened
+    from importlib.metadata import entry_points
+
+    plugins = {point.name: point for point in entry_points(group="framefuse.sources")}
+    if scheme not in plugins:
+        known = ", ".join(sorted({"file", *SCHEMES, *plugins}))
+        raise UsageError(f"no source reads {scheme}:// addresses", remedy=f"known are {known}")
+    opened = plugins[scheme].load()(uri, options)
+    return opened
+
+
+__all__ = ["Source", "SourceInfo", "SourceOptions", "open_source"]

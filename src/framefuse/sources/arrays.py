@@ -1,0 +1,73 @@
+"""Pictures that are in memory already: numpy arrays and PIL images, and iterables of them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sized
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from framefuse.errors import SourceError, UsageError
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.planes import note
+from framefuse.sources.pull import Frames, PullSource
+
+SOURCE_ID = "array"
+
+
+def is_image(item: object) -> bool:
+    """Whether this is a numpy array or a PIL image."""
+    pillow = sys.modules.get("PIL.Image")
+    return isinstance(item, np.ndarray) or (pillow is not None and isinstance(item, pillow.Image))
+
+
+def open_arrays(source: Any, options: SourceOptions) -> PullSource:
+    """Read pictures from memory, without a copy where the rows of an array are contiguous.
+
+    Args:
+        source: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA array, (n, h, w, 3) stack, PIL image, or an iterable of such
+            pictures, which is pulled as frames are asked for; what it raises reaches the caller unchanged. Arrays have
+            no clock: pts is None, and `start` and `end` do not apply.
+
+    Raises:
+        UsageError: an item is no picture, or its dtype or shape is not supported.
+        SourceError: there are no pictures.
+    """
+    info = SourceInfo(SOURCE_ID, "array")
+    if options.start is not None or options.end is not None:
+        note(info, "start and end are ignored: arrays have no time")
+    pictures: Iterable[Any] = [source] if is_image(source) and getattr(source, "ndim", 3) < 4 else source
+    if isinstance(pictures, Sized):
+        if len(pictures) == 0:
+            raise SourceError("the array or list holds no pictures")
+        first = _frame(next(iter(pictures)), 0, info)
+        info.width, info.height = first.width, first.height
+        info.frames = -(-len(pictures) // options.vid_stride)
+    return PullSource(info, lambda closed: _frames(pictures, info, options, closed))
+
+
+def _frames(pictures: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
+    for index, picture in enumerate(pictures):
+        if closed.is_set():
+            return
+        if index % options.vid_stride == 0:
+            yield _frame(picture, index, info)
+
+
+def _frame(picture: Any, index: int, info: SourceInfo) -> Frame:
+    if not is_image(picture):
+        raise UsageError(
+            f"item {index} is a {type(picture).__name__}, not a picture",
+            remedy="give numpy arrays or PIL images; paths go into a list",
+        )
+    if isinstance(picture, np.ndarray):
+        frame = Frame.from_array(picture, index=index, source_id=SOURCE_ID)
+        return frame if frame.planes[0].flags.writeable else replace(frame, planes=(frame.planes[0].copy(),))
+    from framefuse.sources.images import to_array
+
+    name, pixels = to_array(picture, info)
+    return Frame((pixels,), PIXEL_FORMATS[name], index=index, source_id=SOURCE_ID, matrix="rgb", full_range=True)

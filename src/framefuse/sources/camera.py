@@ -1,0 +1,97 @@
+"""Cameras of this machine, through Video4Linux."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+
+from framefuse.errors import CapabilityError, SourceError, StreamError
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.files import exact
+from framefuse.sources.planes import note, wrap
+from framefuse.sources.pull import Frames, PullSource
+
+POLL = 0.002
+"""Seconds between two looks at a camera that has no new frame."""
+
+
+def open_camera(camera: str, options: SourceOptions) -> PullSource:
+    """Open a camera by number or device path.
+
+    Frames carry the time of their arrival. Every frame is delivered: dropping late ones is the pipeline's policy.
+
+    Raises:
+        SourceError: there is no such camera, or it cannot be opened.
+        CapabilityError: this system has no Video4Linux.
+        StreamError: while reading: the camera gave nothing for `timeout` seconds, or went away.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CapabilityError(f"cameras are read through Video4Linux, which {sys.platform} lacks")
+    device = Path(camera if camera.startswith("/") else f"/dev/video{int(camera)}")
+    if not device.exists():
+        found = ", ".join(sorted(str(item) for item in Path("/dev").glob("video*"))) or "none"
+        raise SourceError(f"no camera {device}; present: {found}", remedy="check that it is plugged in, and its number")
+    return open_device(str(device), "v4l2", options)
+
+
+def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
+    """Read a capture device of FFmpeg: `kind` is the name of its input format."""
+    try:
+        # Without blocking a read can be given up when the source is closed; the device itself knows no time-out.
+        container: Any = av.open(name, format=kind, options={"fflags": "nonblock"})
+    except PermissionError:
+        raise SourceError(f"no permission to open {name}", remedy="add yourself to the group 'video'") from None
+    except av.FFmpegError as error:
+        raise SourceError(
+            f"cannot open camera {name}: {error.strerror}", remedy="another program may be using it"
+        ) from error
+    stream = container.streams.video[0]
+    context = stream.codec_context
+    info = SourceInfo(name, "camera", context.width, context.height, exact(stream.average_rate))
+    if options.start is not None or options.end is not None:
+        note(info, "start and end are ignored: a camera is live")
+
+    def frames(closed: threading.Event) -> Frames:
+        for index, picture in enumerate(_pictures(container, stream, info, options.timeout, closed)):
+            if index % options.vid_stride == 0:
+                yield wrap(
+                    picture,
+                    info,
+                    index=index,
+                    source_id=name,
+                    pts=picture.pts,
+                    time_base=exact(picture.time_base) or Fraction(1, 1000),
+                    arrival=time.monotonic(),
+                )
+
+    return PullSource(info, frames, container.close)
+
+
+def _pictures(container: Any, stream: Any, info: SourceInfo, timeout: float, closed: threading.Event) -> Iterator[Any]:
+    packets = container.demux(stream)
+    deadline = time.monotonic() + timeout
+    while not closed.is_set():
+        try:
+            packet = next(packets)
+            pictures = packet.decode()
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StreamError(f"camera {info.uri} gave no frame for {timeout:g} s") from None
+            packets = container.demux(stream)
+            closed.wait(POLL)
+            continue
+        except av.error.InvalidDataError:
+            # The first JPEG of many webcams is cut off.
+            info.drops["corrupt"] = info.drops.get("corrupt", 0) + 1
+            continue
+        except (StopIteration, av.FFmpegError) as error:
+            raise StreamError(f"camera {info.uri} went away: {error or 'end of data'}") from error
+        deadline = time.monotonic() + timeout
+        yield from pictures

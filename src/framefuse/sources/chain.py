@@ -1,0 +1,123 @@
+"""Several sources, read one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from framefuse.errors import SourceError, UsageError
+from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, open_source
+from framefuse.sources.planes import note
+from framefuse.sources.pull import Frames, PullSource
+
+Opener = tuple[str, Callable[[], Source]]
+"""Name of a source, and what opens it."""
+
+
+def open_chain(sources: Sequence[Any], options: SourceOptions) -> Source:
+    """Open a list of sources of any kinds.
+
+    Raises:
+        SourceError: none of them can be opened.
+        UsageError: a camera or stream is followed by something that would never be reached.
+    """
+    for item in sources[:-1]:
+        if is_camera(item) or (isinstance(item, str) and item.partition("://")[0].lower() in SCHEMES):
+            raise UsageError(
+                "a list is read one after the other, and a live source never ends",
+                remedy="give each camera or stream a pipeline of its own",
+            )
+    if len(sources) == 1:
+        return open_source(sources[0], options)
+    return chain([(_name(item), partial(open_source, item, options)) for item in sources])
+
+
+def _name(item: Any) -> str:
+    return str(item) if isinstance(item, (str, PathLike)) else type(item).__name__
+
+
+def chain(openers: Sequence[Opener]) -> PullSource:
+    """One source of several. Each is opened when its turn comes; one that fails is noted and passed over.
+
+    Frames keep the source_id of their own source; where two sources have the same one (a file named twice) the later
+    gets "#2". `info` has the size and rate of the first that opens, and `info.parts` the facts of each.
+
+    Raises:
+        SourceError: none can be opened (at once), or none gave a frame (at the end).
+    """
+    return _Chain(openers).source()
+
+
+class _Chain:
+    def __init__(self, openers: Sequence[Opener]) -> None:
+        self._waiting = list(reversed(openers))
+        self._failures: list[str] = []
+        self._current: Source | None = None
+        self._info = SourceInfo(f"{len(openers)} sources", "file")
+
+    def source(self) -> PullSource:
+        first = self._open_next()
+        if first is None:
+            raise self._nothing()
+        facts = first.info
+        self._info.kind, self._info.fps = facts.kind, facts.fps
+        self._info.width, self._info.height = facts.width, facts.height
+        return PullSource(self._info, self._frames, interrupt=self._close_current)
+
+    def _open_next(self) -> Source | None:
+        """The next source that can be opened."""
+        self._current = None
+        while self._waiting and self._current is None:
+            name, opener = self._waiting.pop()
+            try:
+                self._current = opener()
+            except SourceError as error:
+                self._failed(name, error)
+        return self._current
+
+    def _frames(self, closed: threading.Event) -> Frames:
+        delivered = 0
+        while (source := self._current) is not None and not closed.is_set():
+            try:
+                for frame in source:
+                    name = self._unique(frame.source_id, source.info)
+                    yield frame if name == frame.source_id else replace(frame, source_id=name)
+                    delivered += 1
+            except SourceError as error:
+                self._failed(source.info.uri, error)
+            finally:
+                source.close()
+                self._collect(source.info)
+            if not closed.is_set():
+                self._open_next()
+        if not delivered and self._failures and not closed.is_set():
+            raise self._nothing()
+
+    def _close_current(self) -> None:
+        if self._current is not None:
+            self._current.close()
+
+    def _unique(self, source_id: str, facts: SourceInfo) -> str:
+        name, number = source_id, 1
+        while self._info.parts.setdefault(name, facts) is not facts:
+            number += 1
+            name = f"{source_id}#{number}"
+        return name
+
+    def _collect(self, facts: SourceInfo) -> None:
+        for text in facts.notes:
+            note(self._info, f"{facts.uri}: {text}")
+        for cause, count in facts.drops.items():
+            self._info.drops[cause] = self._info.drops.get(cause, 0) + count
+
+    def _failed(self, name: str, error: SourceError) -> None:
+        self._failures.append(error.message)
+        self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
+        note(self._info, f"{name} skipped: {error.message}")
+
+    def _nothing(self) -> SourceError:
+        return SourceError(f"none of {self._info.uri} could be read: {'; '.join(self._failures)}")

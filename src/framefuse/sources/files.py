@@ -1,0 +1,295 @@
+"""Video files, decoded by FFmpeg through PyAV."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+from av.stream import Disposition
+
+from framefuse.errors import DecodeError, SourceError, UsageError
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.planes import check_size, note, wrap
+from framefuse.sources.pull import Frames, PullSource
+
+NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
+READ_ERRORS_IN_A_ROW = 16
+"""After so many failed reads without a packet between them the rest of the file is given up."""
+ENDS_EARLY = 0.5
+"""Seconds by which a video may be shorter than its file says without a note."""
+SEEK_MARGINS = (0, 5, 30)
+"""Seconds before the start at which a seek is tried, until it lands at or before the start."""
+
+
+def open_file(path: Path, options: SourceOptions) -> PullSource:
+    """Open a video file.
+
+    Frames carry the exact pts of the file. A missing pts is filled from the frame rate; negative and backward ones are
+    kept.
+
+    Raises:
+        SourceError: no such file, no permission, no video in it, or an absurd picture size.
+        DecodeError: FFmpeg does not know the format, or the file is damaged beyond reading.
+        UsageError: `start` is not before `end`.
+    """
+    if options.end is not None and options.end <= (options.start or 0.0):
+        raise UsageError(f"end {options.end:g} s is not after start {options.start or 0.0:g} s")
+    container = open_container(path)
+    try:
+        video = _Video.find(container, str(path), options)
+    except BaseException:
+        container.close()
+        raise
+    return PullSource(video.info, video.frames, container.close)
+
+
+def open_container(path: Path) -> Any:
+    """The file as a PyAV container; what fails becomes a typed error with the system's or FFmpeg's reason."""
+    try:
+        if not path.exists() or path.is_file():
+            with path.open("rb") as file:
+                if not file.read(1):
+                    raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
+        # With the prefix no file name is taken for another protocol; with the list no playlist reaches the network.
+        return av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
+    except av.FFmpegError as error:
+        raise DecodeError(
+            f"cannot open {path}: {error.strerror}",
+            remedy="the file is damaged, cut off before its index, or no video",
+        ) from error
+    except OSError as error:
+        raise SourceError(
+            f"cannot read {path}: {error.strerror}", remedy="check the path and its permissions"
+        ) from error
+
+
+def exact(value: Any) -> Fraction | None:
+    """A rational of PyAV (Fraction, or since PyAV 19 AVRational) as a Fraction; None for unknown (None or 0)."""
+    return Fraction(value.numerator, value.denominator) if value else None
+
+
+@dataclass
+class _Video:
+    """One video stream of an open container."""
+
+    container: Any
+    stream: Any
+    info: SourceInfo
+    options: SourceOptions
+    time_base: Fraction
+    origin: int
+    """pts at which the stream begins: `start` and `end` count from it."""
+    decoded: int = 0
+    hidden: int = 0
+    """Packets that an edit list takes out of the presentation."""
+    corrupt: int = 0
+    missing_pts: int = 0
+    backward_pts: int = 0
+    concealed: int = 0
+    end: Fraction = Fraction(0)
+    """Where the frame read last ends, in units of time_base from the origin."""
+    reason: str = "it has no packets"
+    sizes: set[tuple[int, int]] = field(default_factory=set)
+
+    @classmethod
+    def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
+        """Choose the video stream, set up its decoder and gather the facts.
+
+        Raises:
+            SourceError: there is no video stream, no decoder for it, or its size is absurd.
+        """
+        every = container.streams.video
+        streams = [stream for stream in every if not stream.disposition & NOT_VIDEO]
+        if not streams:
+            found = ", ".join(
+                f"{one.type} ({one.codec_context.name})" for one in container.streams if one.codec_context
+            )
+            kind = "only cover art" if every else "no video"
+            raise SourceError(f"{uri} has {kind}; streams: {found or 'none'}", remedy="give a file with a video in it")
+        best = container.streams.best("video")
+        stream = next((one for one in streams if best is not None and one.index == best.index), streams[0])
+        context = stream.codec_context
+        if context is None:
+            raise SourceError(f"{uri}: this FFmpeg has no decoder for its video")
+        check_size(context.width, context.height, uri)
+
+        context.thread_count = options.decode_threads
+        context.thread_type = "SLICE" if options.low_latency else "AUTO"
+        if options.low_latency:
+            context.flags |= av.codec.context.Flags.low_delay
+
+        time_base = exact(stream.time_base) or Fraction(1, 1000)
+        rate = exact(stream.average_rate) or exact(stream.guessed_rate)
+        info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))
+        if len(streams) > 1:
+            note(info, f"{len(streams)} video streams: number {stream.index} is read")
+        video = cls(container, stream, info, options, time_base, stream.start_time or 0)
+        info.frames = video._expected()
+        return video
+
+    def _seconds(self) -> Fraction | None:
+        """Duration of the video."""
+        if self.stream.duration:
+            return Fraction(self.stream.duration) * self.time_base
+        if self.container.duration:
+            return Fraction(self.container.duration, 1_000_000)
+        return None
+
+    def _expected(self) -> int | None:
+        """Frames that will be delivered, as far as the header tells."""
+        seconds, rate, options = self._seconds(), self.info.fps, self.options
+        if options.start is None and options.end is None and self.stream.frames:
+            count: int = self.stream.frames
+        elif seconds and rate:
+            start = options.start or 0.0
+            if start >= seconds:
+                raise SourceError(f"start {start:g} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)")
+            count = max(1, round((min(options.end or seconds, seconds) - start) * rate))
+        else:
+            return None
+        return -(-count // options.vid_stride)
+
+    def frames(self, closed: threading.Event) -> Frames:
+        """The frames from `start` to `end`; index counts them from 0, those that the stride passes over included."""
+        options, index = self.options, 0
+        start = None if options.start is None else self.origin + Fraction(options.start) / self.time_base
+        end = None if options.end is None else self.origin + Fraction(options.end) / self.time_base
+        aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
+        ended = False
+        try:
+            for picture, pts in self._timed(self._pictures_from(start, closed)):
+                if end is not None and pts is not None and pts >= end:
+                    break
+                if start is not None and pts is not None and pts < start:
+                    continue
+                if index % options.vid_stride == 0:
+                    self._note_size(picture)
+                    yield wrap(
+                        picture,
+                        self.info,
+                        index=index,
+                        source_id=self.info.uri,
+                        pts=pts,
+                        time_base=exact(picture.time_base) or self.time_base,
+                        sample_aspect_ratio=aspect,
+                    )
+                index += 1
+            else:
+                ended = not closed.is_set()
+            if ended and not self.decoded:
+                raise DecodeError(
+                    f"nothing in {self.info.uri} could be decoded: {self.reason}",
+                    remedy="the file is damaged or cut off; play it with ffplay to compare",
+                )
+        finally:
+            self._note_counts(ended)
+
+    def _pictures_from(self, start: Fraction | None, closed: threading.Event) -> Iterator[Any]:
+        """Decoded pictures from the key frame at or before `start`."""
+        if start is None or start <= self.origin:
+            return self._pictures(closed)
+        if self._seconds() is None:
+            note(self.info, "the file has no duration and so no index: read from its beginning")
+            return self._pictures(closed)
+        for margin in SEEK_MARGINS:
+            self._seek(start - margin / self.time_base)
+            pictures = self._pictures(closed)
+            first = next(pictures, None)
+            # Indexes hold decoding times: with reordered frames the key frame that is found may be shown after `start`.
+            if first is not None and first.pts is not None and first.pts <= start:
+                return itertools.chain([first], pictures)
+        self._seek(Fraction(self.origin))
+        return self._pictures(closed)
+
+    def _seek(self, pts: Fraction) -> None:
+        try:
+            self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
+        except av.FFmpegError as error:
+            raise SourceError(
+                f"cannot seek in {self.info.uri}: {error.strerror}", remedy="leave out start, or remux the file"
+            ) from error
+
+    def _pictures(self, closed: threading.Event) -> Iterator[Any]:
+        """Everything that decodes. Damaged packets are counted and passed over."""
+        packets = self.container.demux(self.stream)
+        failures = 0
+        while not closed.is_set():
+            try:
+                packet = next(packets, None)
+                failures = 0
+            except av.FFmpegError as error:
+                self._damaged(error)
+                failures += 1
+                packets = self.container.demux(self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
+                continue
+            if packet is None:
+                return
+            self.hidden += packet.is_discard
+            try:
+                pictures = packet.decode()
+            except EOFError:
+                return
+            except av.FFmpegError as error:
+                self._damaged(error)
+                continue
+            self.decoded += len(pictures)
+            yield from pictures
+
+    def _damaged(self, error: av.FFmpegError) -> None:
+        self.corrupt += 1
+        self.info.drops["corrupt"] = self.corrupt
+        self.reason = str(error.strerror)
+
+    def _timed(self, pictures: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
+        """Each picture with its pts; a missing one is the last known pts plus whole frames at the average rate."""
+        step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
+        last: int | None = None
+        expected = Fraction(self.origin)
+        for picture in pictures:
+            pts: int | None = picture.pts
+            if pts is None:
+                self.missing_pts += 1
+                pts = None if step is None else round(expected)
+            else:
+                self.backward_pts += last is not None and pts <= last
+                expected = Fraction(pts)
+            expected += step or 0
+            self.end = expected - self.origin
+            last = pts
+            self.concealed += picture.is_corrupt
+            yield picture, pts
+
+    def _note_size(self, picture: Any) -> None:
+        self.sizes.add((picture.width, picture.height))
+        if len(self.sizes) > 1:
+            note(self.info, "the frame size changes in the video")
+
+    def _note_counts(self, ended: bool) -> None:
+        info = self.info
+        if self.corrupt:
+            note(info, f"{self.corrupt} damaged packets skipped ({self.reason})")
+        if self.concealed:
+            note(info, f"{self.concealed} damaged frames delivered as the decoder repaired them")
+        if self.missing_pts:
+            how = "filled from the frame rate" if info.fps else "unknown, left out"
+            note(info, f"{self.missing_pts} frames without pts: {how}")
+        if self.backward_pts:
+            note(info, f"{self.backward_pts} frames whose pts is not after the one before: kept as they are")
+        if ended and self.options.start is None:
+            self._note_missing_end()
+
+    def _note_missing_end(self) -> None:
+        """Compare what was read with what the header announces: a file that is cut off often ends without an error."""
+        frames, seconds = self.stream.frames, self._seconds()
+        if frames:
+            if self.decoded + self.hidden < frames:
+                note(self.info, f"the file announces {frames} frames, {self.decoded} could be decoded")
+        elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
+            read = float(self.end * self.time_base)
+            note(self.info, f"the file announces {float(seconds):.2f} s, its video ends after {read:.2f} s")

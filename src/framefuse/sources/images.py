@@ -1,0 +1,139 @@
+"""Image files, decoded by Pillow."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from framefuse.errors import DecodeError, SourceError
+from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.planes import check_size, note
+from framefuse.sources.pull import Frames, PullSource
+
+MILLISECOND = Fraction(1, 1000)
+SEQUENCES = frozenset({"GIF", "PNG", "WEBP", "TIFF", "AVIF"})
+"""Formats whose further pictures are frames or pages. Elsewhere (MPO of phones) they are previews and gain maps."""
+ORIENTATION_TAG = 0x0112
+ROTATIONS: dict[int, Rotation] = {3: 180, 6: 90, 8: 270}
+"""EXIF orientations that are pure turns, in degrees clockwise."""
+MIRRORED = frozenset({2, 4, 5, 7})
+NAMED_FAILURES = 10
+"""Unreadable images that get a note of their own; further ones are only counted."""
+
+
+def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
+    """Read images in the order given; animations and multi-page files give all their pictures.
+
+    Each Frame has its path as source_id and counts through the whole sequence; pts (ms) exists in animations only, and
+    so `start` and `end` concern only those. An image that cannot be read is noted and skipped.
+
+    Raises:
+        DecodeError: none of them can be read (while reading).
+    """
+    info = SourceInfo(str(paths[0]) if len(paths) == 1 else f"{len(paths)} images", "images")
+    info.frames = -(-len(paths) // options.vid_stride)
+    return PullSource(info, lambda closed: _frames(paths, info, options, closed))
+
+
+def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
+    index, failures, last = 0, 0, ""
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                check_size(*image.size, str(path))
+                for pts in _sequence(image, info):
+                    if closed.is_set():
+                        return
+                    seconds = 0 if pts is None else pts * MILLISECOND
+                    if pts is not None and not (options.start or 0) <= seconds < (options.end or math.inf):
+                        continue
+                    if index % options.vid_stride == 0:
+                        yield _frame(image, info, index, str(path), pts)
+                    index += 1
+        except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes.
+            failures += 1
+            info.drops["corrupt"] = failures
+            last = error.message if isinstance(error, SourceError) else f"{path}: {error or type(error).__name__}"
+            if failures <= NAMED_FAILURES:
+                note(info, f"skipped {last}")
+    if failures > NAMED_FAILURES:
+        note(info, f"{failures} images skipped in all")
+    if failures == len(paths):
+        raise DecodeError(last if failures == 1 else f"none of {info.uri} can be read; the last: {last}")
+
+
+def _sequence(image: Image.Image, info: SourceInfo) -> Iterator[int | None]:
+    """Go through the pictures of a file; gives the pts of each, None where nothing moves."""
+    count = getattr(image, "n_frames", 1)
+    if count == 1 or image.format not in SEQUENCES:
+        if count > 1:
+            note(info, f"{image.format} images: further pictures in a file (previews, gain maps) are not read")
+        yield None
+        return
+    clock = 0.0
+    for number in range(count):
+        image.seek(number)
+        image.load()
+        duration = image.info.get("duration")
+        yield None if duration is None else round(clock)
+        clock += duration or 0
+
+
+def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts: int | None) -> Frame:
+    image.load()
+    # After load: for some formats Pillow turns the pixels itself then, and takes the tag away.
+    orientation = image.getexif().get(ORIENTATION_TAG, 1)
+    upright = image
+    if orientation in MIRRORED:
+        note(info, "mirrored by EXIF: turned with one copy")
+        upright = ImageOps.exif_transpose(image)
+    name, pixels = to_array(upright, info)
+    return Frame(
+        (pixels,),
+        PIXEL_FORMATS[name],
+        index=index,
+        pts=pts,
+        time_base=MILLISECOND,
+        source_id=source_id,
+        matrix="rgb",
+        full_range=True,
+        rotation=ROTATIONS.get(orientation, 0),
+    )
+
+
+def to_array(image: Image.Image, info: SourceInfo) -> tuple[str, NDArray[Any]]:
+    """Pixel format and (h, w) or (h, w, c) pixels of a picture; what is lost on the way is noted.
+
+    Raises:
+        SourceError: the pixels are neither 8 nor 16 bits deep.
+    """
+    mode = image.mode
+    if mode.startswith("I") or mode == "F":
+        pixels = np.array(image)
+        if mode == "F" or int(pixels.min()) < 0 or int(pixels.max()) > 65535:
+            kind = "floating point" if mode == "F" else "32-bit"
+            raise SourceError(f"an image has {kind} pixels", remedy="save it with 8 or 16 bits a channel")
+        return "gray16", pixels.astype(np.uint16)
+    transparent = image.has_transparency_data
+    if transparent:
+        note(info, "transparency is ignored")
+    if mode in ("L", "RGB", "RGBA"):
+        target = mode
+    elif mode in ("1", "LA", "La"):
+        target = "L"
+    elif mode == "P" and transparent:
+        target = "RGBA"
+    else:
+        target = "RGB"
+        note(info, f"{mode} images are converted to RGB")
+    pixels = np.array(image if target == mode else image.convert(target))
+    return {"L": "gray", "RGB": "rgb24", "RGBA": "rgba"}[target], pixels

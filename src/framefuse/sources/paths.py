@@ -1,0 +1,91 @@
+"""Paths, folders and globs: which files they mean, and which reader each file gets."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from framefuse.errors import SourceError
+from framefuse.sources import Source, SourceOptions
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".ico"}
+)
+VIDEO_SUFFIXES = frozenset(
+    {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".m2v", ".vob", ".wmv"}
+    | {".asf", ".flv", ".f4v", ".ogv", ".3gp", ".3g2", ".mxf", ".y4m", ".ivf", ".h264", ".264", ".h265", ".265"}
+    | {".hevc", ".av1", ".obu", ".mjpeg", ".mjpg", ".dv", ".nut"}
+)
+"""What folders and globs are searched for. A file named by itself is read whatever its suffix."""
+
+
+def open_path(text: str, options: SourceOptions) -> Source:
+    """Open a file, folder or glob. A file whose suffix is not that of an image is given to FFmpeg.
+
+    Raises:
+        SourceError: nothing is there, or no image or video among what is there.
+    """
+    path = Path(text)
+    if path.is_dir():
+        return open_paths(_media(text, sorted_naturally(str(item) for item in path.iterdir())), options)
+    # A real file wins: names may hold the characters of a glob.
+    if not path.exists() and glob.has_magic(text):
+        matches = (item for item in glob.iglob(text, recursive=True) if Path(item).is_file())
+        return open_paths(_media(text, sorted_naturally(matches)), options)
+    if not path.exists():
+        raise SourceError(f"no such file: {text}", remedy=_suggestion(path))
+    return open_paths([text], options)
+
+
+def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
+    """Open files in the order given: neighbouring images together, each video by itself."""
+    from framefuse.sources.chain import Opener, chain
+    from framefuse.sources.files import open_file
+    from framefuse.sources.images import open_images
+
+    openers: list[Opener] = []
+    for image, group in itertools.groupby(paths, key=is_image_path):
+        members = [Path(item) for item in group]
+        if image:
+            openers.append((str(members[0]), partial(open_images, members, options)))
+        else:
+            openers += [(str(item), partial(open_file, item, options)) for item in members]
+    return openers[0][1]() if len(openers) == 1 else chain(openers)
+
+
+def is_image_path(path: str) -> bool:
+    return Path(path).suffix.lower() in IMAGE_SUFFIXES
+
+
+def sorted_naturally(paths: Iterable[str]) -> list[str]:
+    """Sort so that frame2 comes before frame10."""
+
+    def key(path: str) -> tuple[list[str | int], str]:
+        parts = re.split(r"([0-9]+)", path.casefold())
+        return [int(part) if number % 2 else part for number, part in enumerate(parts)], path
+
+    return sorted(set(paths), key=key)
+
+
+def _media(text: str, paths: Sequence[str]) -> list[str]:
+    """The images and videos among the paths."""
+    found = [item for item in paths if Path(item).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    if not found:
+        raise SourceError(
+            f"no image or video in {text} ({len(paths)} other files)",
+            remedy=f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'" if Path(text).is_dir() else None,
+        )
+    return found
+
+
+def _suggestion(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], 1)
+    return f"did you mean {path.parent / near[0]}?" if near else "check the path"

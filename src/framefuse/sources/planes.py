@@ -1,0 +1,216 @@
+"""From a picture of FFmpeg to a Frame: its planes are used where they lie, and what they mean is read off it."""
+
+from __future__ import annotations
+
+import struct
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import SourceError
+from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
+from framefuse.sources import SourceInfo
+
+MAX_SIDE = 16384
+"""Pixels; a larger side is taken for a damaged header."""
+
+# AVColorSpace, AVColorRange and AVColorTransferCharacteristic of FFmpeg; the numbers are those of ITU-T H.273.
+MATRICES: dict[int, Matrix] = {1: "bt709", 5: "bt601", 6: "bt601", 9: "bt2020"}
+SIMILAR_MATRICES: dict[int, tuple[str, Matrix]] = {
+    4: ("FCC", "bt601"),
+    7: ("SMPTE 240M", "bt709"),
+    10: ("BT.2020 constant luminance", "bt2020"),
+}
+UNSPECIFIED_MATRIX = 2
+LIMITED, FULL = 1, 2
+HDR_TRANSFER = {16: "PQ", 18: "HLG"}
+
+CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p", "ya8": "gray"}
+"""Formats outside the table with a lossless relative in it, besides the big-endian ones; all others become rgb24."""
+
+
+class Meaning(NamedTuple):
+    """What the samples of a picture are, and what a user should know about it."""
+
+    format: PixelFormat
+    convert: bool
+    """FFmpeg has to convert the picture to `format` first."""
+    matrix: Matrix
+    full_range: bool
+    notes: tuple[str, ...]
+
+
+def wrap(
+    picture: av.VideoFrame,
+    info: SourceInfo,
+    *,
+    index: int,
+    source_id: str,
+    pts: int | None,
+    time_base: Fraction,
+    sample_aspect_ratio: Fraction = Fraction(1),
+    arrival: float | None = None,
+) -> Frame:
+    """Frame over the planes of a decoded picture, without a copy where the pixel format is in PIXEL_FORMATS.
+
+    The arrays are writable because DLPack demands it, yet the decoder may still read them: never draw into them.
+    What was assumed or had to be converted is added to `info.notes`.
+
+    Raises:
+        SourceError: the picture has no pixels, or more than MAX_SIDE on a side.
+    """
+    check_size(picture.width, picture.height, source_id)
+    meaning = _meaning(
+        picture.format.name,
+        picture.colorspace,
+        picture.color_range,
+        picture.color_trc,
+        picture.interlaced_frame,
+        sample_aspect_ratio,
+    )
+    for text in meaning.notes:
+        note(info, text)
+    if meaning.convert:
+        # Colour conversion here must follow the same rule as the kernels: unspecified means BT.601.
+        picture = picture.reformat(
+            format=meaning.format.name,
+            src_colorspace=None if meaning.matrix == "rgb" else _SWSCALE_MATRIX[meaning.matrix],
+            src_color_range=FULL if meaning.full_range else LIMITED,
+            dst_color_range=FULL if meaning.format.layout in ("packed", "gray") or meaning.full_range else LIMITED,
+        )
+    packed = meaning.format.layout == "packed"
+    shapes = meaning.format.plane_shapes(picture.width, picture.height)
+    planes = tuple(
+        _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(picture.planes, shapes, strict=False)
+    )
+    return Frame(
+        planes,
+        meaning.format,
+        index=index,
+        pts=pts,
+        time_base=time_base,
+        source_id=source_id,
+        matrix="rgb" if packed else meaning.matrix,
+        full_range=packed or meaning.full_range,
+        rotation=_rotation(picture, info, first=index == 0),
+        sample_aspect_ratio=sample_aspect_ratio,
+        arrival=arrival,
+        owner=picture,
+    )
+
+
+def check_size(width: int, height: int, source_id: str) -> None:
+    """Refuse sizes that no camera has.
+
+    Raises:
+        SourceError: a side is zero or larger than MAX_SIDE.
+    """
+    if min(width, height) < 1:
+        raise SourceError(
+            f"{source_id}: the picture size is {width}x{height}", remedy="check that the file is complete"
+        )
+    if max(width, height) > MAX_SIDE:
+        raise SourceError(
+            f"{source_id}: the picture size {width}x{height} is beyond {MAX_SIDE} pixels a side",
+            remedy="check that the file is not damaged, or scale it down first",
+        )
+
+
+def note(info: SourceInfo, text: str) -> None:
+    """Say something about a source, once."""
+    if text not in info.notes:
+        info.notes.append(text)
+
+
+_SWSCALE_MATRIX = {"bt709": "ITU709", "bt601": "ITU601", "bt2020": "BT2020"}
+
+
+@lru_cache(maxsize=64)
+def _meaning(
+    name: str, colorspace: int, color_range: int, transfer: int, interlaced: bool, aspect: Fraction
+) -> Meaning:
+    notes = []
+    plain = name.removesuffix("le")
+    full_range = color_range == FULL
+    if plain.startswith("yuvj"):
+        plain, full_range = "yuv" + plain.removeprefix("yuvj"), True
+    if plain.startswith(("yuva", "gbrap")):
+        # The colour planes come first and are those of the format without alpha.
+        plain = plain.replace("yuva", "yuv", 1).replace("gbrap", "gbrp", 1)
+        notes.append("transparency is ignored")
+    if plain == "p012":
+        plain = "p016"  # The same code values: both keep their bits at the top.
+    convert = plain not in PIXEL_FORMATS
+    target = CONVERSIONS.get(plain, plain.removesuffix("be"))
+    found = PIXEL_FORMATS.get(target, PIXEL_FORMATS["rgb24"])
+    if convert:
+        notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy a frame")
+
+    rgb = av.VideoFormat(name).is_rgb
+    if rgb:
+        matrix: Matrix = "rgb"
+        full_range = True
+    elif plain.startswith(("gray", "ya")):
+        # As swscale reads it, gray without a tag is full range: it mostly comes from cameras and images.
+        matrix, full_range = "bt601", color_range != LIMITED
+    else:
+        matrix, remark = _matrix(colorspace)
+        notes += [remark] if remark else []
+        if color_range not in (LIMITED, FULL) and not full_range:
+            notes.append("colour range not stated: limited (16-235) assumed")
+    if transfer in HDR_TRANSFER:
+        notes.append(f"HDR video ({HDR_TRANSFER[transfer]}): used as coded, without tone mapping")
+    if interlaced:
+        notes.append("interlaced video: used as coded, not deinterlaced")
+    if aspect != 1:
+        notes.append(f"anamorphic video (pixel aspect {aspect}): used as coded, boxes are in coded pixels")
+    return Meaning(found, convert, matrix, full_range, tuple(notes))
+
+
+def _matrix(colorspace: int) -> tuple[Matrix, str]:
+    if colorspace in MATRICES:
+        return MATRICES[colorspace], ""
+    if colorspace in SIMILAR_MATRICES:
+        name, matrix = SIMILAR_MATRICES[colorspace]
+        return matrix, f"colour matrix {name} is read as {matrix}"
+    if colorspace == UNSPECIFIED_MATRIX:
+        return "bt601", "colour matrix not stated: BT.601 assumed"
+    return "bt601", f"colour matrix {colorspace} (H.273) is not supported: read as BT.601, colours are wrong"
+
+
+def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: SourceInfo) -> NDArray[Any]:
+    pitch = plane.line_size
+    samples = (dtype.itemsize,) if len(shape) == 2 else (shape[2] * dtype.itemsize, dtype.itemsize)
+    if pitch > 0:
+        return np.ndarray(shape, dtype, plane, 0, (pitch, *samples))
+    note(info, "rows are stored bottom-up: one copy a frame")
+    return np.ndarray(shape, dtype, plane, -pitch * (shape[0] - 1), (pitch, *samples)).copy()
+
+
+_MIRRORED = "the display matrix mirrors the picture: ignored, used as coded"
+
+
+def _rotation(picture: av.VideoFrame, info: SourceInfo, first: bool) -> Rotation:
+    """Clockwise turn that the display matrix asks for.
+
+    Only the first frame's whole matrix is read: PyAV's side data are reference cycles that keep each frame alive until
+    the garbage collector comes round.
+    """
+    side_data: Any = picture.side_data.get("DISPLAYMATRIX") if first else None
+    if side_data is not None:
+        # It sends (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.
+        a, b, _, c, d = struct.unpack_from("=5i", side_data)
+        if a * d - b * c < 0:
+            note(info, _MIRRORED)
+    degrees = -picture.rotation
+    if not degrees or _MIRRORED in info.notes:
+        return 0
+    quarter = round(degrees / 90) % 4
+    if degrees % 90 not in (0, 1, 89):
+        note(info, f"the display matrix turns by {degrees} degrees: {90 * quarter} used")
+    rotations: tuple[Rotation, ...] = (0, 90, 180, 270)
+    return rotations[quarter]

@@ -1,0 +1,85 @@
+"""How a live stream goes on after a loss: when to try again, and how its time continues. Plain policy, without a clock."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+FIRST_DELAY = 0.25
+TIME_BASE = Fraction(1, 90_000)
+"""Unit of the pts of live frames: that of RTP video and MPEG-TS."""
+JUMP = 30
+"""Seconds; a larger step of the source's clock between two frames is a clock that was set, not time that passed."""
+
+
+class Backoff:
+    """Waits between attempts to connect: 0.25 s, doubling up to a limit, each shortened at random by up to a fifth.
+
+    Args:
+        attempts: how often to try again in a row; -1: for ever.
+        max_delay: longest wait in seconds.
+        random: spreads the attempts of many clients that lost one server at the same moment.
+    """
+
+    def __init__(self, attempts: int, max_delay: float, random: Random) -> None:
+        self._attempts, self._max_delay, self._random = attempts, max_delay, random
+        self.succeeded()
+
+    def failed(self) -> float | None:
+        """Seconds to wait before the next attempt; None: give up."""
+        self.failures += 1
+        if 0 <= self._attempts < self.failures:
+            return None
+        delay = min(self._delay, self._max_delay)
+        self._delay = min(2 * self._delay, self._max_delay)
+        return delay * self._random.uniform(0.8, 1.0)
+
+    def succeeded(self) -> None:
+        """The stream delivers: the next failure is the first in a row."""
+        self.failures = 0
+        self._delay = FIRST_DELAY
+
+
+class Timeline:
+    """Joins the clocks of one connection after another into pts that always rise, from 0 at the first frame.
+
+    Within a connection the source's own distances are kept exactly. Between the last frame of one connection and the first of
+    the next lies the time that passed between their arrivals. Where the source's clock stands still, goes back or jumps by
+    more than JUMP seconds, one frame period is taken instead.
+    """
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._arrival = 0.0
+        self._offset: int | None = None
+        self._resumed = False
+
+    def reconnected(self) -> None:
+        """The next frame is the first of a new connection."""
+        self._offset, self._resumed = None, True
+
+    def pts(self, source: Fraction | None, arrival: float, period: Fraction) -> int:
+        """pts of the next frame, in TIME_BASE.
+
+        Args:
+            source: its time in seconds by the source's clock; None: not stated.
+            arrival: when it was received, in seconds of a monotonic clock.
+            period: time between two frames in seconds.
+        """
+        tick = None if source is None else round(source / TIME_BASE)
+        step = max(1, round(period / TIME_BASE))
+        waited = round((arrival - self._arrival) / TIME_BASE)
+        if self._last is None:
+            pts = 0
+        elif self._resumed:
+            pts = self._last + max(step, waited)
+        else:
+            pts = self._last + step
+            if tick is not None and self._offset is not None:
+                stated = tick + self._offset
+                if self._last < stated <= self._last + max(0, waited) + JUMP / TIME_BASE:
+                    pts = stated
+        if tick is not None:
+            self._offset = pts - tick
+        self._last, self._arrival, self._resumed = pts, arrival, False
+        return pts

@@ -1,0 +1,329 @@
+"""Real video servers on 127.0.0.1 for tests: MPEG-TS over HTTP, TCP and UDP, and RTSP with H.264 over RTP.
+
+They send an endless H.264 clip in real time, and can be told to fall silent (`freeze`), to die (`kill`), and to come back
+on the same port with another picture size (start a new one with `port=`).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from fractions import Fraction
+from functools import cache
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import av
+import numpy as np
+
+FPS = 25
+SMALL, LARGE = (64, 48), (160, 96)
+Size = tuple[int, int]
+
+
+@cache
+def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.Packet[Any], ...]:
+    """A moving clip as H.264 packets in decoding order, with a key frame every 5 frames."""
+    options = {"preset": "ultrafast", "g": "5", "keyint_min": "5", "bf": str(b_frames), "threads": "1"}
+    if not b_frames:
+        options["tune"] = "zerolatency"
+    encoder = av.CodecContext.create("libx264", "w")
+    encoder.width, encoder.height, encoder.pix_fmt = *size, "yuv420p"
+    encoder.time_base, encoder.framerate, encoder.options = Fraction(1, FPS), Fraction(FPS), options
+    packets: list[av.Packet[Any]] = []
+    for number in range(frames):
+        luma = np.add.outer(np.arange(size[1]), np.arange(size[0])) + 9 * number
+        picture = np.full((size[1] * 3 // 2, size[0]), 128, np.uint8)
+        picture[: size[1]] = luma % 200 + 20
+        frame = av.VideoFrame.from_ndarray(picture, format="yuv420p")
+        frame.pts = number
+        packets += encoder.encode(frame)
+    return (*packets, *encoder.encode(None))
+
+
+def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tuple[bytes, int, int]]:
+    """(Annex B bytes, pts, dts) of the clip again and again, in frame periods.
+
+    Args:
+        damage: of every ten pictures, one is noise behind a valid start, and one ends in noise.
+    """
+    packets = access_units(size, FPS, b_frames)
+    for turn in count():
+        for number, packet in enumerate(packets):
+            assert packet.pts is not None and packet.dts is not None
+            data = bytes(packet)
+            if damage and number % 10 == 3:
+                data = b"\x00\x00\x00\x01\x65" + 50 * b"\x5a"
+            elif damage and number % 10 == 5:
+                data = data[: len(data) // 2] + len(data) // 2 * b"\x5a"
+            yield data, packet.pts + turn * FPS, packet.dts + turn * FPS
+
+
+def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[bytes]:
+    """The endless clip as MPEG-TS, the bytes of one frame at a time."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mpegts") as container:
+        container.flags |= av.container.Flags.flush_packets.value
+        stream = container.add_mux_stream("h264", rate=FPS, width=size[0], height=size[1])
+        for data, pts, dts in endless(size, b_frames, damage):
+            packet = av.Packet(data)
+            packet.stream, packet.time_base = stream, Fraction(1, FPS)
+            packet.pts, packet.dts, packet.is_keyframe = pts, dts, dts % 5 == 0
+            container.mux_one(packet)
+            yield out.getvalue()
+            out.seek(0)
+            out.truncate()
+
+
+def finite(container_format: str, size: Size, frames: int = FPS) -> bytes:
+    """A whole short file of `frames` frames, for example "mp4"."""
+    out = io.BytesIO()
+    with av.open(out, "w", format=container_format) as container:
+        stream = container.add_mux_stream("h264", rate=FPS, width=size[0], height=size[1])
+        for (data, pts, dts), _ in zip(endless(size), range(frames), strict=False):
+            packet = av.Packet(data)
+            packet.stream, packet.time_base = stream, Fraction(1, FPS)
+            packet.pts, packet.dts, packet.is_keyframe = pts, dts, dts % 5 == 0
+            container.mux_one(packet)
+    return out.getvalue()
+
+
+class Server:
+    """Sends the clip to everyone who connects (raw MPEG-TS over TCP); the base of the other servers."""
+
+    scheme = "tcp"
+
+    def __init__(self, size: Size = SMALL, *, port: int = 0, b_frames: int = 0, damage: bool = False) -> None:
+        self.size, self.b_frames, self.damage = size, b_frames, damage
+        self.connections = threading.Semaphore(0)
+        """Released once for each client that connected."""
+        self.silent = threading.Event()
+        """Set once a sender has fallen silent after `freeze`."""
+        self._dead, self._frozen = threading.Event(), threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(port)
+
+    def _start(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self._spawn(self._accept)
+
+    def _spawn(self, target: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sockets.append(client)
+                self.connections.release()
+                self._spawn(self._talk, client)
+
+    def _talk(self, client: socket.socket) -> None:
+        with suppress(OSError):
+            self.serve(client)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+        client.close()
+
+    def url(self, path: str = "/stream", login: str = "") -> str:
+        return f"{self.scheme}://{login}127.0.0.1:{self.port}{path}"
+
+    def freeze(self) -> None:
+        """Fall silent; connections stay open."""
+        self._frozen.set()
+
+    def kill(self) -> None:
+        """Die at once, as a process that is killed: every socket is closed."""
+        self._dead.set()
+        for one in (self._listener, *self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    def paced(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items in real time, until the server is dead; nothing more once it is frozen."""
+        for item in items:
+            if self._dead.wait(1 / FPS):
+                return
+            if self._frozen.is_set():
+                self.silent.set()
+                self._dead.wait()
+                return
+            yield item
+
+    def chunks(self) -> Iterator[bytes]:
+        return self.paced(mpegts(self.size, self.b_frames, self.damage))
+
+    def serve(self, client: socket.socket) -> None:
+        for chunk in self.chunks():
+            client.sendall(chunk)
+
+
+def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
+    """The request line and the headers (names in lower case) of an HTTP or RTSP request; interleaved data is skipped."""
+    line = stream.readline()
+    while line.startswith(b"$"):
+        line += stream.read(4 - len(line)) if len(line) < 4 else b""
+        rest = struct.unpack(">H", line[2:4])[0] + 4 - len(line)
+        line = (stream.read(rest) if rest > 0 else b"") and stream.readline()
+    if not line.strip():
+        raise ConnectionError("client is gone")
+    headers = {}
+    while header := stream.readline().strip():
+        name, _, value = header.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    return line.decode().strip(), headers
+
+
+class HttpServer(Server):
+    """/stream: endless MPEG-TS. /clip.mp4: a file, with ranges. /page: no video. Anything else: 404."""
+
+    scheme = "http"
+
+    def __init__(self, size: Size = SMALL, *, login: str = "", **options: Any) -> None:
+        self.login = login
+        self.refusals = 0
+        super().__init__(size, **options)
+
+    def serve(self, client: socket.socket) -> None:
+        line, headers = _request(client.makefile("rb"))
+        path = line.split()[1].partition("?")[0]
+        wanted = "Basic " + base64.b64encode(self.login.encode()).decode()
+
+        def reply(status: str, *fields: str, body: bytes = b"") -> None:
+            client.sendall("\r\n".join([f"HTTP/1.1 {status}", "Connection: close", *fields, "", ""]).encode() + body)
+
+        if self.login and headers.get("authorization") != wanted:
+            self.refusals += 1
+            reply("401 Unauthorized", 'WWW-Authenticate: Basic realm="test"', "Content-Length: 0")
+        elif path == "/stream":
+            reply("200 OK", "Content-Type: video/mp2t")
+            super().serve(client)
+        elif path == "/page":
+            body = b"<html>no video here</html>" * 50
+            reply("200 OK", "Content-Type: text/html", f"Content-Length: {len(body)}", body=body)
+        elif path == "/clip.mp4":
+            body = finite("mp4", self.size)
+            first = int(re.findall(r"\d+", headers.get("range", "bytes=0-"))[0])
+            content = f"Content-Range: bytes {first}-{len(body) - 1}/{len(body)}"
+            length = f"Content-Length: {len(body) - first}"
+            reply("206 Partial Content", "Accept-Ranges: bytes", content, length, body=body[first:])
+        else:
+            reply("404 Not Found", "Content-Length: 0")
+
+
+class UdpSender(Server):
+    """Sends MPEG-TS datagrams to a port, whether or not anyone listens there."""
+
+    scheme = "udp"
+
+    def _start(self, port: int) -> None:
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if not port:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+        self.port = port
+        self._spawn(self._send)
+
+    def _send(self) -> None:
+        for chunk in self.chunks():
+            for start in range(0, len(chunk), 7 * 188):
+                with suppress(OSError):  # nobody listens yet
+                    self._listener.sendto(chunk[start : start + 7 * 188], ("127.0.0.1", self.port))
+
+
+class RtspServer(Server):
+    """RTSP 1.0 with Basic authentication; H.264 (RFC 6184) in RTP, interleaved or over UDP. Any path but /stream: 404."""
+
+    scheme = "rtsp"
+
+    def __init__(self, size: Size = SMALL, *, login: str = "", **options: Any) -> None:
+        self.login = login
+        self.refusals = 0
+        self.transports: list[str] = []
+        super().__init__(size, **options)
+
+    def serve(self, client: socket.socket) -> None:
+        stream = client.makefile("rb")
+        wanted = "Basic " + base64.b64encode(self.login.encode()).decode()
+        sdp = (
+            "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\na=control:*\r\n"
+            "m=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1\r\na=control:track0\r\n"
+        )
+        datagrams = None
+        while True:
+            line, headers = _request(stream)
+            method, url, _ = line.split()
+
+            def reply(status: str, *fields: str, body: str = "", sequence: str = headers.get("cseq", "0")) -> None:
+                lines = [f"RTSP/1.0 {status}", f"CSeq: {sequence}", "Session: 1", *fields]
+                client.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+
+            if self.login and method != "OPTIONS" and headers.get("authorization") != wanted:
+                self.refusals += 1
+                reply("401 Unauthorized", 'WWW-Authenticate: Basic realm="test"')
+            elif not re.match(r"rtsp://[^/]+/stream\b", url):
+                reply("404 Not Found")
+            elif method == "DESCRIBE":
+                reply("200 OK", "Content-Type: application/sdp", f"Content-Base: {url}/", body=sdp)
+            elif method == "SETUP":
+                transport = headers["transport"].split(",")[0]
+                self.transports.append(transport)
+                if ports := re.search(r"client_port=(\d+)", transport):
+                    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                    datagrams.bind(("127.0.0.1", 0))
+                    datagrams.connect(("127.0.0.1", int(ports[1])))
+                    self._sockets.append(datagrams)
+                    own = datagrams.getsockname()[1]
+                    transport += f";server_port={own}-{own + 1}"
+                reply("200 OK", f"Transport: {transport}")
+            elif method == "PLAY":
+                reply("200 OK", "Range: npt=now-")
+                self._spawn(self._play, client, datagrams)
+            else:
+                reply("200 OK", "Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN, GET_PARAMETER")
+
+    def _play(self, client: socket.socket, datagrams: socket.socket | None) -> None:
+        with suppress(OSError):
+            for number, packet in enumerate(self._rtp()):
+                header = struct.pack(">BBHII", 0x80, 96 | packet[1] << 7, number & 0xFFFF, packet[2], 1)
+                if datagrams is not None:
+                    datagrams.send(header + packet[0])
+                else:
+                    client.sendall(struct.pack(">cBH", b"$", 0, 12 + len(packet[0])) + header + packet[0])
+
+    def _rtp(self) -> Iterator[tuple[bytes, bool, int]]:
+        """(payload, is the last of its frame, 90 kHz time) of each RTP packet."""
+        for data, pts, _ in self.paced(endless(self.size, self.b_frames, self.damage)):
+            units = [unit for unit in re.split(rb"\x00{2,3}\x01", data) if unit]
+            for unit in units:
+                last = unit is units[-1]
+                if len(unit) <= 1200:
+                    yield unit, last, pts * 90000 // FPS
+                    continue
+                pieces = [unit[start : start + 1200] for start in range(1, len(unit), 1200)]
+                for number, piece in enumerate(pieces):
+                    final = number == len(pieces) - 1
+                    head = bytes([unit[0] & 0xE0 | 28, (number == 0) << 7 | final << 6 | unit[0] & 0x1F])
+                    yield head + piece, last and final, pts * 90000 // FPS

@@ -1,0 +1,92 @@
+"""The laws of docs/architecture.md that a machine can hold: who imports whom, and what an import may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import framefuse
+
+PACKAGE = Path(framefuse.__file__).parent
+
+# Room -> rooms it may import. Every room may import errors.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "machine": set(),
+    "frame": set(),
+    "prediction": {"frame"},
+    "kernels": {"frame"},
+    "preprocess": {"frame", "kernels"},
+    "models": {"frame", "preprocess"},
+    "postprocess": {"prediction", "preprocess", "kernels", "models"},
+    "engines": {"machine"},
+    "sources": {"frame"},
+    "sinks": {"frame", "prediction", "sources", "kernels"},
+    "batching": set(),
+    "config": {"machine"},
+    "profiling": {"machine"},
+    "report": {"machine", "profiling", "sources"},
+    "report_html": {"report", "profiling"},
+    "channel": {"profiling"},
+    "choices": {"config", "models", "preprocess"},
+    "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling"},
+}
+FREE = {"__init__", "pipeline", "doctor", "cli"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "framefuse":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("framefuse.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room in FREE:
+        return
+    extra = imported_rooms(path) - ALLOWED[room] - {room, "errors"}
+    assert not extra, f"{room} must not import {sorted(extra)}"
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_import_is_light() -> None:
+    heavy = "{'av', 'openvino', 'onnx', 'onnxruntime', 'torch', 'tvm', 'tvm_ffi', 'matplotlib', 'PIL'}"
+    assert run(f"import sys, framefuse; print(sorted({heavy} & set(sys.modules)))") == "[]"
+
+
+def test_import_starts_no_thread_and_configures_no_logging() -> None:
+    code = "import threading, logging, framefuse; print(threading.active_count(), len(logging.getLogger().handlers))"
+    assert run(code) == "1 0"
+
+
+def test_public_names_exist_and_are_documented() -> None:
+    for name in framefuse.__all__:
+        value = getattr(framefuse, name)
+        assert isinstance(value, str) or value.__doc__, name
+
+
+def test_options_of_public_functions_are_keyword_only() -> None:
+    import inspect
+
+    for name in ("Pipeline", "open_source"):
+        parameters = list(inspect.signature(getattr(framefuse, name)).parameters.values())
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert positional in (["source", "model"], ["source", "options"]), f"{name}: {positional}"

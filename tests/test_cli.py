@@ -1,0 +1,306 @@
+"""The command line as a user meets it: what it prints where, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from framefuse import __version__
+from framefuse.cli import main
+from framefuse.cli.config import commented_yaml
+from framefuse.cli.demo import iou
+from framefuse.cli.options import normalise
+from framefuse.cli.reference import markdown
+from framefuse.config import Settings, load_settings
+from framefuse.models.squares import squares_clip
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "framefuse.cli"]
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "clip.mp4"
+    squares_clip(path, frames=12, size=(320, 240), seed=1)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write below the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in this process; exit code, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def spawn(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60)
+
+
+# -- the words -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "parsed"),
+    [
+        ("--max_det 5", "--max-det 5"),
+        ("--save_txt --no_rect", "--save-txt --no-rect"),
+        ("--name=a_b", "--name=a_b"),
+        ("--max_det=5 my_clip.mp4", "--max-det=5 my_clip.mp4"),
+        ("--imgsz 384 640 clip.mp4", "--imgsz 384,640 clip.mp4"),
+        ("--imgsz 384x640", "--imgsz 384x640"),
+        ("--classes 0 2 5 --save", "--classes 0,2,5 --save"),
+        ("--classes 0,2 3", "--classes 0,2,3"),
+        ("--classes", "--classes"),
+        ("-- --max_det 5", "-- --max_det 5"),
+    ],
+)
+def test_words_in_the_forms_people_type(typed: str, parsed: str) -> None:
+    assert normalise(typed.split()) == parsed.split()
+
+
+def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
+    code, help_text, _ = run("predict", "--help")
+    assert code == 0
+    for field, info in Settings.model_fields.items():
+        name = field.replace("_", "-")
+        assert re.search(rf"--{name}\b", help_text), name
+        value = [] if info.annotation is bool else [str(info.default) if info.default is not None else "1"]
+        for spelling in (name, field):
+            code, out, _ = run("config", "show", "--json", f"--{spelling}", *value)
+            assert (code, json.loads(out)["settings"][field]["from"]) == (0, "command line")
+
+
+# -- exit codes and messages -----------------------------------------------------------------------------------------
+
+
+def test_help_and_version_print_on_stdout(run: Any) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        code, out, err = run(*words)
+        assert (code, err) == (0, "")
+        assert all(verb in out for verb in ("predict", "demo", "doctor", "models", "config"))
+    assert run("--version") == (0, f"framefuse {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "remedy"),
+    [
+        ("predict", 2, "no source is given", "framefuse predict video.mp4"),
+        ("predict a.mp4 --max-dett 5", 2, "no such option: --max-dett", "did you mean --max-det?"),
+        ("predictt a.mp4", 2, "predict", "framefuse --help"),
+        ("predict a.mp4 m.onnx extra", 2, "extra", "framefuse predict --help"),
+        ("predict a.mp4 --conf", 2, "--conf", "--help"),
+        ("predict a.mp4 --conf 1.5", 2, "--conf is '1.5'", "a number from 0 to 1"),
+        ("predict a.mp4 --device gpu", 2, "--device is 'gpu'", "one of auto, cpu, cuda"),
+        ("predict a.mp4 --preset fast", 2, "no preset is called 'fast'", "latency, throughput, vr"),
+        ("predict a.mp4 --half --precision int8", 2, "contradict", "--half"),
+        ("predict a.mp4 m.onnx --model n.onnx", 2, "two models", "leave one"),
+        ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),
+        ("predict a.mp4 --config none.yaml", 2, "none.yaml", "framefuse config init"),
+        ("predict missing.mp4", 1, "missing.mp4", ""),
+        ("config", 2, "Missing command", "framefuse config --help"),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, message: str, remedy: str) -> None:
+    found, out, err = run(*words.split())
+    assert (found, out) == (code, "")
+    first, *rest = err.splitlines()
+    assert first.startswith("error: ") and message in first
+    assert remedy in "\n".join(rest)
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(run: Any) -> None:
+    for words in (["--debug", "predict", "missing.mp4"], ["predict", "missing.mp4", "--debug"]):
+        code, _, err = run(*words)
+        assert code == 1
+        assert "Traceback" in err and "error: " in err
+
+
+def test_passwords_do_not_show(run: Any, tmp_path: Path) -> None:
+    Path("run.yaml").write_text("source: rtsp://me:hunter2@localhost:1/live\n")
+    code, out, _ = run("config", "show", "--config", "run.yaml")
+    assert code == 0 and "rtsp://" in out and "hunter2" not in out
+    code, out, err = run("--debug", "predict", "--config", "run.yaml", "--reconnect", "0", "--timeout", "2")
+    assert code == 1 and "hunter2" not in out + err
+
+
+def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has CUDA")
+    done = spawn("predict", clip, "--device", "cuda")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "NVIDIA driver" in done.stderr and "--device cpu" in done.stderr
+
+
+def test_the_command_line_starts_without_the_heavy_packages() -> None:
+    code = "import sys, framefuse.cli; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- predict ---------------------------------------------------------------------------------------------------------
+
+
+def test_predict_writes_lines_and_a_report(run: Any, clip: Path) -> None:
+    code, out, err = run("predict", clip)
+    folder = Path("runs/predict/predict")
+    assert (code, out) == (0, "")
+    assert "12 frames" in err and str(folder / "report.html") in err
+    assert len((folder / "clip.jsonl").read_text().splitlines()) == 12
+    assert json.loads((folder / "report.json").read_text())["frames"] == 12
+    assert not list(folder.glob("*.mp4"))
+
+
+def test_options_reach_the_run(run: Any, clip: Path) -> None:
+    words = ["--vid_stride", "3", "--classes", "0", "2", "--max-det", "1", "--save", "--no-save-jsonl", "--name", "x"]
+    code, out, _ = run("predict", "--source", clip, "-m", "squares", *words, "--json", "--quiet")
+    report = json.loads(out)
+    assert (code, report["frames"]) == (0, 4)
+    assert set(report["detections_per_class"]) <= {"red", "blue"}
+    assert report["detections"] <= 4
+    assert [path.name for path in Path("runs/predict/x").glob("clip*")] == ["clip.mp4"]
+
+
+def test_one_file_holds_a_whole_run(run: Any, clip: Path) -> None:
+    Path("run.yaml").write_text(f"source: {clip}\nmodel: squares\npreset: vr\nend: 0.2\nproject: out\nname: a\n")
+    code, _, err = run("predict", "--config", "run.yaml", "--quiet")
+    assert (code, err) == (0, "")
+    assert 1 <= len(Path("out/a/clip.jsonl").read_text().splitlines()) < 12
+
+
+def test_stdout_holds_nothing_but_lines(clip: Path) -> None:
+    done = spawn("predict", clip, "--stdout")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert [row["frame"] for row in rows] == list(range(12))
+    assert "12 frames" in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_quiet_prints_nothing(clip: Path) -> None:
+    done = spawn("predict", clip, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, clip: Path) -> None:
+    long = tmp_path / "long.mp4"
+    squares_clip(long, frames=600, size=(160, 120), seed=1)
+    with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 1
+    assert "Traceback" not in err and "Exception" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path, number: signal.Signals) -> None:
+    long = tmp_path / "long.mp4"
+    squares_clip(long, frames=600, size=(160, 120), seed=1)
+    words = ["predict", long, "--stdout", "--save", "--save-jsonl"]
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()  # it runs, and stops soon: nobody reads what else it prints
+        process.send_signal(number)
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 130
+    assert "interrupted" in err and "Traceback" not in err
+    folder = tmp_path / "runs/predict/predict"
+    lines = [json.loads(line) for line in (folder / "long.jsonl").read_text().splitlines()]
+    with av.open(folder / "long.mp4") as video:
+        frames = sum(1 for _ in video.decode(video=0))
+    assert 0 < len(lines) < 600
+    assert frames == len(lines)
+    assert json.loads((folder / "report.json").read_text())["error"]["kind"] == "KeyboardInterrupt"
+
+
+# -- demo, doctor, models, config ------------------------------------------------------------------------------------
+
+
+def test_demo_finds_the_squares_and_writes_everything(run: Any) -> None:
+    code, out, err = run("demo", "--frames", "15")
+    assert (code, out) == (0, "")
+    assert re.search(r"truth .* precision 1\.000, recall 1\.000", err)
+    written = {path.suffix for path in Path("runs/demo/demo").rglob("*.*")}
+    assert written >= {".mp4", ".jsonl", ".csv", ".json", ".txt", ".html"}
+
+
+def test_demo_fails_when_nothing_is_found(run: Any) -> None:
+    code, _, err = run("demo", "--frames", "3", "--engine", "null", "--quiet")
+    assert code == 4
+    assert "recall 0.000" in err
+
+
+def test_iou() -> None:
+    assert iou((0, 0, 2, 2), (0, 0, 2, 2)) == 1
+    assert iou((0, 0, 2, 2), (1, 0, 3, 2)) == pytest.approx(1 / 3)
+    assert iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0
+
+
+def test_doctor_says_what_works(run: Any) -> None:
+    code, out, _ = run("doctor", "--json")
+    found = json.loads(out)
+    rows = {row["name"]: row for row in found["checks"]}
+    assert code == 0
+    assert all(rows[name]["status"] == "PASS" for name in ("kernels", "decode", "engine null", "engine openvino"))
+    assert all(row["remedy"] for row in rows.values() if row["status"] != "PASS")
+    assert found["facts"]["framefuse"] == __version__
+
+
+def test_doctor_in_words(run: Any) -> None:
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    assert re.search(r"^PASS +engine openvino", out, re.MULTILINE)
+
+
+def test_config_show_names_the_origin_of_each_value(run: Any) -> None:
+    Path("run.yaml").write_text("preset: latency\nconf: 0.3\n")
+    code, out, _ = run("config", "show", "-c", "run.yaml", "--iou", "0.5")
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
+    assert code == 0
+    assert rows["conf"] == "0.3 file run.yaml, line 2"
+    assert rows["iou"] == "0.5 command line"
+    assert rows["streams"] == "1 preset latency"
+    assert rows["max_det"] == "300 default"
+
+
+def test_config_init_writes_a_file_that_changes_nothing(run: Any, tmp_path: Path) -> None:
+    code, out, err = run("config", "init")
+    assert (code, out) == (0, "") and "framefuse.yaml" in err
+    text = Path("framefuse.yaml").read_text()
+    assert load_settings(Path("framefuse.yaml")).settings == Settings()
+    Path("all.yaml").write_text(re.sub(r"^# (\w+: )", r"\1", text, flags=re.MULTILINE).replace("preset: latency", ""))
+    effective = load_settings(Path("all.yaml"))
+    assert effective.settings == Settings(save_jsonl=True)
+    assert set(effective.origin.values()) != {"default"}
+    assert run("config", "init")[0] == 2
+    assert run("config", "init", "--force")[0] == 0
+    assert text == commented_yaml("framefuse.yaml")
+
+
+def test_the_committed_option_reference_is_up_to_date(run: Any) -> None:
+    code, out, _ = run("config", "reference")
+    assert (code, out) == (0, markdown())
+    assert (ROOT / "docs/options.md").read_text() == out, "framefuse config reference > docs/options.md"

@@ -1,0 +1,160 @@
+"""Settings: precedence, where values came from, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framefuse.config import (
+    GROUPS,
+    PRESET_ALIASES,
+    PRESETS,
+    Settings,
+    group_of,
+    load_settings,
+    preset_values,
+    settings_from,
+    takes,
+)
+from framefuse.errors import ConfigError, UsageError
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str | bytes, name: str = "run.yaml") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+def test_the_later_layer_wins_and_is_named(write: Any) -> None:
+    path = write("preset: latency\n\nqueue: 7\nconf: 0.4\nmax_age: 3\n")
+    effective = load_settings(path, None, {"conf": "0.5"}, defaults={"save_jsonl": True})
+    settings, origin = effective.settings, effective.origin
+    assert (settings.conf, origin["conf"]) == (0.5, "command line")
+    assert (settings.queue, origin["queue"]) == (7, f"file {path}, line 3")
+    assert (settings.low_latency, origin["low_latency"]) == (True, "preset latency")
+    assert (settings.max_age, origin["max_age"]) == (3, f"file {path}, line 5")
+    assert (settings.iou, origin["iou"]) == (0.7, "default")
+    assert (settings.save_jsonl, origin["save_jsonl"]) == (True, "default")
+    assert set(origin) == set(Settings.model_fields)
+
+
+def test_a_preset_of_the_command_line_replaces_that_of_the_file(write: Any) -> None:
+    effective = load_settings(write("preset: latency\n"), "throughput")
+    assert effective.settings == settings_from({"preset": "throughput"})
+    assert effective.origin["queue"] == "preset throughput"
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *PRESET_ALIASES])
+def test_presets_change_something_and_are_valid(name: str) -> None:
+    assert settings_from(preset_values(name)) == settings_from({"preset": name}) != Settings()
+
+
+def test_an_option_beside_a_preset_wins() -> None:
+    assert settings_from({"preset": "vr", "queue": 9}).queue == 9
+
+
+def test_one_file_holds_a_whole_run(write: Any) -> None:
+    effective = load_settings(write("source: [a.mp4, 0]\nmodel: m.onnx\n"))
+    assert effective.source == ["a.mp4", "0"]
+    assert effective.model == "m.onnx"
+    assert load_settings(write("source: 0\n")).source == "0"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_changes_nothing(write: Any, text: str) -> None:
+    assert load_settings(write(text)).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "remedy"),
+    [
+        ("conf: 0.3\nmax_dett: 5\n", "unknown setting 'max_dett' (file {path}, line 2)", "did you mean 'max_det'?"),
+        ("max-det: 5\n", "unknown setting 'max-det'", "did you mean 'max_det'?"),
+        ("modle: m.onnx\n", "unknown setting 'modle'", "did you mean 'model'?"),
+        ("qqqqq: 1\n", "unknown setting 'qqqqq'", "framefuse config show"),
+        ("half: true\n", "unknown setting 'half'", "precision: fp16"),
+        ("\nconf: 1.5\n", "conf is 1.5 (file {path}, line 2)", "a number from 0 to 1"),
+        ("conf: .nan\n", "conf is nan", "a number from 0 to 1"),
+        ("timeout: .inf\n", "timeout is inf", "a number above 0"),
+        ("conf:\n", "conf is None", "a number from 0 to 1"),
+        ("batch: true\n", "batch is True", "a whole number from 1 to 64"),
+        ("imgsz: true\n", "imgsz is True", "one or two whole numbers above 0"),
+        ("imgsz: [1, 2, 3]\n", "imgsz is [1, 2, 3]", "one or two whole numbers above 0"),
+        ("batch: 2.5\n", "batch is 2.5", "a whole number from 1 to 64"),
+        ("device: gpu\n", "device is 'gpu'", "one of auto, cpu, cuda"),
+        ("classes: []\n", "classes is []", "one or more whole numbers from 0"),
+        ("start: 5\nend: 5\n", "end is 5 (file {path}, line 2)", "a number above start (5)"),
+        ("conf: 0.1\nconf: 0.2\n", "conf is set twice (file {path}, line 1 and file {path}, line 2)", "delete one"),
+        ("source: {a: 1}\n", "source is {{'a': 1}}", "name, path or address"),
+        ("source: []\n", "source is []", "name, path or address"),
+        ("model: [a, b]\n", "model is ['a', 'b']", "name, path or address"),
+        ("- conf\n", "holds no settings", "name: value"),
+        ("conf: [0.1\n", "is not valid YAML", "name: value"),
+        ("conf: !!python/name:os.system\n", "is not valid YAML", "name: value"),
+        (b"conf: \xff\xfe\n", "is not valid YAML", "name: value"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(
+    write: Any, text: str | bytes, message: str, remedy: str
+) -> None:
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert message.format(path=path) in caught.value.message
+    assert remedy in (caught.value.remedy or "")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration file"):
+        load_settings(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "remedy"),
+    [
+        ({"max_detections": 5}, "unknown setting 'max_detections'", "did you mean 'max_det'?"),
+        ({"conf": "high"}, "conf is 'high'", "a number from 0 to 1"),
+        ({"preset": "fast"}, "no preset is called 'fast'", "latency, throughput, vr"),
+    ],
+)
+def test_what_is_wrong_in_python(options: dict[str, Any], message: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings_from(options)
+    assert message in caught.value.message
+    assert remedy in (caught.value.remedy or "")
+
+
+def test_a_wrong_command_line_value_names_the_option() -> None:
+    with pytest.raises(UsageError, match=r"--max-det is '0'") as caught:
+        load_settings(overrides={"max_det": "0"})
+    assert not isinstance(caught.value, ConfigError)
+
+
+def test_options_change_single_fields_of_the_base() -> None:
+    base = Settings(conf=0.4, queue=2)
+    assert settings_from({"queue": 3}, base=base) == Settings(conf=0.4, queue=3)
+    assert base.queue == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(640, [640]), ("640", [640]), ("384x640", [384, 640]), ("384, 640", [384, 640]), ((384, 640), [384, 640])],
+)
+def test_sizes_in_every_form(value: Any, expected: list[int]) -> None:
+    assert settings_from({"imgsz": value}).imgsz == expected
+
+
+def test_every_setting_is_documented() -> None:
+    assert next(iter(GROUPS.values())) == next(iter(Settings.model_fields))
+    for field, info in Settings.model_fields.items():
+        assert info.description
+        assert group_of(field) in GROUPS
+        assert takes(field)

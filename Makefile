@@ -25,7 +25,7 @@ wheel: $(VENV)/dev
 	$(BIN)/python -m build --wheel
 
 docs: $(VENV)/dev
-	$(BIN)/python -m framefuse.cli.reference
+	$(BIN)/framefuse config reference > docs/options.md
 
 clean:
 	rm -rf $(VENV) dist build

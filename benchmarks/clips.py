@@ -17,6 +17,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av.video.reformatter import Interpolation
 
 from benchmarks.scene import Scene
 
@@ -68,8 +69,8 @@ def cached(path: Path, write: Callable[[Path], object], *sources: str) -> Path:
 
 
 def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
-    """Encodes the scene at the clip's size; the bit rate per pixel is the same for every size."""
-    scene = Scene(spec.width, spec.height, frames=frames)
+    """Encodes the scene, scaled to the clip's size; the bit rate per pixel is the same for every size."""
+    scene = Scene(frames=frames)
     with av.open(path, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FPS)
         stream.width, stream.height, stream.pix_fmt = spec.width, spec.height, "yuv420p"
@@ -78,7 +79,10 @@ def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
         # x264's output depends on its number of threads, so that is fixed; it must not follow the machine.
         stream.thread_type, stream.codec_context.thread_count = "FRAME", 2
         for index in range(frames):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(scene.render(index), format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(scene.render(index), format="rgb24")
+            scaled = frame.reformat(spec.width, spec.height, "yuv420p", interpolation=Interpolation.BICUBIC)
+            scaled.pts = None  # the encoder counts the frames
+            container.mux(stream.encode(scaled))
         container.mux(stream.encode(None))
 
 

@@ -29,7 +29,7 @@ from benchmarks.model_graph import Array, Graph, Tensor, cost
 from benchmarks.scene import Scene
 
 SIZE = 640
-CALIBRATION_FRAMES = 8
+CALIBRATION_FRAMES = 12
 CONFIDENCE = 0.25
 
 
@@ -155,7 +155,7 @@ def write(path: Path, name: str, table: tuple[Layer, ...], taps: tuple[int, ...]
 @cache
 def calibration_images() -> npt.NDArray[np.float32]:
     """Frames spread over the benchmark clip, letterboxed to (N, 3, 640, 640), RGB in 0..1 on grey 114."""
-    scene = Scene(1920, 1080, frames=FRAMES)
+    scene = Scene(frames=FRAMES)
     images = np.full((CALIBRATION_FRAMES, 3, SIZE, SIZE), 114, np.float32)
     for image, index in zip(images, np.linspace(0, FRAMES - 1, CALIBRATION_FRAMES).astype(int), strict=True):
         # Linear interpolation from 1920x1080 to 640x360 reads exactly the middle pixel of each 3x3; 140 rows of padding

@@ -2,7 +2,7 @@
 
 No data set is needed and none is used. The texture is value noise in octaves (random lattices, linearly interpolated,
 each octave twice as fine and 0.7 times as strong), which has about the 1/f spectrum of photographs, with flat shapes on
-top for hard edges. `Scene.render(i)` depends on nothing but the seed, the size and `i`, so any frame can be had alone.
+top for hard edges. `Scene.render(i)` depends on nothing but the seed and `i`, so any frame can be had alone.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 Image = npt.NDArray[np.uint8]
 
+WIDTH, HEIGHT = 1920, 1080
 SCROLL_PER_FRAME = 3
+SWAY = HEIGHT // 10
+SPEED = 8.0
 OBJECTS = 14
 NOISE_SIGMA = 2.0
 NOISE_FIELDS = 8
@@ -68,44 +71,41 @@ class MovingObject:
 
 
 class Scene:
-    """The picture at one size. Sizes other than 1080p show the same kind of content, scaled with the height."""
+    """The moving picture, 1920x1080."""
 
-    def __init__(self, width: int = 1920, height: int = 1080, *, frames: int = 300, seed: int = 0) -> None:
+    def __init__(self, *, frames: int = 300, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.width, self.height = width, height
-        self._sway = height // 10
-        self._background = texture(rng, height + 2 * self._sway, width + SCROLL_PER_FRAME * frames)
+        self._background = texture(rng, HEIGHT + 2 * SWAY, WIDTH + SCROLL_PER_FRAME * frames)
         self._add_shapes(rng, 60)
         self._objects = [self._object(rng) for _ in range(OBJECTS)]
-        noise = rng.normal(0, NOISE_SIGMA, (NOISE_FIELDS, height, width, 1))
+        noise = rng.normal(0, NOISE_SIGMA, (NOISE_FIELDS, HEIGHT, WIDTH, 1))
         self._noise = np.rint(noise).astype(np.int16)
 
     def _add_shapes(self, rng: np.random.Generator, count: int) -> None:
         rows, columns, _ = self._background.shape
         for _ in range(count):
-            height, width = rng.integers(self.height // 40, self.height // 4, 2)
+            height, width = rng.integers(HEIGHT // 40, HEIGHT // 4, 2)
             y, x = rng.integers(0, rows - height), rng.integers(0, columns - width)
             mask = ellipse(height, width) if rng.random() < 0.5 else np.ones((height, width), bool)
             self._background[y : y + height, x : x + width][mask] = rng.integers(20, 236, 3)
 
     def _object(self, rng: np.random.Generator) -> MovingObject:
-        height, width = (int(side) for side in rng.integers(self.height // 18, self.height // 3, 2))
+        height, width = (int(side) for side in rng.integers(HEIGHT // 18, HEIGHT // 3, 2))
         mask = ellipse(height, width) if rng.random() < 0.5 else np.ones((height, width), bool)
-        speed = self.height / 1080 * 8
         return MovingObject(
             patch=texture(rng, height, width, coarsest=64),
             mask=mask,
-            start=(rng.uniform(0, self.width), rng.uniform(0, self.height)),
-            velocity=(rng.uniform(-speed, speed), rng.uniform(-speed, speed)),
+            start=(rng.uniform(0, WIDTH), rng.uniform(0, HEIGHT)),
+            velocity=(rng.uniform(-SPEED, SPEED), rng.uniform(-SPEED, SPEED)),
         )
 
     def render(self, index: int) -> Image:
-        """Frame `index` as (height, width, 3) RGB."""
+        """Frame `index` as (1080, 1920, 3) RGB."""
         x = SCROLL_PER_FRAME * index
-        y = int(self._sway * (1 + np.sin(index / 40)))
-        frame = self._background[y : y + self.height, x : x + self.width].copy()
+        y = int(SWAY * (1 + np.sin(index / 40)))
+        frame = self._background[y : y + HEIGHT, x : x + WIDTH].copy()
         for item in self._objects:
             rows, columns = item.mask.shape
-            left, top = item.position(index, (self.width - columns, self.height - rows))
+            left, top = item.position(index, (WIDTH - columns, HEIGHT - rows))
             frame[top : top + rows, left : left + columns][item.mask] = item.patch[item.mask]
         return np.asarray(np.clip(frame + self._noise[index % NOISE_FIELDS], 0, 255), np.uint8)

@@ -1,7 +1,7 @@
 """Real video servers on 127.0.0.1 for tests: MPEG-TS over HTTP, TCP and UDP, and RTSP with H.264 over RTP.
 
-They send an endless H.264 clip in real time, and can be told to fall silent (`freeze`), to die (`kill`), and to come back
-on the same port with another picture size (start a new one with `port=`).
+They send an endless H.264 clip in real time, and can be told to fall silent (`freeze`) and to die (`kill`); a new
+one on the same port (`port=`) takes its place, with another picture size if wanted.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Server:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()
 
     def paced(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -180,7 +182,7 @@ class Server:
 
 
 def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
-    """The request line and the headers (names in lower case) of an HTTP or RTSP request; interleaved data is skipped."""
+    """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is passed over."""
     line = stream.readline()
     while line.startswith(b"$"):
         line += stream.read(4 - len(line)) if len(line) < 4 else b""
@@ -254,7 +256,7 @@ class UdpSender(Server):
 
 
 class RtspServer(Server):
-    """RTSP 1.0 with Basic authentication; H.264 (RFC 6184) in RTP, interleaved or over UDP. Any path but /stream: 404."""
+    """RTSP 1.0 with Basic authentication; H.264 (RFC 6184) in RTP, interleaved or over UDP. Only /stream exists."""
 
     scheme = "rtsp"
 

@@ -29,13 +29,14 @@ ALLOWED: dict[str, set[str]] = {
     "batching": set(),
     "config": {"machine"},
     "profiling": {"machine"},
-    "report": {"machine", "profiling", "sources"},
+    "report": {"machine", "profiling", "report_html", "sources", "verdict"},
+    "verdict": {"profiling"},
     "report_html": {"report", "profiling"},
     "channel": {"profiling"},
     "choices": {"config", "models", "preprocess"},
     "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling"},
 }
-FREE = {"__init__", "pipeline", "doctor", "cli"}
+FREE = {"__init__", "__main__", "pipeline", "doctor", "cli"}
 
 
 def room_of(path: Path) -> str:

@@ -21,16 +21,24 @@ from framefuse.cli.demo import iou
 from framefuse.cli.options import normalise
 from framefuse.cli.reference import markdown
 from framefuse.config import Settings, load_settings
-from framefuse.models.squares import squares_clip
+from framefuse.models.clip import squares_clip
 
 ROOT = Path(__file__).parents[1]
-COMMAND = [sys.executable, "-m", "framefuse.cli"]
+COMMAND = [sys.executable, "-m", "framefuse"]
 
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "clip.mp4"
     squares_clip(path, frames=12, size=(320, 240), seed=1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More than a pipe holds the results of."""
+    path = tmp_path_factory.mktemp("cli") / "long.mp4"
+    squares_clip(path, frames=400, size=(160, 120), seed=1)
     return path
 
 
@@ -202,9 +210,7 @@ def test_quiet_prints_nothing(clip: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, clip: Path) -> None:
-    long = tmp_path / "long.mp4"
-    squares_clip(long, frames=600, size=(160, 120), seed=1)
+def test_a_reader_that_goes_away_ends_the_run(long: Path) -> None:
     with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
@@ -215,9 +221,7 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path, clip: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path, number: signal.Signals) -> None:
-    long = tmp_path / "long.mp4"
-    squares_clip(long, frames=600, size=(160, 120), seed=1)
+def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     words = ["predict", long, "--stdout", "--save", "--save-jsonl"]
     with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -231,7 +235,7 @@ def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path, number: signal.S
     lines = [json.loads(line) for line in (folder / "long.jsonl").read_text().splitlines()]
     with av.open(folder / "long.mp4") as video:
         frames = sum(1 for _ in video.decode(video=0))
-    assert 0 < len(lines) < 600
+    assert 0 < len(lines) < 400
     assert frames == len(lines)
     assert json.loads((folder / "report.json").read_text())["error"]["kind"] == "KeyboardInterrupt"
 
@@ -273,6 +277,36 @@ def test_doctor_in_words(run: Any) -> None:
     code, out, err = run("doctor")
     assert (code, err) == (0, "")
     assert re.search(r"^PASS +engine openvino", out, re.MULTILINE)
+
+
+def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
+    code = "import sys, framefuse.cli; sys.modules['openvino'] = None; sys.exit(framefuse.cli.main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert re.search(r"^ABSENT +engine openvino", done.stdout, re.MULTILINE)
+    assert re.search(r"^PASS +engine null", done.stdout, re.MULTILINE)
+    assert "the core does not work here: engine openvino" in done.stderr
+
+
+def test_doctor_warns_of_two_onnxruntimes(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("onnxruntime", "onnxruntime_gpu"):
+        folder = tmp_path / f"{package}-9.9.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = next(row for row in json.loads(run("doctor", "--json")[1])["checks"] if row["name"] == "onnxruntime packages")
+    assert row["status"] == "FAIL" and "overwrite each other" in row["detail"] and "pip uninstall" in row["remedy"]
+
+
+def test_models_lists_names_and_explains_one(run: Any) -> None:
+    assert "squares" in run("models")[1]
+    code, out, _ = run("models", "squares", "--json")
+    facts = json.loads(out)
+    assert (code, facts["names"]["value"]) == (0, "3: red, green, blue")
+    assert facts["names"]["from"] == "onnx metadata names"
+    assert "letterbox" in run("models", "squares")[1]
+    code, out, err = run("models", "missing.onnx")
+    assert (code, out) == (1, "") and "missing.onnx" in err
 
 
 def test_config_show_names_the_origin_of_each_value(run: Any) -> None:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from time import monotonic, perf_counter, thread_time
 from typing import Final, Generic, Literal, TypeVar
 
 from framefuse.errors import FramefuseError
-from framefuse.profiling import StageClock, name_thread
+from framefuse.profiling import name_thread
 
 Item = TypeVar("Item")
 
 
-class _Empty:
+class Empty(Enum):
     """Nothing came in time."""
 
+    EMPTY = "empty"
 
-EMPTY: Final = _Empty()
+
+EMPTY: Final = Empty.EMPTY
 JOIN_SECONDS = 5.0
 
 
@@ -39,7 +42,9 @@ class Threaded(Generic[Item]):
         policy: what happens to a full queue. block: the iterable waits. latest: its oldest item is dropped.
         too_old: asked when an item is handed out; if true, it is dropped as stale.
         on_drop: called with the dropped item and the cause, "superseded" or "stale".
-        clock: records the busy time of the iterables and the time they were blocked.
+        on_step: called after each item with the seconds that the iterable worked on it, the seconds it was then blocked,
+            and the CPU seconds of its thread.
+        on_wait: called with the seconds that the reader waited for an item.
     """
 
     def __init__(
@@ -52,7 +57,8 @@ class Threaded(Generic[Item]):
         policy: Literal["block", "latest"] = "block",
         too_old: Callable[[Item], bool] | None = None,
         on_drop: Callable[[Item, str], None] | None = None,
-        clock: StageClock | None = None,
+        on_step: Callable[[float, float, float], None] | None = None,
+        on_wait: Callable[[float], None] | None = None,
     ) -> None:
         self.name = name
         self._cancel = cancel
@@ -60,7 +66,8 @@ class Threaded(Generic[Item]):
         self._policy = policy
         self._too_old = too_old
         self._on_drop = on_drop or (lambda item, cause: None)
-        self._clock = clock
+        self._on_step = on_step
+        self._on_wait = on_wait
         runs = list(iterables)
         self._queues: list[deque[Item]] = [deque() for _ in runs]
         self._turn = 0
@@ -77,16 +84,23 @@ class Threaded(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         while (item := self.get()) is not None:
-            if not isinstance(item, _Empty):
+            if item is not EMPTY:
                 yield item
 
-    def get(self, timeout: float | None = None) -> Item | _Empty | None:
+    def get(self, timeout: float | None = None) -> Item | Empty | None:
         """The next item; EMPTY when none came within `timeout` seconds; None at the end.
 
         Raises:
             the error that ended an iterable, once, after everything that it gave before.
         """
-        deadline = None if timeout is None else monotonic() + timeout
+        started = perf_counter()
+        try:
+            return self._get(None if timeout is None else monotonic() + timeout)
+        finally:
+            if self._on_wait is not None:
+                self._on_wait(perf_counter() - started)
+
+    def _get(self, deadline: float | None) -> Item | Empty | None:
         with self._condition:
             while True:
                 for _ in self._queues:
@@ -135,8 +149,8 @@ class Threaded(Generic[Item]):
                 if not self._put(number, item):
                     break
                 blocked = perf_counter()
-                if self._clock is not None:
-                    self._clock.add(ready - started, wait_out=blocked - ready, cpu=cpu_ready - cpu_started)
+                if self._on_step is not None:
+                    self._on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
                 started, cpu_started = blocked, thread_time()
         except BaseException as caught:
             error = caught

@@ -83,7 +83,6 @@ class Settings(BaseModel):
 
     # pipeline
     queue: int = Field(4, ge=1, le=1024, description="frames between two stages at most")
-    keep_going: bool = Field(True, description="a damaged frame or file is reported and skipped, not fatal")
 
     # output
     save: bool = Field(False, description="write the annotated video or images")

@@ -25,7 +25,7 @@ class PixelFormat:
 
     name: str
     layout: Layout
-    """planar: Y, U, V (or G, B, R) each in its own plane. semiplanar: Y, then interleaved UV. packed: one (h, w, c) plane."""
+    """planar: Y, U, V (or G, B, R) each in its own plane. semiplanar: Y, then interleaved UV. packed: one (h, w, c)."""
     bits: int = 8
     """Significant bits of a sample; more than 8 means uint16 samples, little endian."""
     subsample: tuple[int, int] = (1, 1)
@@ -102,8 +102,8 @@ class Frame:
     """
 
     planes: tuple[np.ndarray[Any, Any], ...]
-    """One array a plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The last axis is contiguous; rows may
-    have any pitch."""
+    """One array a plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The samples of a row are
+    adjacent; rows may have any pitch."""
     format: PixelFormat
     index: int = 0
     """Position among the frames that the source delivered or skipped, from 0."""

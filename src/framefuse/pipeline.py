@@ -81,24 +81,17 @@ def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
 
 
 def write(
-    results: Iterable[Done],
-    rung: str,
-    sinks: SinkSet | None,
-    info_of: Callable[[str], SourceInfo],
-    clock: StageClock | None,
+    found: Iterable[Done], sinks: SinkSet, info_of: Callable[[str], SourceInfo], clock: StageClock
 ) -> Iterator[Result]:
     """Results through the sinks, which are completed whatever happens."""
     try:
-        for done in results:
-            result = Result(done.info, done.detections, rung, done.timings, done.arrival)
-            if sinks is not None and clock is not None:
-                started, cpu_started = perf_counter(), thread_time()
-                sinks.write(result, done.frame, info_of(done.info.source_id))
-                clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+        for result, frame in found:
+            started, cpu_started = perf_counter(), thread_time()
+            sinks.write(result, frame, info_of(result.frame.source_id))
+            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
     finally:
-        if sinks is not None:
-            sinks.close()
+        sinks.close()
 
 
 class Pipeline:
@@ -177,11 +170,14 @@ class Pipeline:
         if self._last is not None:
             raise UsageError("this Pipeline has already run", remedy="make a new one for each run")
         results = self._start()
+        caller = self._recorder.stage("caller", thread="caller")
         try:
             for result in results:
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
                 self._counts.update(map(result.detections.name, result.detections.class_id.tolist()))
+                started, cpu_started = perf_counter(), thread_time()
                 yield result
+                caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
         except BaseException as error:
             self._error = None if isinstance(error, GeneratorExit) else error
             raise
@@ -239,6 +235,10 @@ class Pipeline:
             self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names)
         recorder.start()
         recorder.stage("inference", parallel=self.engine.streams)
+        decode_clock = recorder.stage(
+            "decode", parallel=settings.decode_threads * len(self.sources), copies=len(self.sources)
+        )
+        first, last = recorder.stage("preprocess"), recorder.stage("postprocess")
         frames = self._last = Threaded(
             [decode(source) for source in self.sources],
             name="decode",
@@ -247,16 +247,21 @@ class Pipeline:
             policy="latest" if live else "block",
             too_old=self._too_old if live else None,
             on_drop=self._count_drop,
-            clock=recorder.stage("decode", parallel=settings.decode_threads),
+            on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
+            on_wait=lambda waited: first.add(0, items=0, wait_in=waited),
         )
+        sinks_clock = recorder.stage("sinks", parallel=available_cores()) if self._sink_set else None
         found = self._last = Threaded(
-            [infer(frames, self._program, self._batcher)], name="program", cancel=frames.close, capacity=settings.queue
+            [infer(frames, self._program, self._batcher)],
+            name="program",
+            cancel=frames.close,
+            capacity=settings.queue,
+            on_step=lambda busy, blocked, cpu: last.add(0, items=0, wait_out=blocked),
+            on_wait=lambda waited: sinks_clock.add(0, items=0, wait_in=waited) if sinks_clock else None,
         )
-        rung = f"{self.card.path.stem} {self.engine.name} {self.engine.precision}"
-        if self._sink_set is None:
-            return write(found, rung, None, self._info_of, None)
-        clock = recorder.stage("sinks", parallel=available_cores())
-        written = write(found, rung, self._sink_set, self._info_of, clock)
+        if self._sink_set is None or sinks_clock is None:
+            return (done.result for done in found)
+        written = write(found, self._sink_set, self._info_of, sinks_clock)
         self._last = Threaded([written], name="sinks", cancel=found.close, capacity=settings.queue)
         return iter(self._last)
 

@@ -1,4 +1,4 @@
-"""Preprocess: what a model means by its input, where a frame's pixels land in it, and the one call that puts them there."""
+"""Preprocess: what a model means by its input, where a picture lands in it, and the one call that puts it there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Interpolation = Literal["nearest", "linear"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a picture lies in the model input: model pixel = source pixel * scale + offset (pixel edges, not centres)."""
+    """Where a picture lies in the model input: model position = source position * scale + offset, of pixel edges."""
 
     source: tuple[int, int]
     """Width and height of the shown picture."""
     size: tuple[int, int]
     """Width and height of the model input."""
     content: tuple[int, int, int, int]
-    """left, top, width, height of the resized picture in the model input; it may reach beyond the input when cropping."""
+    """left, top, width, height of the resized picture in the model input; when cropping it reaches beyond the input."""
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -38,7 +38,8 @@ class Placement:
         scale_x, scale_y = self.scale
         offset = np.array((left, top, left, top), np.float32)
         inverse = np.array((1 / scale_x, 1 / scale_y) * 2, np.float32)
-        return np.clip((boxes - offset) * inverse, 0, np.array(self.source * 2, np.float32))
+        mapped: NDArray[np.float32] = (boxes - offset) * inverse
+        return mapped.clip(0, np.array(self.source * 2, np.float32), out=mapped)
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Preprocess:
     def place(self, width: int, height: int) -> Placement:
         """Where a shown picture of width x height pixels lands.
 
-        Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes to the
-        right and to the bottom; with `rectangular`, padding is what remains modulo the stride.
+        Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes right
+        and to the bottom; with `rectangular`, padding is what remains modulo the stride.
         """
         if self.fit == "stretch":
             return Placement((width, height), (self.width, self.height), (0, 0, self.width, self.height))

@@ -12,7 +12,7 @@ Title: whose CPU time is it?
                               compiled; pools started by the first run bear the program thread's name -> inference
            ff-<sink>          x264's and FFmpeg's encoder threads, started by the thread that opened or first used them
     Process CPU time that neither explains (queues, the interpreter, the reader's own loop, what a thread did between
-    the last sample and its end) is reported as "other". Elsewhere than on Linux a stage's CPU time is None, not a guess.
+    the last sample and its end) is reported as "other". Elsewhere than on Linux a stage's CPU time is None.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from math import log
 from pathlib import Path
 
@@ -108,19 +109,23 @@ class HelperCpu:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[str, float]] = {}
+        self._python: set[int] = set()
         self._sums: dict[str, float] = {}
         self.known = _read_tasks() is not None
         self.sample()
         self._sums.clear()
 
     def sample(self) -> None:
-        python = {
+        tasks = _read_tasks() or {}
+        # A Python thread that is about to end is forgotten by Python before it is by the system: remember it.
+        self._python &= tasks.keys()
+        self._python |= {
             thread.native_id
             for thread in threading.enumerate()
             # A library's thread that once called into Python shows up as a dummy.
-            if not isinstance(thread, threading._DummyThread)
+            if thread.native_id is not None and not isinstance(thread, threading._DummyThread)
         }
-        now = {task: row for task, row in (_read_tasks() or {}).items() if task not in python}
+        now = {task: row for task, row in tasks.items() if task not in self._python}
         for task, (name, seconds) in now.items():
             before = self._last.get(task, ("", 0.0))[1]
             # Less than before: the number was given to a new thread.
@@ -157,6 +162,8 @@ class Histogram:
             self.high = value
 
     def _middle(self, bucket: int) -> float:
+        if bucket == self._BUCKETS - 1:
+            return self.high
         return self._LOWEST * float(1.02 ** (bucket + 0.5))
 
     def percentile(self, percent: float) -> float:
@@ -169,7 +176,7 @@ class Histogram:
         return 0.0
 
     def bars(self, count: int = 32) -> list[tuple[float, int]]:
-        """(upper bound in seconds, values) of bars of equal width up to the 99.5th percentile; the last has the rest."""
+        """(upper bound in seconds, values) of equally wide bars up to the 99.5th percentile; the last has the rest."""
         top = self.percentile(99.5)
         if not top:
             return []
@@ -226,24 +233,28 @@ class StageStats:
     """The part of it in `thread`, which cannot be spread over cores."""
     parallel: int = 1
     """Helper threads among which the rest is spread."""
+    copies: int = 1
+    """Threads that run this stage side by side, one a source."""
     overlapped: bool = False
     """Several items are busy at the same time, so busy time is latency and says nothing about throughput."""
 
 
 @dataclass(eq=False)
 class StageClock:
-    """Times of one stage. One thread writes it; any thread may read a snapshot."""
+    """Times of one stage. Any thread may write it."""
 
     name: str
     thread: str
     helpers: tuple[str, ...]
     """Names (prefixes) of the library threads that work for this stage."""
     parallel: int = 1
+    copies: int = 1
     overlapped: bool = False
     busy: Histogram = field(default_factory=Histogram)
     wait_in: float = 0.0
     wait_out: float = 0.0
     cpu: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(
         self, busy: float, *, items: int = 1, wait_in: float = 0.0, wait_out: float = 0.0, cpu: float | None = None
@@ -257,12 +268,13 @@ class StageClock:
             wait_out: was blocked by a full channel.
             cpu: CPU time of this thread meanwhile (differences of `time.thread_time()`).
         """
-        if items:
-            self.busy.add(busy / items, items)
-        self.wait_in += wait_in
-        self.wait_out += wait_out
-        if cpu is not None:
-            self.cpu = (self.cpu or 0.0) + cpu
+        with self._lock:
+            if items:
+                self.busy.add(busy / items, items)
+            self.wait_in += wait_in
+            self.wait_out += wait_out
+            if cpu is not None:
+                self.cpu = (self.cpu or 0.0) + cpu
 
 
 _THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
@@ -302,11 +314,15 @@ class Recorder:
     """Collects one run: a clock per stage, a latency per frame, CPU time by thread.
 
     It runs from its construction, or from `start` when that is called, to `stop` or the moment of the snapshot.
+
+    Args:
+        clock: seconds, monotonic.
     """
 
     _MAX_INTERVALS = 240
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._now = clock
         self._clocks: dict[str, StageClock] = {}
         self._lock = threading.Lock()
         self.start()
@@ -325,7 +341,7 @@ class Recorder:
         self._faults = _usage()[1]
         self._machine = _machine_ticks()
         self._cpu = time.process_time()
-        self._begin = self._end = time.perf_counter()
+        self._begin = self._end = self._now()
         self._next_sample = 0.0
 
     def stage(
@@ -334,6 +350,7 @@ class Recorder:
         *,
         thread: str | None = None,
         parallel: int | None = None,
+        copies: int | None = None,
         helpers: tuple[str, ...] | None = None,
     ) -> StageClock:
         """The clock of a stage, made on first use; what is given replaces the default.
@@ -341,7 +358,8 @@ class Recorder:
         Args:
             thread: which thread it runs in; the default knows decode, preprocess, inference and postprocess, and takes
                 any other stage for a sink, all of which share one thread.
-            parallel: how many threads share its work (decoder threads, engine threads, encoder threads).
+            parallel: how many helper threads share its work (decoder, engine, encoder threads), of all copies.
+            copies: how many threads run the stage side by side (one a source).
             helpers: name prefixes of the library threads that work for it; default: "ff-<name>".
         """
         with self._lock:
@@ -352,6 +370,7 @@ class Recorder:
                 self._clocks[name] = clock
         clock.thread = thread or clock.thread
         clock.parallel = parallel or clock.parallel
+        clock.copies = copies or clock.copies
         clock.helpers = helpers or clock.helpers
         return clock
 
@@ -361,7 +380,7 @@ class Recorder:
         Args:
             latency: seconds since it arrived (live) or was decoded.
         """
-        elapsed = time.perf_counter() - self._begin
+        elapsed = self._now() - self._begin
         self._frames += 1
         if latency is not None:
             self._latency.add(latency)
@@ -388,7 +407,7 @@ class Recorder:
         if self._finished is None:
             self.sample()
             self._finished = datetime.now(UTC)
-            self._end = time.perf_counter()
+            self._end = self._now()
             self._cpu_end = time.process_time()
             self._faults_end = _usage()[1]
             self._machine_end = _machine_ticks()
@@ -399,7 +418,7 @@ class Recorder:
         if running:
             self.sample()
         finished = datetime.now(UTC) if self._finished is None else self._finished
-        seconds = (time.perf_counter() if running else self._end) - self._begin
+        seconds = (self._now() if running else self._end) - self._begin
         peak, faults = _usage()
         faults = faults if running else self._faults_end
         idle, ticks = (
@@ -407,9 +426,8 @@ class Recorder:
             for after, before in zip(_machine_ticks() if running else self._machine_end, self._machine, strict=True)
         )
         with self._lock:
-            stages = [self._stats(clock) for clock in self._clocks.values()]
+            stages = [self._stats(clock) for clock in sorted(self._clocks.values(), key=_position)]
         ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
-        starts = [0.0, *ends[:-1]]
         return Measurements(
             started=self._started.isoformat(timespec="milliseconds"),
             finished=finished.isoformat(timespec="milliseconds"),
@@ -420,8 +438,8 @@ class Recorder:
             latency_bars=[(bound * 1e3, count) for bound, count in self._latency.bars()],
             fps_over_time=[
                 (end, count / (end - start))
-                for start, end, count in zip(starts, ends, self._counts, strict=True)
-                if end - start > self._interval / 4
+                for (start, end), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
+                if end - start > self._interval / 4  # of the last one too little may be over to say anything
             ],
             cpu_seconds=(time.process_time() if running else self._cpu_end) - self._cpu,
             machine_idle=idle / ticks if ticks else None,
@@ -433,7 +451,8 @@ class Recorder:
         per_frame = 1e3 / max(self._frames, 1)
         own = (clock.cpu or 0.0) * per_frame
         helpers = self._helpers.seconds(clock.helpers) * per_frame
-        known = self._helpers.known and (clock.cpu is not None or helpers > 0)
+        # Overlapped work is done by helpers: none seen means none there. Another stage just did not measure itself.
+        known = self._helpers.known and (clock.cpu is not None or helpers > 0 or clock.overlapped)
         return StageStats(
             name=clock.name,
             thread=clock.thread,
@@ -444,8 +463,14 @@ class Recorder:
             cpu_ms=own + helpers if known else None,
             own_cpu_ms=own,
             parallel=clock.parallel,
+            copies=clock.copies,
             overlapped=clock.overlapped,
         )
+
+
+def _position(clock: StageClock) -> int:
+    """Order of the pipeline; sinks in the order in which they were made."""
+    return list(_THREADS).index(clock.name) if clock.name in _THREADS else len(_THREADS)
 
 
 def _machine_ticks() -> tuple[int, int]:

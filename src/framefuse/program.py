@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from framefuse.engines import Engine, Lane, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
-from framefuse.prediction import Detections, FrameInfo, Predictions
+from framefuse.prediction import Detections, FrameInfo, Predictions, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.profiling import Recorder
 
@@ -33,18 +33,12 @@ class Selection:
     agnostic: bool = False
 
 
-@dataclass(eq=False)
-class Done:
+class Done(NamedTuple):
     """A frame whose detections are known."""
 
-    info: FrameInfo
+    result: Result
     frame: Frame | None
     """The planes, where somebody after the model asked for them."""
-    arrival: float | None
-    """time.monotonic() at which the frame was decoded or received."""
-    detections: Detections
-    timings: dict[str, float]
-    """Seconds per stage of the frame's batch: preprocess, inference, postprocess."""
 
 
 class Program(Protocol):
@@ -57,7 +51,7 @@ class Program(Protocol):
         """Start a batch; yields what had to be finished to make room."""
 
     def finish(self, timeout: float | None = None) -> Iterator[Done]:
-        """Wait for the oldest batch in flight; yields nothing when there is none, or it takes over `timeout` seconds."""
+        """Wait for the oldest batch in flight; yields nothing when there is none, or after `timeout` seconds."""
 
     @property
     def in_flight(self) -> int:
@@ -107,6 +101,7 @@ class HostProgram:
         self._batch = batch
         self._slots = slots
         self._keep_frames = keep_frames
+        self._rung = f"{card.path.stem} {engine.name} {engine.precision}"
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._flights: deque[_Flight] = deque()
         self._used: set[tuple[int, int]] = set()
@@ -124,10 +119,11 @@ class HostProgram:
         started, cpu_started = perf_counter(), thread_time()
         placements = [self._preprocess(frame, row) for frame, row in zip(frames, slot.input, strict=False)]
         submitted = perf_counter()
-        cpu = thread_time() - cpu_started
+        cpu_submitted = thread_time()
         lane.submit(slot)
         timings = {"preprocess": submitted - started}
-        self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu)
+        self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu_submitted - cpu_started)
+        self._clocks["inference"].add(0, items=0, cpu=thread_time() - cpu_submitted)
         self._flights.append(
             _Flight(
                 slot,
@@ -149,7 +145,7 @@ class HostProgram:
         if not self._flights:
             return
         flight = self._flights[0]
-        waiting = perf_counter()
+        waiting, cpu_waiting = perf_counter(), thread_time()
         if not flight.lane.wait(flight.slot, timeout):
             return
         self._flights.popleft()
@@ -169,12 +165,15 @@ class HostProgram:
         flight.lane.release(flight.slot)
         ended = perf_counter()
         count = len(flight.infos)
-        self._clocks["inference"].add(finished - flight.submitted, items=count, wait_in=finished - waiting)
+        self._clocks["inference"].add(
+            finished - flight.submitted, items=count, wait_in=finished - waiting, cpu=cpu_finished - cpu_waiting
+        )
         self._clocks["postprocess"].add(ended - finished, items=count, cpu=thread_time() - cpu_finished)
         timings = {**flight.timings, "inference": finished - flight.submitted, "postprocess": ended - finished}
         rows = zip(flight.infos, flight.frames, flight.arrivals, strict=True)
         for row, (info, frame, arrival) in enumerate(rows):
-            yield Done(info, frame, arrival, _to_host(predictions, row, self._card), timings)
+            detections = _to_host(predictions, row, self._card)
+            yield Done(Result(info, detections, self._rung, timings, arrival), frame)
 
     def drain(self) -> Iterator[Done]:
         while self._flights:

@@ -224,7 +224,8 @@ def _latency(report: Report) -> str:
     width = 100 / len(bars)
     shapes = "".join(
         f"<rect class='accent' x='{number * width + 0.15:.2f}' y='{40 - 40 * count / highest:.2f}' "
-        f"width='{width - 0.3:.2f}' height='{40 * count / highest:.2f}'><title>up to {bound:.1f} ms: {count:,} frames</title></rect>"
+        f"width='{width - 0.3:.2f}' height='{40 * count / highest:.2f}'>"
+        f"<title>up to {bound:.1f} ms: {count:,} frames</title></rect>"
         for number, (bound, count) in enumerate(bars)
         if count
     )
@@ -350,7 +351,8 @@ STYLE = """
 --sink1:#b58d6b;--sink2:#83b55f;--other:#66717d;--bad:#f2877f;--warn:#e0b14a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif;-webkit-text-size-adjust:100%}
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif;
+-webkit-text-size-adjust:100%}
 main{max-width:1080px;margin:0 auto;padding:32px 20px 56px}
 h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}
 h2{font-size:16px;margin:0 0 10px}

@@ -63,9 +63,9 @@ def verdict(
     Real runs are slower than the bound: work does not pack perfectly, other programs take their share. That loss is
     assumed to stay in proportion, so without stage S the run is bound / bound(without S) times as fast.
 
-    On a full machine a thread's wall time is mostly waiting for a core, so its own time is its CPU time there. On an idle
-    machine what is left of the wall time was spent waiting for something real (disk, network, another device) and counts
-    in full; in between, in proportion. So does the shortest latency of an overlapped stage, as the time of its helpers.
+    On a full machine a thread's wall time is mostly waiting for a core, so its own time is its CPU time there. On an
+    idle machine what is left of the wall time was spent waiting for something real (disk, network, another device) and
+    counts in full; in between, in proportion. So does the shortest latency of an overlapped stage, for its helpers.
 
     Args:
         cores: cores that the process may use.
@@ -106,8 +106,8 @@ def verdict(
     else:
         load = next(load for load in loads if load.stage.name == best.stage)
         sentence = (
-            f"{best.stage} limits: {_why(load, loads, cores, cpu_ms, measured, known)}; if it cost nothing the run would "
-            f"reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
+            f"{best.stage} limits: {_why(load, loads, cores, cpu_ms, measured, known)}; if it cost nothing the run "
+            f"would reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
         )
     if explained < 0.6:
         sentence += f" (this explains {explained:.0%} of the time; the rest is start-up, waiting or other programs)"
@@ -115,12 +115,12 @@ def verdict(
 
 
 def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load:
-    wall = min(stage.busy_ms.total / frames, measured)
-    own = min(stage.own_cpu_ms, measured)
+    wall = min(stage.busy_ms.total / frames / stage.copies, measured)
+    own = min(stage.own_cpu_ms / stage.copies, measured)
     if stage.cpu_ms is None:
         # Nothing but wall time is known. Requests that overlap say nothing of their thread.
         return _Load(stage, own, wall / stage.parallel, 0.0) if stage.overlapped else _Load(stage, wall, 0.0, 0.0)
-    helpers = stage.cpu_ms - own
+    helpers = stage.cpu_ms - stage.own_cpu_ms
     if stage.overlapped:
         return _Load(stage, own, min(max(helpers, idle * stage.busy_ms.min) / stage.parallel, measured), stage.cpu_ms)
     return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms)

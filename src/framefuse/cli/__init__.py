@@ -30,8 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     rich_markup_mode=None,
 )
-app.command(cls=Command)(predict.predict)
-app.command()(demo.demo)
+app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
+app.command(cls=Command)(demo.demo)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(config.app)
@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminate_as_interrupt():
             code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
             sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has turned Ctrl-C into this
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except FramefuseError as error:
         print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         print_error(*_explain(error), traceback=debug)
         return 2
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         print_error("interrupted", traceback=debug)
         return INTERRUPTED
     except BrokenPipeError:
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        print_error(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where", traceback=debug)
+        cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+        print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
         return 1
 
 
@@ -95,7 +98,7 @@ def _terminate_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ app = typer.Typer(name="config", help="Show, start and document the options.")
 @app.command(cls=Command)
 @with_settings
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
-    """Print the values that 'predict' would use with the same options, and where each came from."""
+    """Print the values that 'predict' would use, and where each came from."""
     from framefuse.sources.redact import redact
 
     effective = load_settings(config, preset, given, defaults=DEFAULTS)

@@ -27,7 +27,7 @@ REQUIRED: Final = 0.95
 @with_settings
 def demo(
     frames: Annotated[
-        int, typer.Option(min=1, metavar="N", help="length of the clip (default: 300)", show_default=False)
+        int, typer.Option(min=1, metavar="N", help="frames of the clip (default: 300)", show_default=False)
     ] = 300,
     config: ConfigFile = None,
     preset: Preset = None,
@@ -39,14 +39,14 @@ def demo(
     settings = load_settings(config, preset, given, defaults=DEFAULTS).settings
 
     from framefuse.cli.run import run
-    from framefuse.models.squares import squares_clip
+    from framefuse.models.clip import squares_clip
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder
 
     folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
     clip = folder / "input" / "squares.mp4"
     clip.parent.mkdir(exist_ok=True)
-    truth = squares_clip(clip, frames=frames)
+    truth = squares_clip(clip, frames=frames, audio=True)
     score = Score()
     pipeline = Pipeline(clip, "squares", settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
     run(

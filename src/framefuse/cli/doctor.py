@@ -1,4 +1,7 @@
-"""framefuse doctor: what works here, what does not, and what to do about it."""
+"""framefuse doctor: what works here, what does not, and what to do about it.
+
+Exit code 3 if the core does not work.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
 
 
 def doctor(print_json: PrintJson = False) -> int:
-    """Run a tiny job on every engine, decoder and kernel; exit code 3 if the core does not work."""
+    """Run a tiny job on every part and say what works."""
     from framefuse.doctor import checks, facts
 
     if print_json:

@@ -13,8 +13,6 @@ from framefuse.cli.options import PrintJson
 if TYPE_CHECKING:
     from framefuse.models.card import Card
 
-COLUMNS = ("task", "layout", "imgsz", "names")
-
 
 def models(
     model: Annotated[
@@ -22,27 +20,23 @@ def models(
     ] = None,
     print_json: PrintJson = False,
 ) -> int:
-    """List the models that come with framefuse, or show what one takes and gives, and how that is known."""
-    from framefuse.models import MODELS, find_model
+    """List the models known by name, or show what is known about one."""
+    from framefuse.models import find_model, list_models
     from framefuse.models.card import read_card
 
-    if model is not None:
-        card = read_card(find_model(model))
-        known = facts(card)
+    if model is None:
+        known = list_models()
         if print_json:
-            stated = {key: {"value": value, "from": card.origin.get(key, "")} for key, value in known.items()}
-            typer.echo(json.dumps({"path": str(card.path), **stated}, indent=2))
+            typer.echo(json.dumps(known, indent=2))
         else:
-            rows = [[key, value, card.origin.get(key, "")] for key, value in known.items()]
-            print_table(("fact", "value", "from"), rows)
+            print_table(("model", "what it does"), list(known.items()))
         return 0
-
-    known_by_name = {name: facts(read_card(find_model(name))) for name in MODELS}
+    card = read_card(find_model(model))
+    rows = [(key, value, card.origin.get(key, "")) for key, value in facts(card).items()]
     if print_json:
-        typer.echo(json.dumps(known_by_name, indent=2))
+        typer.echo(json.dumps({key: {"value": value, "from": origin} for key, value, origin in rows}, indent=2))
     else:
-        rows = [[name, *(known[column] for column in COLUMNS)] for name, known in known_by_name.items()]
-        print_table(("model", *COLUMNS), rows)
+        print_table(("fact", "value", "from"), rows)
     return 0
 
 
@@ -51,6 +45,7 @@ def facts(card: Card) -> dict[str, str]:
     spec = card.preprocess
     names = ", ".join(card.names.values())
     return {
+        "path": str(card.path),
         "task": card.task,
         "layout": card.layout,
         "imgsz": f"{spec.height} {spec.width}" + (", free" if card.dynamic_size else ""),

@@ -33,6 +33,7 @@ def run(
         verdict: one more line to print under the report.
     """
     results = cast("Generator[Result]", iter(pipeline))
+    complete = False
     try:
         with pipeline, Bar(pipeline, quiet) as bar:
             try:
@@ -41,13 +42,15 @@ def run(
                     bar.advance()
             except BaseException as error:
                 results.throw(error)  # an interruption of this loop ends the run inside: outputs and report say so
+        complete = True
     finally:
         report = pipeline.report
-        if not quiet:
-            complete = report.error is None
-            lines = [report.table() if complete else report.summary(), verdict()]
-            lines += [] if complete else [f"wrote    {path}" for path in report.outputs]
-            lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
+        if complete:
+            lines = [report.table(), verdict()]
+        else:
+            lines = [report.summary() if report.frames else "", *(f"wrote    {path}" for path in report.outputs)]
+        lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
+        if not quiet and any(lines):
             stderr().print("\n".join(filter(None, lines)), markup=False)
         if print_report:
             typer.echo(report.to_json())
@@ -87,6 +90,7 @@ class Bar:
         if self._progress.disable:
             return
         task = self._progress.tasks[0]
-        dropped = sum(sum(info.drops.values()) for info in self._infos)
+        infos = [part for info in self._infos for part in (info, *info.parts.values())]
+        dropped = sum(sum(info.drops.values()) for info in infos)
         fps = task.completed / task.elapsed if task.elapsed else 0.0
         self._progress.update(self._task, advance=1, fps=fps, drops=f"{dropped:,} dropped" if dropped else "")

@@ -3,7 +3,7 @@
     python -m framefuse.kernels.build [--machine x86_64|aarch64] [--force]
 
 Needs `apache-tvm` and `ziglang` (whose linker is used, so no compiler has to be on the machine); neither is needed at
-run time. It is run by the wheel build too, which loads this file by its path: nothing of framefuse may be imported here.
+run time. The wheel build runs this file too, by its path, so it imports nothing of framefuse.
 The build is skipped when the sources, TVM's version and the machine are those of the libraries that exist.
 """
 

@@ -79,20 +79,20 @@ def _function(name: str) -> Any:
 
 
 class _Scratch(threading.local):
-    """Row buffers of one thread, grown to the largest frame it has seen.
+    """Buffers of one thread, grown to the largest frame it has seen."""
 
-    They start as zeros: the kernel multiplies what it reads past the end of a row by zero, so it must be finite.
-    """
+    def __init__(self) -> None:
+        self.buffers: dict[str, NDArray[Any]] = {}
 
-    rows = np.zeros((3, 0), np.float32)
-    lanes = np.zeros((3, 0), np.float32)
+    def get(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+        """A buffer whose last axis is at least as long as asked for.
 
-    def sized(self, row_elements: int, columns: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        if self.rows.shape[1] < row_elements + SLACK:
-            self.rows = np.zeros((3, row_elements + SLACK), np.float32)
-        if self.lanes.shape[1] < 4 * columns:
-            self.lanes = np.zeros((3, 4 * columns), np.float32)
-        return self.rows, self.lanes
+        It starts as zeros: the kernel multiplies what it reads past the end of a row by zero, so that must be finite.
+        """
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.shape[-1] < shape[-1]:
+            buffer = self.buffers[name] = np.zeros(shape, dtype)
+        return buffer
 
 
 _scratch = _Scratch()
@@ -150,6 +150,11 @@ def preprocess(
     request = Request.of(frame, out, content, interpolation, pad_value, mean, std, channel_order, rows)
     todo: Plan = plan(request)
     addresses, pitches = _planes(frame)
-    target = _address(out) + todo.offset * out.itemsize
-    scratch = _scratch.sized(todo.row_elements, todo.columns)
-    _function(todo.name)(*addresses, *pitches, target, *todo.walk, *todo.tables, *scratch)
+    written = _address(out) + todo.offset * out.itemsize
+    target = (
+        _address(_scratch.get(out.dtype.name, (todo.strip_elements,), out.dtype.name))
+        if todo.strip_elements
+        else written
+    )
+    scratch = (_scratch.get("rows", (3, todo.row_elements + SLACK)), _scratch.get("lanes", (3, 4 * todo.columns)))
+    _function(todo.name)(*addresses, *pitches, target, written, *todo.walk, *todo.tables, *scratch)

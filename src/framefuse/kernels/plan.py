@@ -20,6 +20,9 @@ ChannelOrder = Literal["rgb", "bgr"]
 Content = tuple[int, int, int, int]
 Triple = tuple[float, float, float]
 
+STRIP = 16
+"""Rows that are turned together when the rotation is by 90 degrees: a cache line of float32."""
+
 OUTPUTS = {"float32": "f32", "float16": "f16", "uint8": "u8"}
 """Output dtypes, and how the names of the kernels abbreviate them."""
 
@@ -214,6 +217,8 @@ class Plan:
     """Floats of scratch for a blended row of one plane."""
     columns: int
     """Content columns, each of which needs 4 floats of scratch a plane."""
+    strip_elements: int
+    """Output elements of scratch in which rows are turned; 0 unless the rotation is by 90 or 270 degrees."""
 
 
 @lru_cache(maxsize=64)
@@ -225,8 +230,7 @@ def plan(request: Request) -> Plan:
     """
     (width, height), (left, top, content_width, content_height) = request.size, request.content
     first, last = request.rows
-    across = (width, left, content_width, 1)
-    down = (last - first, top - first, content_height, width)
+    across, down = (width, left, content_width), (last - first, top - first, content_height)
     turned = request.rotation in (90, 270)
     columns, rows = (down, across) if turned else (across, down)
     sub_x, sub_y = request.format.subsample
@@ -243,8 +247,8 @@ def plan(request: Request) -> Plan:
         luma, chroma = (taps[::-1][part] if mirrored else taps[part] for taps in both)
         return luma, chroma
 
-    column_at, column_part = visible(*columns[:3])
-    row_at, row_part = visible(*rows[:3])
+    column_at, column_part = visible(*columns)
+    row_at, row_part = visible(*rows)
     content = (row_part.stop - row_part.start, column_part.stop - column_part.start)
     if min(content) <= 0:  # all padding; tables keep one entry, since an array of none has no strides to check
         row_at, column_at, row_part, column_part, content = 0, 0, slice(0, 1), slice(0, 1), (0, 0)
@@ -264,12 +268,20 @@ def plan(request: Request) -> Plan:
         np.stack([taps.weight for taps in y_taps]),
         coefficients(request),
     )
+    # Longer than a row by a line: rows at a power of two from each other would all share one cache set.
+    strip_pitch = columns[0] + STRIP
+    pitches = (
+        (STRIP * strip_pitch, strip_pitch, STRIP, width * height, width)
+        if turned
+        else (width * height, width, rows[0], 0, 0)
+    )
     sample = "u8" if request.format.dtype == np.uint8 else "u16"
     return Plan(
         f"preprocess_{layout}_{sample}_{OUTPUTS[request.dtype]}",
         first * width,
-        (width * height, rows[3], columns[3], rows[0], columns[0], row_at, column_at, *content, *spans[0], *spans[1]),
+        (*pitches, rows[0], columns[0], row_at, column_at, *content, *spans[0], *spans[1]),
         tables,
         max(stop for _, stop in spans),
         content[1],
+        3 * STRIP * strip_pitch if turned else 0,
     )

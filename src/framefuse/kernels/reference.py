@@ -25,11 +25,10 @@ def preprocess(
     channel_order: ChannelOrder,
     rows: tuple[int, int] | None = None,
 ) -> None:
-    """out[c, y, x] = (clip(RGB of the resized frame, 0, 255)[c] - mean[c]) / std[c], around it (pad_value - mean) / std.
+    """out[c, y, x] = (clip(RGB of resized frame, 0, 255)[c] - mean[c]) / std[c]; around it (pad_value - mean) / std.
 
     Steps: resize each component (Y, U, V or R, G, B) to the content's size, convert to RGB, turn upright, place,
-    normalise. Resizing comes before colour conversion because it reads the decoder's own planes; the two commute but for
-    the clip.
+    normalise. Resizing comes before colour conversion, since planes are what is read; they commute but for the clip.
 
     Resize: output i of n sits at (i + 1/2) * source / n pixels (half-pixel centres). linear: between the two nearest
     samples, clamped at the ends (OpenCV's INTER_LINEAR; no low-pass filter when shrinking). nearest: pixel

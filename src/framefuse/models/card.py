@@ -76,7 +76,8 @@ class _Facts:
         elif key in METADATA and METADATA[key][0] in self.metadata:
             name, read = METADATA[key]
             value = read(self.metadata[name])
-            self.origin[key] = f"onnx metadata {name}"
+            if value is not None:
+                self.origin[key] = f"onnx metadata {name}"
         return value
 
     def get(self, key: str, default: T, why: str) -> T:

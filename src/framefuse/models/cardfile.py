@@ -110,7 +110,8 @@ def check_names(names: Any, where: str) -> dict[int, str]:
     if isinstance(names, list | tuple):
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names:
-        raise CardError(f"names in {where} are {names!r}", remedy="add names: [first, second, ...] to the card")
+        what = repr(names)[:80] if names else "empty"
+        raise CardError(f"names in {where} are {what}", remedy="add names: [first, second, ...] to the card")
     try:
         numbered = {int(key): str(name) for key, name in names.items()}
     except ValueError as error:

@@ -14,6 +14,7 @@ along every 8th row and column only. `clip.py` makes the matching video.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from framefuse.models.clip import squares_clip, squares_scene
 NAMES = {0: "red", 1: "green", 2: "blue"}
 STRIDE = 8
 """Model pixels between two anchors; each anchor lies on pixel 8 i + 4."""
-LOW, HIGH = 0.2, 0.5
+LOW, HIGH = 0.22, 0.38
 """Saturation (0..1) at which a pixel begins to count, and counts in full."""
 CELLS = 32
 """Runs are followed over this many anchors, 256 pixels."""
@@ -143,12 +144,14 @@ def write_squares(
     enough = g("Mul", g("Sub", g("Min", width, height), SMALLEST), 0.25)
     fits = g("Mul", g("Sub", g.constant(LARGEST), g("Max", width, height)), 0.25)
     gate = g("Clip", g("Min", square, enough, fits), 0.0, 1.0)
-    score = g("Mul", g("Mul", gate, centred), g.slice(rows, 3, STRIDE // 2, None, STRIDE))
+    # An anchor on a blurred edge does not see the whole square: only pixels of full colour count.
+    full = g("Clip", g("Mul", g("Sub", g.slice(rows, 3, STRIDE // 2, None, STRIDE), 0.9), 10.0), 0.0, 1.0)
+    score = g("Mul", g("Mul", gate, centred), full)
 
     everything = g("Concat", centre_x, centre_y, width, height, score, axis=1)
     g("Reshape", everything, g.constant([0, 4 + len(NAMES), -1], np.int64), output="output0")
 
-    image_shape = ["batch", 3, "height", "width"] if dynamic else [1, 3, *size]
+    image_shape: list[str | int | None] = ["batch", 3, "height", "width"] if dynamic else [1, 3, *size]
     anchors: str | int = "anchors" if dynamic else (size[0] // STRIDE) * (size[1] // STRIDE)
     input_type = helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[dtype]))
     graph = helper.make_graph(
@@ -165,7 +168,8 @@ def write_squares(
     )
     checker.check_model(model)
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")  # others see the file either not at all or complete
+    # Others see the file either not at all or complete.
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     partial.write_bytes(model.SerializeToString())
     return partial.replace(path)
 

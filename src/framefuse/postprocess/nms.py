@@ -25,7 +25,7 @@ def nms(boxes: NDArray[np.float32], classes: NDArray[np.int32] | None, iou: floa
     """
     # float32 x > float64 t is float32 x > the largest float32 that does not exceed t.
     threshold = np.float32(iou)
-    if threshold > iou:
+    if float(threshold) > iou:
         threshold = np.nextafter(threshold, np.float32(-1))
     columns = np.concatenate((boxes.T, ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))[None]))
 

@@ -59,7 +59,7 @@ class Sink(Protocol):
     paths: list[Path]
     """What it has written, or is writing."""
     notes: list[str]
-    """What was changed or left out on the way: "641x361 padded to 642x362: H.264 needs even sizes", ..."""
+    """What was changed or left out on the way: "641x361 padded to 642x362, as 4:2:0 needs", ..."""
     needs_frame: bool
     """Whether `write` reads the planes; if no sink does, frames are released as soon as the model input is filled."""
 

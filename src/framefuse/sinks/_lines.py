@@ -18,7 +18,7 @@ def write_error(path: Path, error: OSError) -> SinkError:
 
 
 class RecordFile:
-    """Appends records; each is handed to the system in one piece, so the file ends with a whole record even after a kill.
+    """Appends records, each handed to the system in one piece: the file ends with a whole one even after a kill.
 
     A record that does not fit (full disk) is taken back out.
 
@@ -31,7 +31,7 @@ class RecordFile:
         self.size = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "w+b", buffering=0)
+            self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise write_error(path, error) from error
 

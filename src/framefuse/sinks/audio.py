@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
+from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
+from av.stream import Discard
 
 
 class AudioCopy:
     """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding.
 
-    Everything is best effort: audio that cannot be copied is left out with a note, never an error.
+    Everything is best effort: audio that cannot be read or held is left out with a note, never an error.
 
     Args:
-        start: seconds of the first video frame in the source's own time; later audio is copied, and all earlier audio too
-            if the source's video begins there (its encoder's priming belongs to it).
+        start: seconds of the first video frame in the source's own time. Later audio is copied, and all that is earlier
+            too if the source's video begins there.
         offset: seconds added to every time.
         notes: what was left out is appended here.
     """
@@ -26,36 +29,57 @@ class AudioCopy:
         self, path: Path, output: OutputContainer, *, start: Fraction, offset: Fraction, notes: list[str]
     ) -> None:
         self._output, self._offset, self._notes = output, offset, notes
-        self._ends: Fraction | None = None
+        self._start: Fraction | None = None
+        self._source_end: Fraction | None = None
         self._input: InputContainer | None = None
-        self._packets: Iterator[av.Packet] = iter(())
-        self._next: av.Packet | None = None
-        self._targets = {}
+        self._targets: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        self._packets: Iterator[Any] = iter(())
+        self._next: Any = None
+        self._disorder = 0
         try:
-            self._input = av.open(path)
-            for stream in self._input.streams.audio:
-                codec = stream.codec_context.name
-                if codec in output.supported_codecs:
-                    self._targets[stream.index] = output.add_stream_from_template(stream)
-                else:
-                    notes.append(f"audio stream {stream.index} left out: {output.format.name} cannot hold {codec}")
-            if not self._targets:
-                self.close()
-                return
-            for other in self._input.streams:
-                if other.index not in self._targets:
-                    other.discard = "all"
-            begins = Fraction(0)
-            for video in self._input.streams.video[:1]:
-                begins = (video.start_time or 0) * video.time_base
-                if video.duration:
-                    self._ends = begins + video.duration * video.time_base
-            if start > begins:
-                self._input.seek(int(start * av.time_base))
-            self._start = start if start > begins else None
-            self._packets = self._input.demux([self._input.streams[index] for index in self._targets])
+            self._open(path, start)
         except (av.FFmpegError, OSError) as error:
             self._give_up(error)
+
+    def _open(self, path: Path, start: Fraction) -> None:
+        self._input = av.open(path)
+        for stream in self._input.streams:
+            codec = stream.codec_context.name if stream.type == "audio" else ""
+            if codec in self._output.supported_codecs:
+                self._targets[stream.index] = self._output.add_stream_from_template(stream)
+            else:
+                stream.discard = Discard.all
+                if codec:
+                    name = self._output.format.name
+                    self._notes.append(f"audio stream {stream.index} left out: {name} cannot hold {codec}")
+        begins = Fraction(0)
+        for video in self._input.streams.video[:1]:
+            tick: Any = video.time_base
+            begins = (video.start_time or 0) * tick
+            if video.duration:
+                self._source_end = begins + video.duration * tick
+        if not self._targets:
+            self.close()
+            return
+        if start > begins:
+            self._start = start
+            self._input.seek(int(start * av.time_base))
+        self._packets = self._demux(self._input)
+
+    def _demux(self, reader: InputContainer) -> Iterator[Any]:
+        streams = [reader.streams[index] for index in self._targets]
+        # MPEG-TS puts a header (ADTS) before each AAC packet, which MP4 must not have; FFmpeg takes it off by itself
+        # for plain MP4, but not for fragmented ones.
+        filters = {
+            stream.index: BitStreamFilterContext("aac_adtstoasc", stream)
+            for stream in streams
+            if stream.codec_context.name == "aac" and not stream.codec_context.extradata
+        }
+        for packet in reader.demux(streams):
+            if packet.dts is not None:
+                through = filters.get(packet.stream_index)
+                yield from [packet] if through is None else through.filter(packet)
 
     def copy_until(self, end: Fraction, *, last: bool = False) -> None:
         """Write the packets that begin before `end` seconds of the source's time.
@@ -63,39 +87,44 @@ class AudioCopy:
         Args:
             last: no more video follows; if `end` is also the end of the source's video, all that is left is written.
         """
-        everything = last and self._ends is not None and end >= self._ends
-        while self._targets:
-            packet = self._next or self._read()
+        everything = last and self._source_end is not None and end >= self._source_end
+        while (packet := self._next or self._read()) is not None:
             self._next = None
-            if packet is None:
-                return
-            assert packet.time_base is not None
-            begins = (packet.dts or 0) * packet.time_base
-            if not everything and begins >= end:
+            begins = packet.dts * packet.time_base
+            if begins >= end and not everything:
                 self._next = packet
                 return
-            if self._start is not None and begins + (packet.duration or 0) * packet.time_base <= self._start:
-                continue
-            shift = round(self._offset / packet.time_base)
-            packet.dts = (packet.dts or 0) + shift
-            packet.pts = packet.dts if packet.pts is None else packet.pts + shift
-            packet.stream = self._targets[packet.stream_index]
-            self._output.mux(packet)
+            if self._start is None or begins + (packet.duration or 0) * packet.time_base > self._start:
+                self._write(packet)
 
     def close(self) -> None:
-        self._targets = {}
-        self._next = None
+        if self._disorder:
+            self._notes.append(f"{self._disorder} audio packets out of order left out")
+            self._disorder = 0
+        self._packets, self._next = iter(()), None
         if self._input is not None:
             self._input.close()
             self._input = None
 
-    def _read(self) -> av.Packet | None:
+    def _write(self, packet: Any) -> None:
+        shift = round(self._offset / packet.time_base)
+        dts, index = packet.dts + shift, packet.stream_index
+        if dts <= self._last.get(index, dts - 1):
+            self._disorder += 1
+            return
+        self._last[index] = dts
+        packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
+        packet.dts = dts
+        packet.stream = self._targets[index]
+        self._output.mux(packet)
+
+    def _read(self) -> Any:
         try:
-            return next((packet for packet in self._packets if packet.dts is not None), None)
+            return next(self._packets, None)
         except (av.FFmpegError, OSError) as error:
             self._give_up(error)
             return None
 
-    def _give_up(self, error: Exception) -> None:
-        self._notes.append(f"audio left out from here on: {error}")
+    def _give_up(self, error: av.FFmpegError | OSError) -> None:
+        self._notes.append(f"audio left out from here on: {error.strerror or error}")
         self.close()

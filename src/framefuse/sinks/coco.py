@@ -21,9 +21,9 @@ RESERVE = 8192
 class CocoSink:
     """Writes <stem>.json as COCO annotations with a `score` each; category ids are the model's class ids.
 
-    Memory does not grow with the number of frames: annotations are written as they come, and image rows go to a second file
-    that is joined on at `close`. Until then the two are called <stem>.json.part and <stem>.images.part. A full disk costs the
-    rows that did not fit, not the file.
+    Memory does not grow with the number of frames: annotations are written as they come, and image rows go to a second
+    file that is joined on at `close`. Until then the two are called <stem>.json.part and <stem>.images.part. A full
+    disk costs the rows that did not fit, not the file.
     """
 
     name = "coco"

@@ -23,7 +23,7 @@ def to_csv(rows: list[tuple[object, ...]]) -> bytes:
 
 
 class CsvSink:
-    """Writes <stem>.csv: frame, pts (seconds, empty if unknown), class_id, class, confidence, x1, y1, x2, y2 (pixels)."""
+    """Writes <stem>.csv with the columns of HEADER: pts in seconds, empty if unknown; coordinates in source pixels."""
 
     name = "csv"
     needs_frame = False

@@ -1,7 +1,7 @@
 """Boxes and labels, drawn straight into the planes of a picture: no conversion, a few slice assignments a box.
 
-Each plane is taken apart into components (Y, U, V, or R, G, B), each a 2-D view with its own subsampling. A rectangle is then
-one assignment a component, and a label one copy of a ready-made tile a component.
+Each plane is taken apart into components (Y, U, V, or R, G, B), each a 2-D view with its own subsampling. A line is
+then one assignment a component, and a label one copy of a ready-made tile a component.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _font(size: int) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, int]) -> tuple[Plane, Plane]:
-    """Text of `size` pixels with a margin around it, as coverage 0..255: of each pixel, and of each cell of the chroma grid.
+    """Text of `size` pixels as coverage 0..255: of each pixel, and of each cell of the chroma grid.
 
     Args:
         left, right: pixels of margin. The height depends on the size and the grid only.
@@ -123,8 +123,9 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
 class Annotator:
     """Draws detections into pictures of one size and pixel format (8 bits a sample).
 
-    Line width and text size follow the size of the picture. Lines lie inside their box, so they are seen at the picture's
-    edge as well, and start at whole chroma samples, so that their colour is clean; this moves them by a pixel at most.
+    Line width and text size follow the size of the picture. Lines lie inside their box, so they are seen at the
+    picture's edge as well, and start at whole chroma samples, so that their colour is clean; this moves them by a pixel
+    at most with 4:2:0.
 
     Args:
         width, height: size of the picture in pixels.
@@ -234,9 +235,7 @@ class Annotator:
             text_coverage(score, self.text_size, 0, margin, self._grid),
         )
         fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
-        tile = {
-            role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()
-        }
+        tile = {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()}
         self._tiles[key] = tile
         if len(self._tiles) > TILES_KEPT:
             self._tiles.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
@@ -21,7 +22,7 @@ JPEG_SUFFIXES = {".jpg", ".jpeg"}
 class ImagesSink:
     """Writes one annotated picture an image: JPEG for JPEG, PNG for everything else, named after the image.
 
-    Pictures of a source that are not files are called <stem>_<frame>.png. A file appears under its name when it is complete.
+    Pictures that are no files are called <stem>_<frame>.png. A file appears under its name when it is complete.
 
     Args:
         quality: of JPEG, 1..95.
@@ -61,7 +62,8 @@ class ImagesSink:
             )
             os.replace(part, path)
         except OSError as error:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
             raise write_error(path, error) from error
 
     def close(self) -> None:

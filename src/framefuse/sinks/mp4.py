@@ -1,14 +1,15 @@
 """One MP4 file that is being encoded.
 
-While it is written, the file is a fragmented MP4: whatever happens - an error, a full disk, the process killed - it plays up to
-the last whole second. `close` turns it into a plain MP4 with its index in front (faststart), by copying the packets into a
-second file that takes its place; where there is no room for that, the fragmented file stays.
+While it is written, the file is a fragmented MP4: whatever happens - an error, a full disk, the process killed - it
+plays up to the last whole second. `close` turns it into a plain MP4 with its index in front (faststart), by copying the
+packets into a second file that takes its place; where there is no room for that, the fragmented file stays.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -70,6 +71,7 @@ class Mp4File:
             options={
                 "movflags": "+empty_moov+delay_moov+default_base_moof",
                 "frag_duration": str(round(FRAGMENT_SECONDS * 1e6)),
+                "flush_packets": "1",
                 "movie_timescale": str(encoding.time_base.denominator),
             },
         )
@@ -92,7 +94,7 @@ class Mp4File:
             context.open()
         except (av.FFmpegError, ValueError) as error:
             raise SinkError(
-                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height} with {dict(wanted.options)}: {error}",
+                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height}, {dict(wanted.options)}: {error}",
                 remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
             ) from error
         found: VideoStream = stream
@@ -111,6 +113,7 @@ class Mp4File:
         """Encode the picture at `pts` and copy the audio before `source_end`, seconds of the source's own time."""
         self._picture.pts, self._picture.time_base = pts, self._encoding.time_base
         try:
+            self._container.start_encoding()  # the first time only: what is wrong with the path shows before any work
             self._container.mux(self._stream.encode(self._picture))
             if self._audio is not None:
                 self._audio.copy_until(source_end)
@@ -141,7 +144,7 @@ class Mp4File:
         finally:
             if self._audio is not None:
                 self._audio.close()
-            if self._failed:
+            if self._failed and self.path.exists():
                 cut_to_whole_boxes(self.path)
         return None if self._failed else self._put_index_in_front()
 
@@ -153,7 +156,8 @@ class Mp4File:
         except (av.FFmpegError, OSError) as error:
             return f"{self.path.name} stays a fragmented MP4: {error.strerror}"
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         return None
 
     def _error(self, error: av.FFmpegError | OSError) -> SinkError:
@@ -178,20 +182,17 @@ def _copy_of(stream: Any, writer: OutputContainer) -> Any:
 
 
 def cut_to_whole_boxes(path: Path) -> None:
-    """Cut an unfinished fragmented MP4 after its last whole fragment; no file is left where not even the first is whole."""
+    """Cut an unfinished fragmented MP4 after its last whole fragment; without any, the file is removed."""
     whole, index, fragments = 0, 0, 0
-    try:
-        with open(path, "r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            while index + 8 <= end:
-                file.seek(index)
-                header = file.read(8)
-                index += max(8, int.from_bytes(header[:4], "big"))
-                if index <= end and header[4:] != b"moof":
-                    whole = index
-                    fragments += header[4:] == b"mdat"
-            file.truncate(whole)
-        if not fragments:
-            path.unlink()
-    except FileNotFoundError:
-        pass
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while index + 8 <= end:
+            file.seek(index)
+            header = file.read(8)
+            index += max(8, int.from_bytes(header[:4], "big"))
+            if index <= end and header[4:] != b"moof":
+                whole = index
+                fragments += header[4:] == b"mdat"
+        file.truncate(whole)
+    if not fragments:
+        path.unlink()

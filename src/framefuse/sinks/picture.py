@@ -1,19 +1,20 @@
-"""A frame's picture, copied out of the decoder's planes (other pictures still refer to those) into one that may be drawn on.
+"""A frame's picture in one of the two forms that are drawn on and encoded: 8-bit 4:2:0 for video, RGB for still images.
 
-4:2:0 and gray of any bit depth are only copied. Every other pixel format is converted once, by FFmpeg's swscale, with the
+8-bit 4:2:0 and gray are used as they are. Every other pixel format is converted once, by FFmpeg's swscale, with the
 frame's own colour matrix and range.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from numpy.typing import NDArray
 
-from framefuse.frame import Frame, Matrix
+from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 
 Plane = NDArray[Any]
 
@@ -41,7 +42,7 @@ def upright(plane: Plane, rotation: int) -> Plane:
 def planes_of(picture: av.VideoFrame) -> tuple[Plane, ...]:
     """Writable (rows, bytes of a row without padding) uint8 views of an 8-bit planar picture's planes."""
     return tuple(
-        np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
+        np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
         for plane in picture.planes
     )
 
@@ -51,7 +52,7 @@ def to_av(frame: Frame) -> av.VideoFrame:
     suffix = "le" if frame.format.bits > 8 else ""
     picture = av.VideoFrame(frame.coded_width, frame.coded_height, frame.format.name + suffix)
     for source, target in zip(frame.planes, picture.planes, strict=True):
-        rows = np.frombuffer(target, np.uint8).reshape(-1, target.line_size)
+        rows = np.frombuffer(cast(Any, target), np.uint8).reshape(-1, target.line_size)
         flat = source.reshape(source.shape[0], -1)
         rows.view(source.dtype)[: len(flat), : flat.shape[1]] = flat
     return picture
@@ -90,16 +91,15 @@ class PictureReader:
     def rgb(self, frame: Frame) -> NDArray[np.uint8]:
         """An own, upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is left out."""
         if frame.format.layout == "gray":
-            luma, matrix, full_range = self.yuv420p(frame)
-            picture = frame_of(luma)
-        else:
-            picture, matrix, full_range = to_av(frame), frame.matrix, frame.full_range
+            # swscale takes every gray picture for full range; as 4:2:0 it is read as what it is.
+            planes, matrix, _ = self.yuv420p(frame)
+            frame = replace(frame, planes=planes, format=PIXEL_FORMATS["yuv420p"], matrix=matrix)
         converted = self._scaler.reformat(
-            picture,
+            to_av(frame),
             format="rgb24",
-            src_colorspace=SWS_MATRIX[matrix],
-            dst_colorspace=SWS_MATRIX[matrix],
-            src_color_range=ColorRange.JPEG if full_range else ColorRange.MPEG,
+            src_colorspace=SWS_MATRIX[frame.matrix],
+            dst_colorspace=SWS_MATRIX[frame.matrix],
+            src_color_range=ColorRange.JPEG if frame.full_range else ColorRange.MPEG,
             dst_color_range=ColorRange.JPEG,
         )
         return np.array(upright(converted.to_ndarray(), frame.rotation), order="C")

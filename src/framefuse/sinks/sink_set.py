@@ -14,7 +14,7 @@ from framefuse.sources import SourceInfo
 
 
 def stem_of(source: SourceInfo) -> str:
-    """A file name to call a source's outputs by: clip.mp4 -> clip, rtsp://host/live/1 -> host_live_1, camera 0 -> camera_0."""
+    """What to call a source's outputs: clip.mp4 -> clip, rtsp://host/live/1 -> host_live_1, camera 0 -> camera_0."""
     if source.path is not None:
         name = source.path.stem
     elif source.live:
@@ -61,7 +61,7 @@ class SinkSet:
         return [note for sink in self._all for note in sink.notes]
 
     def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
-        """Give a result to the sinks of its source. The images of one source share their sinks, whatever their source_id.
+        """Give a result to the sinks of its source: one set a source_id, or one for all the images of a source.
 
         Raises:
             SinkError: a sink could not write.

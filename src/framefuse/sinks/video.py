@@ -1,4 +1,4 @@
-"""Annotated video: MP4 that plays everywhere (H.264, 4:2:0 of 8 bits, index in front), with the times and audio of the source."""
+"""Annotated video that plays everywhere: H.264, 8-bit 4:2:0, index in front, with the times and sound of the source."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Timeline:
         if self.missing:
             found.append(f"{name}: {self.missing} frames without a time follow one frame after the last")
         if self.moved:
-            found.append(f"{name}: {self.moved} frames out of order or at the time of the frame before moved one tick on")
+            found.append(f"{name}: {self.moved} frames not later than the one before were moved to one tick after it")
         if self.jumps:
             found.append(f"{name}: time jumped back {self.jumps} times; the video goes on without the jump")
         return found
@@ -111,8 +111,9 @@ class Timeline:
 class VideoSink:
     """Writes <stem>.mp4, upright, with the source's times (variable rates too) and its audio packets.
 
-    Pictures of odd size gain one column or row, a copy of the last. When the size or colour description changes in mid-stream, a
-    second file <stem>_2.mp4 goes on. Memory held is one picture and what the encoder keeps.
+    Pictures of odd size gain one column or row, a copy of the last. When the size or the colour description changes in
+    mid-stream, a second file <stem>_2.mp4 goes on. Memory held is one picture and what the encoder keeps. See mp4.py
+    for what is left after an error, and Timeline for times that are missing or out of order.
 
     Args:
         encoder: FFmpeg's name; there is no fallback to another.
@@ -165,7 +166,7 @@ class VideoSink:
         if number > 1:
             self.notes.append(f"{path.name}: the picture became {look.width}x{look.height}, so a new file was begun")
         if (width, height) != (look.width, look.height):
-            self.notes.append(f"{path.name}: {look.width}x{look.height} padded to {width}x{height}, video needs even sizes")
+            self.notes.append(f"{path.name}: {look.width}x{look.height} padded to {width}x{height}, as 4:2:0 needs")
         source = self._context.source
         rate = source.fps or FPS_WITHOUT_ANY
         if frame.pts is None and source.fps is None:

@@ -1,4 +1,7 @@
-"""Sources yield Frames. A source is a passive iterator: it starts no thread of its own."""
+"""Sources yield Frames. A source is a passive iterator.
+
+Only live sources keep a thread, one a connection: FFmpeg's network reads cannot be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,24 @@ class SourceOptions:
     reconnect_max_delay: float = 10.0
     """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
 
+    def __post_init__(self) -> None:
+        if self.vid_stride < 1 or self.decode_threads < 1:
+            raise UsageError(
+                f"vid_stride {self.vid_stride} and decode_threads {self.decode_threads} must be at least 1"
+            )
+        start, end = self.span
+        if start < 0 or (end is not None and end <= start):
+            raise UsageError(f"start {self.start} and end {self.end} are no range of seconds")
+
+    @property
+    def span(self) -> tuple[Fraction, Fraction | None]:
+        """`start` (0 when not given) and `end` as the decimals they were written as: 0.92 is exactly 23/25."""
+        try:
+            start = Fraction(0) if self.start is None else Fraction(str(self.start))
+            return start, None if self.end is None else Fraction(str(self.end))
+        except ValueError:
+            raise UsageError(f"start {self.start} or end {self.end} is not a number of seconds") from None
+
 
 @dataclass
 class SourceInfo:
@@ -68,7 +89,7 @@ class SourceInfo:
     path: Path | None = None
     """The local file, where there is one: a sink copies its audio."""
     notes: list[str] = field(default_factory=list)
-    """What was assumed or found odd: "colour matrix not stated: BT.601 assumed", "3 damaged packets skipped", ... It
+    """What was assumed or found odd: "colour matrix not stated: BT.601 assumed", "damaged packets skipped: 3", ... It
     grows while reading."""
     drops: dict[str, int] = field(default_factory=dict)
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""

@@ -69,5 +69,5 @@ def _frame(picture: Any, index: int, info: SourceInfo) -> Frame:
         return frame if frame.planes[0].flags.writeable else replace(frame, planes=(frame.planes[0].copy(),))
     from framefuse.sources.images import to_array
 
-    name, pixels = to_array(picture, info)
+    name, pixels = to_array(picture, info, f"{SOURCE_ID} {index}")
     return Frame((pixels,), PIXEL_FORMATS[name], index=index, source_id=SOURCE_ID, matrix="rgb", full_range=True)

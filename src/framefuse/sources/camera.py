@@ -18,6 +18,9 @@ from framefuse.sources.files import exact
 from framefuse.sources.planes import note, wrap
 from framefuse.sources.pull import Frames, PullSource
 
+NONBLOCK = "+4"
+"""AVFMT_FLAG_NONBLOCK, which has no name among FFmpeg's options. A read of a device cannot be interrupted: if it
+waited, `close` would have to wait with it."""
 POLL = 0.002
 """Seconds between two looks at a camera that has no new frame."""
 
@@ -44,8 +47,7 @@ def open_camera(camera: str, options: SourceOptions) -> PullSource:
 def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
     """Read a capture device of FFmpeg: `kind` is the name of its input format."""
     try:
-        # Without blocking a read can be given up when the source is closed; the device itself knows no time-out.
-        container: Any = av.open(name, format=kind, options={"fflags": "nonblock"})
+        container: Any = av.open(name, format=kind, options={"fflags": NONBLOCK}, timeout=(options.timeout, None))
     except PermissionError:
         raise SourceError(f"no permission to open {name}", remedy="add yourself to the group 'video'") from None
     except av.FFmpegError as error:

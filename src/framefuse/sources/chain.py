@@ -66,7 +66,7 @@ class _Chain:
         facts = first.info
         self._info.kind, self._info.fps = facts.kind, facts.fps
         self._info.width, self._info.height = facts.width, facts.height
-        return PullSource(self._info, self._frames, interrupt=self._close_current)
+        return PullSource(self._info, self._frames, self._close_current, self._close_current)
 
     def _open_next(self) -> Source | None:
         """The next source that can be opened."""

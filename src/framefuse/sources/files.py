@@ -13,7 +13,7 @@ from typing import Any
 import av
 from av.stream import Disposition
 
-from framefuse.errors import DecodeError, SourceError, UsageError
+from framefuse.errors import DecodeError, SourceError
 from framefuse.sources import SourceInfo, SourceOptions
 from framefuse.sources.planes import check_size, note, wrap
 from framefuse.sources.pull import Frames, PullSource
@@ -23,6 +23,8 @@ READ_ERRORS_IN_A_ROW = 16
 """After so many failed reads without a packet between them the rest of the file is given up."""
 ENDS_EARLY = 0.5
 """Seconds by which a video may be shorter than its file says without a note."""
+SEEK_AFTER = 1
+"""A start in the first seconds is reached by decoding: indexes are least reliable there (pts below 0)."""
 SEEK_MARGINS = (0, 5, 30)
 """Seconds before the start at which a seek is tried, until it lands at or before the start."""
 
@@ -36,10 +38,7 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     Raises:
         SourceError: no such file, no permission, no video in it, or an absurd picture size.
         DecodeError: FFmpeg does not know the format, or the file is damaged beyond reading.
-        UsageError: `start` is not before `end`.
     """
-    if options.end is not None and options.end <= (options.start or 0.0):
-        raise UsageError(f"end {options.end:g} s is not after start {options.start or 0.0:g} s")
     container = open_container(path)
     try:
         video = _Video.find(container, str(path), options)
@@ -90,6 +89,7 @@ class _Video:
     """Packets that an edit list takes out of the presentation."""
     corrupt: int = 0
     missing_pts: int = 0
+    negative_pts: int = 0
     backward_pts: int = 0
     concealed: int = 0
     end: Fraction = Fraction(0)
@@ -134,11 +134,12 @@ class _Video:
         return video
 
     def _seconds(self) -> Fraction | None:
-        """Duration of the video."""
+        """Duration of the video from its first frame."""
         if self.stream.duration:
             return Fraction(self.stream.duration) * self.time_base
         if self.container.duration:
-            return Fraction(self.container.duration, 1_000_000)
+            # Where only the container states one, it counts from 0 although pts may begin below.
+            return Fraction(self.container.duration, 1_000_000) - min(self.origin, 0) * self.time_base
         return None
 
     def _expected(self) -> int | None:
@@ -147,10 +148,12 @@ class _Video:
         if options.start is None and options.end is None and self.stream.frames:
             count: int = self.stream.frames
         elif seconds and rate:
-            start = options.start or 0.0
+            start, end = options.span
             if start >= seconds:
-                raise SourceError(f"start {start:g} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)")
-            count = max(1, round((min(options.end or seconds, seconds) - start) * rate))
+                raise SourceError(
+                    f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)"
+                )
+            count = max(1, round((min(end or seconds, seconds) - start) * rate))
         else:
             return None
         return -(-count // options.vid_stride)
@@ -158,15 +161,16 @@ class _Video:
     def frames(self, closed: threading.Event) -> Frames:
         """The frames from `start` to `end`; index counts them from 0, those that the stride passes over included."""
         options, index = self.options, 0
-        start = None if options.start is None else self.origin + Fraction(options.start) / self.time_base
-        end = None if options.end is None else self.origin + Fraction(options.end) / self.time_base
+        begin, until = options.span
+        start = self.origin + begin / self.time_base
+        end = None if until is None else self.origin + until / self.time_base
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
         ended = False
         try:
             for picture, pts in self._timed(self._pictures_from(start, closed)):
                 if end is not None and pts is not None and pts >= end:
                     break
-                if start is not None and pts is not None and pts < start:
+                if begin and pts is not None and pts < start:
                     continue
                 if index % options.vid_stride == 0:
                     self._note_size(picture)
@@ -190,9 +194,9 @@ class _Video:
         finally:
             self._note_counts(ended)
 
-    def _pictures_from(self, start: Fraction | None, closed: threading.Event) -> Iterator[Any]:
+    def _pictures_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
         """Decoded pictures from the key frame at or before `start`."""
-        if start is None or start <= self.origin:
+        if (start - self.origin) * self.time_base <= SEEK_AFTER:
             return self._pictures(closed)
         if self._seconds() is None:
             note(self.info, "the file has no duration and so no index: read from its beginning")
@@ -257,6 +261,7 @@ class _Video:
                 self.missing_pts += 1
                 pts = None if step is None else round(expected)
             else:
+                self.negative_pts += pts < 0
                 self.backward_pts += last is not None and pts <= last
                 expected = Fraction(pts)
             expected += step or 0
@@ -273,15 +278,17 @@ class _Video:
     def _note_counts(self, ended: bool) -> None:
         info = self.info
         if self.corrupt:
-            note(info, f"{self.corrupt} damaged packets skipped ({self.reason})")
+            note(info, f"damaged packets skipped: {self.corrupt} ({self.reason})")
         if self.concealed:
-            note(info, f"{self.concealed} damaged frames delivered as the decoder repaired them")
+            note(info, f"damaged frames, delivered as the decoder repaired them: {self.concealed}")
         if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "unknown, left out"
-            note(info, f"{self.missing_pts} frames without pts: {how}")
+            how = "filled from the frame rate" if info.fps else "left out"
+            note(info, f"frames without pts, {how}: {self.missing_pts}")
+        if self.negative_pts:
+            note(info, f"frames with a negative pts, kept: {self.negative_pts}")
         if self.backward_pts:
-            note(info, f"{self.backward_pts} frames whose pts is not after the one before: kept as they are")
-        if ended and self.options.start is None:
+            note(info, f"frames whose pts is not after the one before, kept: {self.backward_pts}")
+        if ended and not self.options.start:
             self._note_missing_end()
 
     def _note_missing_end(self) -> None:

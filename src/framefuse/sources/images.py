@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,55 +39,83 @@ def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
     so `start` and `end` concern only those. An image that cannot be read is noted and skipped.
 
     Raises:
-        DecodeError: none of them can be read (while reading).
+        DecodeError: the only image cannot be read, or none of several (while reading).
     """
     info = SourceInfo(str(paths[0]) if len(paths) == 1 else f"{len(paths)} images", "images")
     info.frames = -(-len(paths) // options.vid_stride)
+    if len(paths) == 1:
+        with _opened(paths[0]) as image:
+            info.width, info.height = image.size
+            if _is_sequence(image):
+                info.frames = None
     return PullSource(info, lambda closed: _frames(paths, info, options, closed))
 
 
 def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
-    index, failures, last = 0, 0, ""
+    index = 0
+    failures: list[SourceError] = []
+    start, end = options.span
     for path in paths:
         try:
-            with Image.open(path) as image:
-                check_size(*image.size, str(path))
+            with _opened(path) as image:
                 for pts in _sequence(image, info):
                     if closed.is_set():
                         return
-                    seconds = 0 if pts is None else pts * MILLISECOND
-                    if pts is not None and not (options.start or 0) <= seconds < (options.end or math.inf):
+                    if pts is not None and not start <= pts * MILLISECOND < (end or math.inf):
                         continue
                     if index % options.vid_stride == 0:
                         yield _frame(image, info, index, str(path), pts)
                     index += 1
-        except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes.
-            failures += 1
-            info.drops["corrupt"] = failures
-            last = error.message if isinstance(error, SourceError) else f"{path}: {error or type(error).__name__}"
-            if failures <= NAMED_FAILURES:
-                note(info, f"skipped {last}")
-    if failures > NAMED_FAILURES:
-        note(info, f"{failures} images skipped in all")
-    if failures == len(paths):
-        raise DecodeError(last if failures == 1 else f"none of {info.uri} can be read; the last: {last}")
+        except SourceError as error:
+            failures.append(error)
+            info.drops["corrupt"] = len(failures)
+            if len(failures) <= NAMED_FAILURES:
+                note(info, f"skipped {error.message}")
+    if len(failures) > NAMED_FAILURES:
+        note(info, f"{len(failures)} images skipped in all")
+    if len(failures) < len(paths) or index:
+        return
+    if len(failures) == 1:
+        raise failures[0]
+    raise DecodeError(f"none of {info.uri} can be read; the last: {failures[-1].message}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The image; whatever goes wrong inside becomes a SourceError that names the path."""
+    try:
+        with Image.open(path) as image:
+            check_size(*image.size, str(path))
+            yield image
+    except SourceError:
+        raise
+    except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes.
+        raise DecodeError(
+            f"{path}: {error or type(error).__name__}", remedy="open it in an image viewer: is it whole?"
+        ) from error
+
+
+def _is_sequence(image: Image.Image) -> bool:
+    return image.format in SEQUENCES and getattr(image, "is_animated", False)
 
 
 def _sequence(image: Image.Image, info: SourceInfo) -> Iterator[int | None]:
-    """Go through the pictures of a file; gives the pts of each, None where nothing moves."""
-    count = getattr(image, "n_frames", 1)
-    if count == 1 or image.format not in SEQUENCES:
-        if count > 1:
+    """Go through the pictures of a file; gives the pts of each, None where nothing moves (stills and pages)."""
+    if not _is_sequence(image):
+        if getattr(image, "is_animated", False):
             note(info, f"{image.format} images: further pictures in a file (previews, gain maps) are not read")
         yield None
         return
     clock = 0.0
-    for number in range(count):
-        image.seek(number)
-        image.load()
-        duration = image.info.get("duration")
-        yield None if duration is None else round(clock)
-        clock += duration or 0
+    # Counting them first would read the whole file, and fail on one that is cut off.
+    for number in itertools.count():
+        try:
+            image.seek(number)
+        except EOFError:
+            return
+        yield None if image.format == "TIFF" else round(clock)
+        image.load()  # Some formats know the duration only then.
+        clock += image.info.get("duration") or 0
 
 
 def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts: int | None) -> Frame:
@@ -96,7 +126,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     if orientation in MIRRORED:
         note(info, "mirrored by EXIF: turned with one copy")
         upright = ImageOps.exif_transpose(image)
-    name, pixels = to_array(upright, info)
+    name, pixels = to_array(upright, info, source_id)
     return Frame(
         (pixels,),
         PIXEL_FORMATS[name],
@@ -110,7 +140,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     )
 
 
-def to_array(image: Image.Image, info: SourceInfo) -> tuple[str, NDArray[Any]]:
+def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str, NDArray[Any]]:
     """Pixel format and (h, w) or (h, w, c) pixels of a picture; what is lost on the way is noted.
 
     Raises:
@@ -121,7 +151,7 @@ def to_array(image: Image.Image, info: SourceInfo) -> tuple[str, NDArray[Any]]:
         pixels = np.array(image)
         if mode == "F" or int(pixels.min()) < 0 or int(pixels.max()) > 65535:
             kind = "floating point" if mode == "F" else "32-bit"
-            raise SourceError(f"an image has {kind} pixels", remedy="save it with 8 or 16 bits a channel")
+            raise SourceError(f"{source_id}: {kind} pixels", remedy="save it with 8 or 16 bits a channel")
         return "gray16", pixels.astype(np.uint16)
     transparent = image.has_transparency_data
     if transparent:

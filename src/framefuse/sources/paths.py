@@ -31,16 +31,25 @@ def open_path(text: str, options: SourceOptions) -> Source:
     Raises:
         SourceError: nothing is there, or no image or video among what is there.
     """
+    try:
+        return open_paths(_find(text), options)
+    except OSError as error:
+        raise SourceError(
+            f"cannot read {text}: {error.strerror}", remedy="check the path and its permissions"
+        ) from error
+
+
+def _find(text: str) -> list[str]:
+    """The files that a path, folder or glob means."""
     path = Path(text)
     if path.is_dir():
-        return open_paths(_media(text, sorted_naturally(str(item) for item in path.iterdir())), options)
-    # A real file wins: names may hold the characters of a glob.
-    if not path.exists() and glob.has_magic(text):
-        matches = (item for item in glob.iglob(text, recursive=True) if Path(item).is_file())
-        return open_paths(_media(text, sorted_naturally(matches)), options)
-    if not path.exists():
-        raise SourceError(f"no such file: {text}", remedy=_suggestion(path))
-    return open_paths([text], options)
+        return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
+    if path.exists():
+        return [text]
+    # Only now: the name of a real file may hold the characters of a glob.
+    if glob.has_magic(text):
+        return _media(text, sorted_naturally(item for item in glob.iglob(text, recursive=True) if Path(item).is_file()))
+    raise SourceError(f"no such file: {text}", remedy=_suggestion(path))
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:

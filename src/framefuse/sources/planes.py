@@ -74,15 +74,15 @@ def wrap(
     )
     for text in meaning.notes:
         note(info, text)
+    packed = meaning.format.layout == "packed"
     if meaning.convert:
         # Colour conversion here must follow the same rule as the kernels: unspecified means BT.601.
         picture = picture.reformat(
             format=meaning.format.name,
             src_colorspace=None if meaning.matrix == "rgb" else _SWSCALE_MATRIX[meaning.matrix],
             src_color_range=FULL if meaning.full_range else LIMITED,
-            dst_color_range=FULL if meaning.format.layout in ("packed", "gray") or meaning.full_range else LIMITED,
+            dst_color_range=FULL if packed or meaning.full_range else LIMITED,
         )
-    packed = meaning.format.layout == "packed"
     shapes = meaning.format.plane_shapes(picture.width, picture.height)
     planes = tuple(
         _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(picture.planes, shapes, strict=False)

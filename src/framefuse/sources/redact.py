@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 
-# The second form is the ordinary one. The first also takes passwords that hold an unescaped / or ?, at the price of hiding
-# a host that is followed by a port and an @ in the path.
+# The second form is the ordinary one. The first also takes passwords that hold an unescaped / or ?, at the price of
+# hiding a host that is followed by a port and an @ in the path.
 LOGIN = re.compile(r"://(?:\S*:\S*|[^/?#\s]+)@")
 # Some cameras take the login as /user=name&password=word, so a pair may also follow a slash.
 PAIR = re.compile(r"([?&;#/])([^=&;#/?\s]+)=([^&;#\s'\"]*)")

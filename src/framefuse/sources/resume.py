@@ -1,4 +1,4 @@
-"""How a live stream goes on after a loss: when to try again, and how its time continues. Plain policy, without a clock."""
+"""How a live stream goes on after a loss: when to try again, and how its time continues. Pure policy, no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Backoff:
 
     def __init__(self, attempts: int, max_delay: float, random: Random) -> None:
         self._attempts, self._max_delay, self._random = attempts, max_delay, random
-        self.succeeded()
+        self._delay = FIRST_DELAY
+        self.failures = 0
+        """In a row."""
 
     def failed(self) -> float | None:
         """Seconds to wait before the next attempt; None: give up."""
@@ -36,16 +38,15 @@ class Backoff:
 
     def succeeded(self) -> None:
         """The stream delivers: the next failure is the first in a row."""
-        self.failures = 0
-        self._delay = FIRST_DELAY
+        self.failures, self._delay = 0, FIRST_DELAY
 
 
 class Timeline:
     """Joins the clocks of one connection after another into pts that always rise, from 0 at the first frame.
 
-    Within a connection the source's own distances are kept exactly. Between the last frame of one connection and the first of
-    the next lies the time that passed between their arrivals. Where the source's clock stands still, goes back or jumps by
-    more than JUMP seconds, one frame period is taken instead.
+    Within a connection the source's own distances are kept exactly. Between the last frame of one connection and the
+    first of the next lies the time that passed between their arrivals. Where the source's clock stands still, goes back
+    or jumps by more than JUMP seconds, one frame period is taken instead.
     """
 
     def __init__(self) -> None:

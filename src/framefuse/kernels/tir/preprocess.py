@@ -3,15 +3,19 @@
     p_k     = bilinear tap of component k            (weights of 0 make it `nearest`)
     out_c   = min(max(M[c] . p + o[c], lo[c]), hi[c])
 
-Normalisation is folded into M and o, and the clip to 0..255 into lo and hi (`plan.py` says how), so one form serves every
-pixel format, colour matrix, range and mean. Sample type, layout and output type make the variants; all else is an argument.
+Normalisation is folded into M and o, and the clip to 0..255 into lo and hi (`plan.py` says how), so one form serves
+every pixel format, colour matrix, range and mean. Sample type, layout and output type make the variants; all else is an
+argument.
 
-Planes and output come as addresses with pitches in elements, so read-only and strided memory needs no copy, and so that a
-batch can be a table of them. Tables and scratch come as arrays. Nothing is allocated or threaded in here.
+Planes and output come as addresses with pitches in elements: read-only and strided memory needs no copy, and a batch
+can be a table of them. Tables and scratch come as arrays. Nothing is allocated or threaded in here.
 
 The CPU nest works row by row: blend two source rows (vertical taps) into a float row, gather horizontal taps side by
-side, then let the compiler vectorise colour and store. Every loop is plain enough for LLVM to do that; a conditional or a
-second gather inside one of them would cost several times its price.
+side, then let the compiler vectorise colour and store. Every loop is plain enough for LLVM to do that; a conditional or
+a second gather inside one of them would cost several times its price.
+
+The rows of a frame turned by 90 degrees go down the columns of the output. They are painted into `target`, a scratch of
+`strip` rows, and turned from there, so that whole cache lines are written. Otherwise `target` is the output itself.
 """
 
 from tvm import tirx
@@ -93,19 +97,18 @@ def variant(layout, sample, output):
                 )
 
     @T.inline
-    def fill(out, coefficients, at, step, channel_pitch, count):
+    def fill(target, coefficients, at, channel_pitch, count):
+        """Padding: `count` pixels from `at`."""
         for c in T.unroll(3):
             for x in T.serial(count):
-                out[at + c * channel_pitch + x * step] = stored(coefficients[18 + c], output)
+                target[at + c * channel_pitch + x] = stored(coefficients[18 + c], output)
 
     @T.inline
-    def paint(out, coefficients, lanes, weights, at, step, channel_pitch, count):
+    def paint(target, coefficients, lanes, weights, at, channel_pitch, count):
         for x in T.serial(count):
-            out[at + x * step] = stored(colour(coefficients, 0, components(lanes, weights, x)), output)
-            out[at + channel_pitch + x * step] = stored(colour(coefficients, 1, components(lanes, weights, x)), output)
-            out[at + 2 * channel_pitch + x * step] = stored(
-                colour(coefficients, 2, components(lanes, weights, x)), output
-            )
+            target[at + x] = stored(colour(coefficients, 0, components(lanes, weights, x)), output)
+            target[at + channel_pitch + x] = stored(colour(coefficients, 1, components(lanes, weights, x)), output)
+            target[at + 2 * channel_pitch + x] = stored(colour(coefficients, 2, components(lanes, weights, x)), output)
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -115,10 +118,13 @@ def variant(layout, sample, output):
         pitch0: T.int32,
         pitch1: T.int32,
         pitch2: T.int32,
-        out_address: T.int64,
+        target_address: T.int64,
+        turned_address: T.int64,
         channel_pitch: T.int32,
         row_pitch: T.int32,
-        step: T.int32,
+        strip: T.int32,
+        turned_channel_pitch: T.int32,
+        turned_row_pitch: T.int32,
         height: T.int32,
         width: T.int32,
         top: T.int32,
@@ -150,36 +156,42 @@ def variant(layout, sample, output):
         plane0 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address0), align=1)
         plane1 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address1), align=1)
         plane2 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address2), align=1)
-        out = T.decl_buffer((row_size,), OUTPUTS[output], data=T.reinterpret("handle", out_address), align=1)
-        for y in T.serial(height):
-            at: T.let = y * row_pitch
-            if T.And(y >= top, y < top + content_height):
-                r: T.let = y - top
-                inside: T.let = at + left * step
-                blend(plane0, rows, 0, start0, stop0, yi[0, r] * pitch0, yi[1, r] * pitch0, yw[0, r])
-                if channels > 0:
-                    gather_packed(rows, lanes, xi, xw, content_width)
+        target = T.decl_buffer((row_size,), OUTPUTS[output], data=T.reinterpret("handle", target_address), align=1)
+        turned = T.decl_buffer((row_size,), OUTPUTS[output], data=T.reinterpret("handle", turned_address), align=1)
+        for part in T.serial((height + strip - 1) // strip):
+            first: T.let = part * strip
+            count: T.let = T.min(strip, height - first)
+            for j in T.serial(count):
+                y: T.let = first + j
+                at: T.let = j * row_pitch
+                if T.And(y >= top, y < top + content_height):
+                    r: T.let = y - top
+                    right: T.let = left + content_width
+                    blend(plane0, rows, 0, start0, stop0, yi[0, r] * pitch0, yi[1, r] * pitch0, yw[0, r])
+                    if channels > 0:
+                        gather_packed(rows, lanes, xi, xw, content_width)
+                    else:
+                        gather(rows, lanes, 0, xi, 0, content_width, 2)
+                    if layout == "planar":
+                        blend(plane1, rows, 1, start1, stop1, yi[2, r] * pitch1, yi[3, r] * pitch1, yw[1, r])
+                        blend(plane2, rows, 2, start1, stop1, yi[2, r] * pitch2, yi[3, r] * pitch2, yw[1, r])
+                        gather(rows, lanes, 1, xi, 1, content_width, 2)
+                        gather(rows, lanes, 2, xi, 1, content_width, 2)
+                    if layout == "semiplanar":
+                        blend(plane1, rows, 1, start1, stop1, yi[2, r] * pitch1, yi[3, r] * pitch1, yw[1, r])
+                        gather(rows, lanes, 1, xi, 1, content_width, 4)
+                    fill(target, coefficients, at, channel_pitch, left)
+                    paint(target, coefficients, lanes, xw, at + left, channel_pitch, content_width)
+                    fill(target, coefficients, at + right, channel_pitch, width - right)
                 else:
-                    gather(rows, lanes, 0, xi, 0, content_width, 2)
-                if layout == "planar":
-                    blend(plane1, rows, 1, start1, stop1, yi[2, r] * pitch1, yi[3, r] * pitch1, yw[1, r])
-                    blend(plane2, rows, 2, start1, stop1, yi[2, r] * pitch2, yi[3, r] * pitch2, yw[1, r])
-                    gather(rows, lanes, 1, xi, 1, content_width, 2)
-                    gather(rows, lanes, 2, xi, 1, content_width, 2)
-                if layout == "semiplanar":
-                    blend(plane1, rows, 1, start1, stop1, yi[2, r] * pitch1, yi[3, r] * pitch1, yw[1, r])
-                    gather(rows, lanes, 1, xi, 1, content_width, 4)
-                fill(out, coefficients, at, step, channel_pitch, left)
-                fill(
-                    out, coefficients, inside + content_width * step, step, channel_pitch, width - left - content_width
-                )
-                # A literal step of 1 lets the compiler use vector stores; rotation by 90 degrees walks down columns.
-                if step == 1:
-                    paint(out, coefficients, lanes, xw, inside, 1, channel_pitch, content_width)
-                else:
-                    paint(out, coefficients, lanes, xw, inside, step, channel_pitch, content_width)
-            else:
-                fill(out, coefficients, at, step, channel_pitch, width)
+                    fill(target, coefficients, at, channel_pitch, width)
+            if turned_row_pitch > 0:
+                for c in T.serial(3):
+                    for x in T.serial(width):
+                        for j in T.serial(count):
+                            turned[c * turned_channel_pitch + x * turned_row_pitch + first + j] = target[
+                                c * channel_pitch + j * row_pitch + x
+                            ]
 
     return kernel
 

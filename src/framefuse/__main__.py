@@ -1,4 +1,4 @@
-"""python -m framefuse.cli"""
+"""python -m framefuse"""
 
 import sys
 

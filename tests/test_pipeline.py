@@ -1,0 +1,277 @@
+"""The pipeline: order, batches of mixed sizes, errors in any stage, leaving early, and what it costs in memory."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from framefuse import Pipeline, Result
+from framefuse.engines.null import NullEngine
+from framefuse.errors import CapabilityError, DecodeError, NonFiniteError, SinkError, UsageError
+from framefuse.frame import Frame
+from framefuse.models.clip import squares_clip
+from framefuse.sinks.callback import CallbackSink
+from framefuse.sources import SourceInfo
+
+NO_BOXES = np.zeros((7, 100), np.float32)
+
+
+def marked(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    """A model whose one box tells the grey level of each picture's middle, so results can be told apart."""
+    outputs = np.zeros((len(batch), 7, 100), np.float32)
+    for row, picture in enumerate(batch):
+        _, height, width = picture.shape
+        level = picture[0, height // 2, width // 2]
+        outputs[row, :5, 0] = (width / 2, height / 2, 32, 32, 0.5 + level / 4)
+    return [outputs]
+
+
+def level_of(result: Result) -> int:
+    return round(float(result.detections.confidence[0] - 0.5) * 4 * 255)
+
+
+def pictures(count: int, *sizes: tuple[int, int]) -> list[NDArray[np.uint8]]:
+    """Grey pictures whose level is their number, of the given (width, height) in turn."""
+    sizes = sizes or ((64, 48),)
+    return [
+        np.full((sizes[number % len(sizes)][1], sizes[number % len(sizes)][0], 3), number, np.uint8)
+        for number in range(count)
+    ]
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ff-")]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_results_come_in_order_whatever_the_batch(batch: int, slots: int) -> None:
+    pipeline = Pipeline(pictures(20), engine=NullEngine(marked), batch=batch, slots=slots)
+    results = list(pipeline)
+    assert [result.frame.index for result in results] == list(range(20))
+    assert [level_of(result) for result in results] == list(range(20))
+
+
+def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def spy(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        shapes.append(batch.shape)
+        return marked(batch)
+
+    frames = pictures(24, (64, 48), (64, 48), (64, 48), (32, 96), (96, 32))
+    results = list(Pipeline(frames, engine=NullEngine(spy), batch=2))
+    assert [level_of(result) for result in results] == list(range(24))
+    assert {shape[2:] for shape in shapes} == {(480, 640), (640, 224), (224, 640)}
+    assert {shape[0] for shape in shapes} == {2}, "a partial batch is padded"
+    for result, frame in zip(results, frames, strict=True):
+        assert (result.frame.height, result.frame.width) == frame.shape[:2]
+        x1, _, x2, _ = result.detections.xyxy[0]
+        assert (x1 + x2) / 2 == pytest.approx(frame.shape[1] / 2, abs=0.5)
+
+
+def test_more_shapes_than_lanes() -> None:
+    frames = pictures(40, *((64, 32 * number) for number in range(1, 9)))
+    assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))
+
+
+def test_real_engines_agree(tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    squares_clip(clip, frames=8, size=(640, 360))
+    runs = {
+        engine: list(Pipeline(clip, engine=engine, precision="fp32", batch=batch))
+        for engine, batch in (("openvino", 1), ("onnxruntime", 3))
+    }
+    for one, other in zip(runs["openvino"], runs["onnxruntime"], strict=True):
+        assert one.detections.class_id.tolist() == other.detections.class_id.tolist()
+        np.testing.assert_allclose(one.detections.xyxy, other.detections.xyxy, atol=0.05)
+
+
+def test_leaving_early_ends_every_thread_and_closes_the_source() -> None:
+    closed = threading.Event()
+
+    def endless() -> Iterator[NDArray[np.uint8]]:
+        try:
+            while True:
+                yield np.zeros((48, 64, 3), np.uint8)
+        finally:
+            closed.set()
+
+    for number, _ in enumerate(Pipeline(endless(), engine=NullEngine(marked))):
+        if number == 5:
+            break
+    assert closed.wait(5)
+    assert our_threads() == []
+
+
+def test_close_from_another_thread_ends_the_loop() -> None:
+    def endless() -> Iterator[NDArray[np.uint8]]:
+        while True:
+            yield np.zeros((48, 64, 3), np.uint8)
+
+    pipeline = Pipeline(endless(), engine=NullEngine(marked))
+    seen = 0
+    for _ in pipeline:
+        seen += 1
+        if seen == 3:
+            threading.Thread(target=pipeline.close).start()
+    assert seen >= 3
+    assert our_threads() == []
+
+
+def test_a_pipeline_runs_once() -> None:
+    pipeline = Pipeline(pictures(2), engine=NullEngine(marked))
+    pipeline.run()
+    with pytest.raises(UsageError, match="already run"):
+        list(pipeline)
+
+
+def test_an_error_of_the_source_comes_after_all_earlier_results(tmp_path: Path) -> None:
+    def damaged() -> Iterator[NDArray[np.uint8]]:
+        yield from pictures(7)
+        raise DecodeError("cable cut")
+
+    results: list[Result] = []
+    pipeline = Pipeline(damaged(), engine=NullEngine(marked), save_jsonl=True, project=tmp_path)
+    with pytest.raises(DecodeError, match=r"\[decode\] cable cut"):
+        results.extend(pipeline)
+    assert pipeline.report.frames == 7
+    assert pipeline.report.error is not None
+    assert pipeline.report.error.stage == "decode"
+    assert pipeline.folder is not None
+    (path,) = pipeline.folder.glob("*.jsonl")
+    assert len(path.read_text().splitlines()) == 7
+    assert (pipeline.folder / "report.json").exists()
+    assert our_threads() == []
+
+
+def test_non_finite_outputs_are_an_error_not_an_empty_result() -> None:
+    def broken(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        outputs = np.zeros((len(batch), 7, 100), np.float32)
+        outputs[0, 5, 3] = np.nan
+        return [outputs]
+
+    with pytest.raises(NonFiniteError, match=r"\[program\]"):
+        list(Pipeline(pictures(4), engine=NullEngine(broken)))
+    assert our_threads() == []
+
+
+def test_an_error_of_a_sink_names_the_stage_and_ends_the_run() -> None:
+    def fail(result: Result, frame: Frame | None) -> None:
+        if result.frame.index == 3:
+            raise SinkError("disk full: /data")
+
+    with pytest.raises(SinkError, match=r"\[sinks\] disk full"):
+        list(Pipeline(pictures(9), engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
+    assert our_threads() == []
+
+
+def test_an_error_of_the_callers_loop_leaves_nothing_running() -> None:
+    with pytest.raises(ZeroDivisionError):
+        for _ in Pipeline(pictures(50), engine=NullEngine(marked)):
+            raise ZeroDivisionError
+    assert our_threads() == []
+
+
+def test_cuda_without_cuda_says_what_is_missing() -> None:
+    with pytest.raises(CapabilityError, match=r"libcuda\.so\.1|no CUDA engine"):
+        Pipeline(pictures(1), device="cuda")
+
+
+def test_unknown_options_name_the_nearest() -> None:
+    with pytest.raises(UsageError, match="max_det"):
+        Pipeline(pictures(1), max_dets=3)
+
+
+class Camera:
+    """A live source that gives one frame each time it is told to."""
+
+    def __init__(self, count: int) -> None:
+        self.info = SourceInfo("camera", "camera")
+        self.go = threading.Semaphore(0)
+        self.given = threading.Semaphore(0)
+        self._count = count
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Frame]:
+        for number in range(self._count):
+            self.go.acquire()
+            if self._closed:
+                return
+            picture = np.full((48, 64, 3), number, np.uint8)
+            yield Frame.from_array(picture, index=number, source_id="camera")
+            self.given.release()
+
+    def close(self) -> None:
+        self._closed = True
+        self.go.release()
+
+
+def test_a_live_source_keeps_the_latest_frame_and_counts_the_others() -> None:
+    camera = Camera(10)
+    busy, proceed = threading.Event(), threading.Event()
+
+    def slow(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        busy.set()
+        assert proceed.wait(10)
+        return marked(batch)
+
+    pipeline = Pipeline(camera, engine=NullEngine(slow), max_age=60)
+    levels: list[int] = []
+    reader = threading.Thread(target=lambda: levels.extend(level_of(result) for result in pipeline))
+    reader.start()
+    camera.go.release()
+    assert busy.wait(10), "the first frame is in the model"
+    for _ in range(9):
+        camera.go.release()
+    for _ in range(10):
+        assert camera.given.acquire(timeout=10)
+    proceed.set()
+    reader.join(10)
+    assert levels == [0, 9]
+    assert pipeline.report.sources[0].drops == {"superseded": 8}
+
+
+def test_frame_size_change_in_one_video(tmp_path: Path) -> None:
+    """An MPEG-TS made of two recordings: boxes stay right, and two playable files are written."""
+    truth = squares_clip(tmp_path / "a.ts", frames=10, size=(640, 360), seed=1)
+    truth += squares_clip(tmp_path / "b.ts", frames=10, size=(480, 272), seed=2)
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
+    pipeline = Pipeline(joined, save=True, project=tmp_path / "runs")
+    results = list(pipeline)
+    assert {(result.frame.width, result.frame.height) for result in results} == {(640, 360), (480, 272)}
+    found = sum(len(result.detections) for result in results)
+    assert found == pytest.approx(sum(map(len, truth)), abs=4)
+    assert pipeline.folder is not None
+    videos = sorted(pipeline.folder.glob("*.mp4"))
+    counts = []
+    for video in videos:
+        with av.open(video) as container:
+            counts.append(sum(1 for _ in container.decode(video=0)))
+    assert sum(counts) == len(results)
+    assert len(videos) == 2
+
+
+def test_no_frame_sized_allocation_in_steady_state(tmp_path: Path) -> None:
+    """Python's own allocations (numpy's included) per frame stay far below the size of a frame, 3.1 MB here."""
+    clip = tmp_path / "clip.mp4"
+    squares_clip(clip, frames=50, size=(1920, 1080))
+    peaks = []
+    tracemalloc.start()
+    try:
+        for number, _ in enumerate(Pipeline(clip, slots=1)):
+            if number >= 20:
+                peaks.append(tracemalloc.get_traced_memory()[1] - tracemalloc.get_traced_memory()[0])
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+    assert np.median(peaks) < 1_000_000

@@ -1,0 +1,55 @@
+"""The wheel: built in isolation on a machine without a compiler, installed into an empty environment, and used there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+USE_KERNEL = """
+import importlib.util
+import numpy as np
+from framefuse import kernels
+from framefuse.frame import Frame
+out = np.full((3, 4, 4), np.nan, np.float32)
+kernels.preprocess(Frame.from_array(np.full((8, 8, 3), 7, np.uint8)), out, content=(0, 0, 4, 4), interpolation="linear",
+    pad_value=0.0, mean=(0.0,) * 3, std=(1.0,) * 3, channel_order="rgb")
+assert (out == 7).all()
+assert importlib.util.find_spec("tvm") is None and importlib.util.find_spec("ziglang") is None
+print(kernels.__file__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_wheel_is_built_and_used_without_a_compiler(tmp_path: Path) -> None:
+    # A copy, so that nothing built in the checkout can get into the wheel.
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("_lib", "__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
+    environment["PATH"] = str(empty)
+
+    def run(python: str | Path, *arguments: str) -> str:
+        command = [str(python), *arguments]
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), str(source))
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.startswith("framefuse-") and "-py3-none-manylinux_2_28_" in wheel.name
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", str(wheel))
+    assert str(tmp_path / "venv") in run(python, "-c", USE_KERNEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from framefuse import Pipeline
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.frame import Frame
+from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import reference
 from framefuse.models import find_model
 from framefuse.models.card import read_card
@@ -20,22 +21,21 @@ from framefuse.prediction import Predictions
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.sources import open_source
 
-# FFmpeg's pixel format -> (encoder, container): one that keeps the format as it is.
-FORMATS = {
-    "yuv420p": ("libx264", "mp4"),
-    "yuvj420p": ("libx264", "mp4"),
-    "yuv422p": ("libx264", "mp4"),
-    "yuv444p": ("libx264", "mp4"),
-    "yuv420p10le": ("libx264", "mp4"),
-    "yuv422p10le": ("libx264", "mkv"),
-    "yuv444p10le": ("libx264", "mkv"),
-    "yuv420p12le": ("libx265", "mp4"),
-    "nv12": ("rawvideo", "nut"),
-    "p010le": ("rawvideo", "nut"),
-    "gbrp": ("ffv1", "mkv"),
-    "rgb24": ("rawvideo", "nut"),
-    "gray": ("ffv1", "mkv"),
-}
+# FFmpeg's pixel format, an encoder and a container that keep it as it is.
+FORMATS = [
+    ("yuv420p", "libx264", "mp4"),
+    ("yuvj420p", "libx264", "mp4"),
+    ("yuv422p", "libx264", "mp4"),
+    ("yuv444p", "libx264", "mp4"),
+    ("yuv420p10le", "libx264", "mp4"),
+    ("yuv422p10le", "libx264", "mkv"),
+    ("yuv444p10le", "libx264", "mkv"),
+    ("yuv420p12le", "libx265", "mp4"),
+    ("nv12", "rawvideo", "nut"),
+    ("rgb24", "libx264rgb", "mkv"),  # decoded as gbrp
+    ("rgb24", "rawvideo", "nut"),
+    ("gray", "libx264", "mp4"),
+]
 FRAMES = 4
 SIZE = (1366, 768)
 
@@ -92,11 +92,10 @@ def in_order(boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[
     return boxes[np.lexsort((boxes[:, 1], boxes[:, 0], classes))]
 
 
-@pytest.mark.parametrize("pix_fmt", FORMATS)
+@pytest.mark.parametrize(("pix_fmt", "codec", "container"), FORMATS)
 def test_every_pixel_format_gives_the_boxes_of_the_reference_path(
-    pix_fmt: str, path: ReferencePath, tmp_path: Path
+    pix_fmt: str, codec: str, container: str, path: ReferencePath, tmp_path: Path
 ) -> None:
-    codec, container = FORMATS[pix_fmt]
     clip = tmp_path / f"clip.{container}"
     squares_clip(clip, frames=FRAMES, size=SIZE, codec=codec, pix_fmt=pix_fmt, seed=3)
 
@@ -119,6 +118,21 @@ def test_every_pixel_format_gives_the_boxes_of_the_reference_path(
             ours_sorted = in_order(result.detections.xyxy, result.detections.class_id)
             theirs = in_order(predictions.boxes[0, :count], predictions.classes[0, :count])
             assert overlap(ours_sorted, theirs).min() >= 0.99
+
+
+def test_p010_is_yuv420p10_in_another_arrangement(path: ReferencePath, tmp_path: Path) -> None:
+    """No file format carries P010; decoders on GPUs give it. Its model input equals that of the same planar picture."""
+    clip = tmp_path / "clip.mp4"
+    squares_clip(clip, frames=1, size=SIZE, pix_fmt="yuv420p10le")
+    (frame,) = open_source(clip)
+    y, u, v = frame.planes
+    chroma = np.stack((u, v), axis=2) << 6
+    p010 = replace(frame, planes=(y << 6, chroma), format=PIXEL_FORMATS["p010"])
+    placement = path.spec.place(*SIZE)
+    planar, semiplanar = (np.empty((3, *placement.size[::-1]), np.float32) for _ in range(2))
+    path.spec(frame, planar, placement)
+    path.spec(p010, semiplanar, placement)
+    np.testing.assert_allclose(planar, semiplanar, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(1920, 1080), (1366, 768), (1918, 1078)])

@@ -97,7 +97,7 @@ def boxes_of(path: Path) -> list[str]:
     data, at, found = path.read_bytes(), 0, []
     while at + 8 <= len(data):
         found.append(data[at + 4 : at + 8].decode("latin1"))
-        at += int.from_bytes(data[at : at + 4], "big")
+        at += max(8, int.from_bytes(data[at : at + 4], "big"))
     assert at == len(data), "the file ends inside a box"
     return found
 
@@ -252,7 +252,7 @@ def test_video_of_a_part_gets_the_audio_of_that_part(tmp_path: Path) -> None:
 def test_video_leaves_out_audio_that_mp4_cannot_hold(tmp_path: Path) -> None:
     clip = make_clip(tmp_path / "clip.avi", audio="pcm_u8")
     sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), frames_of(clip))
-    assert "cannot hold pcm_u8" in sink.notes[0]
+    assert "do not know pcm_u8" in sink.notes[0]
     with av.open(sink.paths[0]) as container:
         assert not container.streams.audio
     gone = run(open_sink("video"), context(tmp_path, stem="gone", path=tmp_path / "deleted.mp4"), frames_of(clip))

@@ -365,6 +365,11 @@ class TestLists:
         assert info.parts[str(second)].width == 32
         assert f"{first}: colour matrix not stated: BT.601 assumed" in info.notes
 
+    def test_sources_in_a_list(self, tmp_path: Path) -> None:
+        path = media.video(tmp_path / "a.mp4", frames=2)
+        frames, _ = read([open_source(path), media.picture(0), open_source([media.picture(1)] * 2)])
+        assert [frame.source_id for frame in frames] == [str(path), str(path), "array", "array#2", "array#2"]
+
     def test_a_list_of_one_is_that_one(self, tmp_path: Path) -> None:
         path = media.video(tmp_path / "a.mp4", frames=2)
         assert read([path])[1].uri == str(path)

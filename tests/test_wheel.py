@@ -1,4 +1,4 @@
-"""The wheel: built in isolation on a machine without a compiler, installed into an empty environment, and used there."""
+"""The wheel: built in isolation without a compiler on the machine, installed into an empty environment, used there."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import Frame
-from framefuse.kernels.plan import ChannelOrder, Content, Interpolation, Plan, Request, Triple, plan
+from framefuse.kernels.plan import MAX_ELEMENTS, ChannelOrder, Content, Interpolation, Request, Triple, plan
 
 LIBRARIES = Path(__file__).resolve().parent / "_lib"
 """Where `build.py` puts one library for each instruction-set level."""
@@ -84,7 +84,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.buffers: dict[str, NDArray[Any]] = {}
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+    def get(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
         """A buffer whose last axis is at least as long as asked for.
 
         It starts as zeros: the kernel multiplies what it reads past the end of a row by zero, so that must be finite.
@@ -108,19 +108,16 @@ def _planes(frame: Frame) -> tuple[list[int], list[int]]:
     for number, plane in enumerate(frame.planes):
         if not isinstance(plane, np.ndarray):
             raise UsageError(f"plane {number} is a {type(plane).__name__}, not an array on the host")
-        item = plane.itemsize
-        inner = (item,) if plane.ndim == 2 else (item * plane.shape[2], item)
-        # A stride along an axis of one element is never used; numpy leaves it undefined.
-        packed = all(
-            n == 1 or found == want for n, found, want in zip(plane.shape[1:], plane.strides[1:], inner, strict=True)
-        )
-        if not packed or plane.strides[0] % item:
+        pitch = plane.strides[0] // plane.itemsize
+        if pitch * plane.itemsize != plane.strides[0] or not plane[0].flags.c_contiguous:
             raise UsageError(
                 f"plane {number} has strides {plane.strides} bytes; within a row its samples must be adjacent",
                 remedy="pass np.ascontiguousarray(plane), which copies",
             )
+        if abs(pitch) * plane.shape[0] > MAX_ELEMENTS:
+            raise UsageError(f"plane {number} has {plane.shape[0]} rows {pitch} samples apart, more than 2^31 samples")
         addresses.append(_address(plane))
-        pitches.append(plane.strides[0] // item)
+        pitches.append(pitch)
     spare = 3 - len(addresses)
     return addresses + addresses[:1] * spare, pitches + pitches[:1] * spare
 
@@ -148,13 +145,11 @@ def preprocess(
         CapabilityError: there are no compiled kernels for this machine.
     """
     request = Request.of(frame, out, content, interpolation, pad_value, mean, std, channel_order, rows)
-    todo: Plan = plan(request)
+    todo = plan(request)
     addresses, pitches = _planes(frame)
     written = _address(out) + todo.offset * out.itemsize
-    target = (
-        _address(_scratch.get(out.dtype.name, (todo.strip_elements,), out.dtype.name))
-        if todo.strip_elements
-        else written
-    )
+    target = written
+    if todo.strip_elements:
+        target = _address(_scratch.get(todo.name, (todo.strip_elements,), out.dtype))
     scratch = (_scratch.get("rows", (3, todo.row_elements + SLACK)), _scratch.get("lanes", (3, 4 * todo.columns)))
     _function(todo.name)(*addresses, *pitches, target, written, *todo.walk, *todo.tables, *scratch)

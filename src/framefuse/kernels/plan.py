@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,11 @@ Triple = tuple[float, float, float]
 STRIP = 16
 """Rows that are turned together when the rotation is by 90 degrees: a cache line of float32."""
 
-OUTPUTS = {"float32": "f32", "float16": "f16", "uint8": "u8"}
+OUTPUTS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(np.uint8): "u8"}
 """Output dtypes, and how the names of the kernels abbreviate them."""
+
+MAX_ELEMENTS = 2**31 - 1
+"""Elements of an output or of a plane, its pitch included: the kernels count in 32 bits."""
 
 LUMA_WEIGHTS: dict[str, tuple[float, float]] = {
     "bt601": (0.299, 0.114),
@@ -34,8 +37,7 @@ LUMA_WEIGHTS: dict[str, tuple[float, float]] = {
 """K_R and K_B of ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance)."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The arguments of `preprocess` that decide a Plan; all of them hashable."""
 
     format: PixelFormat
@@ -46,7 +48,7 @@ class Request:
     full_range: bool
     size: tuple[int, int]
     """Width and height of the whole output."""
-    dtype: str
+    dtype: np.dtype[Any]
     content: Content
     interpolation: Interpolation
     pad_value: float
@@ -77,11 +79,13 @@ class Request:
             raise UsageError(
                 f"out has shape {getattr(out, 'shape', type(out))}", remedy="pass a (3, height, width) array"
             )
-        if out.dtype.name not in OUTPUTS or not out.flags.c_contiguous or not out.flags.writeable:
+        if out.dtype not in OUTPUTS or not out.flags.c_contiguous or not out.flags.writeable:
             raise UsageError(
                 f"out is {out.dtype}, strides {out.strides}, writeable {out.flags.writeable}",
-                remedy=f"pass a writeable C-contiguous array of {', '.join(OUTPUTS)}",
+                remedy=f"pass a writeable C-contiguous array of {', '.join(map(str, OUTPUTS))}",
             )
+        if out.size > MAX_ELEMENTS:
+            raise UsageError(f"out has {out.size} elements, more than {MAX_ELEMENTS}")
         if interpolation not in ("nearest", "linear"):
             raise UsageError(f"interpolation {interpolation!r} is not 'nearest' or 'linear'")
         if channel_order not in ("rgb", "bgr"):
@@ -101,7 +105,7 @@ class Request:
             frame.matrix,
             frame.full_range,
             (width, height),
-            out.dtype.name,
+            out.dtype,
             content,
             interpolation,
             pad_value,
@@ -195,7 +199,7 @@ def coefficients(request: Request) -> NDArray[np.float32]:
     square[:, : matrix.shape[1]] = matrix
     ends = np.sort(np.stack([bias, 255 * scale + bias]), axis=0)
     pad = request.pad_value * scale + bias
-    if request.dtype == "uint8":
+    if request.dtype == np.uint8:
         ends, pad = ends.clip(0, 255), pad.clip(0, 255)
     parts = (square * scale[:, None], offset * scale + bias, ends[0], ends[1], pad)
     return np.concatenate([part.ravel() for part in parts]).astype(np.float32)

@@ -80,9 +80,11 @@ def squares_clip(
         stream.width, stream.height = size
         stream.pix_fmt = pix_fmt
         stream.thread_count = 2
-        full = pix_fmt.startswith("yuvj")
+        rgb = av.VideoFormat(pix_fmt).is_rgb
+        full = rgb or pix_fmt.startswith("yuvj")
         context = stream.codec_context
-        context.colorspace = context.color_primaries = context.color_trc = 1  # BT.709 in all three lists of H.273
+        context.color_primaries = context.color_trc = 1  # BT.709 in all three lists of H.273
+        context.colorspace = 0 if rgb else 1
         context.color_range = 2 if full else 1
         tone: Any = container.add_stream("aac", rate=48_000, layout="mono") if audio else None
         for index, (picture, truth) in enumerate(squares_scene(frames, size, fps=float(fps), seed=seed)):

@@ -12,6 +12,9 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 
+MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
+"""Codecs that players expect in an MP4. FFmpeg would take more (PCM), but few programs read that."""
+
 
 class AudioCopy:
     """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding.
@@ -45,14 +48,13 @@ class AudioCopy:
     def _open(self, path: Path, start: Fraction) -> None:
         self._input = av.open(path)
         for stream in self._input.streams:
-            codec = stream.codec_context.name if stream.type == "audio" else ""
-            if codec in self._output.supported_codecs:
+            codec = stream.codec_context.codec.canonical_name if stream.type == "audio" else ""
+            if codec in MP4_AUDIO:
                 self._targets[stream.index] = self._output.add_stream_from_template(stream)
             else:
                 stream.discard = Discard.all
                 if codec:
-                    name = self._output.format.name
-                    self._notes.append(f"audio stream {stream.index} left out: {name} cannot hold {codec}")
+                    self._notes.append(f"audio stream {stream.index} left out: MP4 players do not know {codec}")
         begins = Fraction(0)
         for video in self._input.streams.video[:1]:
             tick: Any = video.time_base

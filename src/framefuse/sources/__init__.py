@@ -94,7 +94,7 @@ class SourceInfo:
     drops: dict[str, int] = field(default_factory=dict)
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
     parts: dict[str, SourceInfo] = field(default_factory=dict)
-    """Chains of several sources: the facts of each part by its `Frame.source_id`, from the moment it is opened."""
+    """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
 
     @property
     def live(self) -> bool:
@@ -137,12 +137,12 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if isinstance(getattr(source, "info", None), SourceInfo) and hasattr(source, "close"):
         opened: Source = source
         return opened
-    if isinstance(source, (list, tuple)) and any(isinstance(item, (str, Path)) for item in source):
+    from framefuse.sources.arrays import is_image, open_arrays
+
+    if isinstance(source, (list, tuple)) and not all(is_image(item) for item in source):
         from framefuse.sources.chain import open_chain
 
         return open_chain(source, options)
-    from framefuse.sources.arrays import is_image, open_arrays
-
     if is_image(source) or isinstance(source, Iterable):
         return open_arrays(source, options)
     raise UsageError(

@@ -2,10 +2,12 @@
 
     python -m benchmarks.clips [1080p 768 1078 1080p_audio ...]
 
-The picture is benchmarks/scene.py, so the clips need no download and are the same on every machine with the same PyAV.
-1366x768 and 1918x1078 are there because their planes are wider in memory than in the picture (line_size > width) and
-because their chroma planes have odd heights or widths, which is where a reader of planes goes wrong.
-The clips are not tagged with a colour matrix, as most files are not.
+The picture is benchmarks/scene.py, so the clips need no download, and 1080p is the same file each time, given
+the same PyAV. At widths that are no multiple of 16, x264 reads memory that it did not set: two runs give the same
+picture but not the same bytes. All peers of a comparison read one file. 1366x768 and 1918x1078 are there because
+their planes are wider in memory than in the picture (line_size > width) and because their chroma planes have odd
+heights or widths, which is where a reader of planes goes wrong. The clips are not tagged with a colour matrix, as
+most files are not.
 """
 
 import argparse
@@ -81,7 +83,6 @@ def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
         for index in range(frames):
             frame = av.VideoFrame.from_ndarray(scene.render(index), format="rgb24")
             scaled = frame.reformat(spec.width, spec.height, "yuv420p", interpolation=Interpolation.BICUBIC)
-            scaled.pts = None  # the encoder counts the frames
             container.mux(stream.encode(scaled))
         container.mux(stream.encode(None))
 

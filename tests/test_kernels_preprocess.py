@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import av
@@ -173,6 +174,27 @@ def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any) -> None:
         ]:
             job.result()
     np.testing.assert_array_equal(parts, whole)
+
+
+def test_random_cases_in_threads() -> None:
+    """Whatever was painted before in a thread, and whichever case comes first in it, scratch never shows."""
+
+    def job(seed: int) -> list[float]:
+        rng = np.random.default_rng(seed)
+        differences = []
+        for case in range(12):
+            name = str(rng.choice(list(PIXEL_FORMATS)))
+            width, height = map(int, rng.integers(1, 120, 2))
+            frame = random_frame(name, width, height, seed=seed + case, rotation=int(rng.choice(ROTATIONS)))
+            left, top = map(int, rng.integers(-50, 60, 2)) if case else (500, 0)
+            content = (left, top, *map(int, rng.integers(1, 150, 2)))
+            size = (int(rng.integers(1, 99)), int(rng.integers(1, 99)))
+            differences.append(compare(frame, size, content, interpolation=str(rng.choice(INTERPOLATIONS))))
+        return differences
+
+    with ThreadPoolExecutor(4) as pool:
+        for differences in pool.map(job, range(0, 1200, 100)):
+            assert max(differences) <= TOLERANCE
 
 
 def test_output_is_a_slot_of_a_batch_and_nothing_else_is_touched() -> None:
@@ -394,6 +416,20 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 def test_each_level_runs_without_importing_tvm(setup: str) -> None:
     done = run_python(RUN_ONE.format(setup=setup))
     assert done.returncode == 0, done.stderr
+
+
+def test_a_current_build_is_kept_and_an_unknown_machine_is_refused() -> None:
+    before = [path.stat().st_mtime_ns for path in build()]
+    assert [path.stat().st_mtime_ns for path in build()] == before
+    with pytest.raises(ValueError, match="riscv64"):
+        build("riscv64")
+
+
+@pytest.mark.slow
+def test_libraries_of_another_machine_are_built_here(tmp_path: Path) -> None:
+    (library,) = build("aarch64", directory=tmp_path)
+    elf_machine = int.from_bytes(library.read_bytes()[18:20], "little")
+    assert elf_machine == 183  # EM_AARCH64
 
 
 def test_a_missing_library_names_the_command_that_builds_it() -> None:

@@ -115,7 +115,7 @@ class Frame:
     matrix: Matrix = "bt601"
     """Colour matrix. Unspecified means BT.601, as OpenCV and the training frameworks read it."""
     full_range: bool = False
-    """False: luma 16..235 (limited); True: 0..255. Packed formats are always full range."""
+    """False: luma 16..235 (limited); True: 0..255. RGB formats, packed or planar, are always full range."""
     rotation: Rotation = 0
     """Degrees clockwise by which the coded picture must be turned to be shown upright."""
     sample_aspect_ratio: Fraction = Fraction(1)

@@ -106,11 +106,11 @@ class Request(NamedTuple):
             frame.full_range,
             (width, height),
             out.dtype,
-            content,
+            (content[0], content[1], content[2], content[3]),
             interpolation,
             pad_value,
-            mean,
-            std,
+            (mean[0], mean[1], mean[2]),
+            (std[0], std[1], std[2]),
             channel_order,
             rows,
         )
@@ -220,7 +220,7 @@ class Plan:
     row_elements: int
     """Floats of scratch for a blended row of one plane."""
     columns: int
-    """Content columns, each of which needs 4 floats of scratch a plane."""
+    """Content columns (at least 1), each of which needs 4 floats of scratch a plane."""
     strip_elements: int
     """Output elements of scratch in which rows are turned; 0 unless the rotation is by 90 or 270 degrees."""
 
@@ -272,7 +272,7 @@ def plan(request: Request) -> Plan:
         np.stack([taps.weight for taps in y_taps]),
         coefficients(request),
     )
-    # Longer than a row by a line: rows at a power of two from each other would all share one cache set.
+    # A little longer than a row: rows at a power of two from each other would all share one cache set.
     strip_pitch = columns[0] + STRIP
     pitches = (
         (STRIP * strip_pitch, strip_pitch, STRIP, width * height, width)
@@ -286,6 +286,6 @@ def plan(request: Request) -> Plan:
         (*pitches, rows[0], columns[0], row_at, column_at, *content, *spans[0], *spans[1]),
         tables,
         max(stop for _, stop in spans),
-        content[1],
+        max(content[1], 1),
         3 * STRIP * strip_pitch if turned else 0,
     )

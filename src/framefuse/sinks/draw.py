@@ -180,7 +180,7 @@ class Annotator:
         width, height = self._size
         step = np.array(self._grid * 2)
         corner = np.array((width, height) * 2)
-        boxes = np.rint(np.clip(np.nan_to_num(xyxy), 0, corner) / step).astype(np.int64) * step
+        boxes = np.rint(np.clip(xyxy, 0, corner) / step).astype(np.int64) * step
         boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - self.line_width) // step[:2] * step[:2])
         boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + self.line_width)
         snapped: list[list[int]] = boxes.tolist()
@@ -231,7 +231,7 @@ class Annotator:
         # Two parts, since names and scores are few while their pairs are many.
         margin = self.text_size // 4
         parts = (
-            text_coverage(f"{name} ", self.text_size, margin, 0, self._grid),
+            text_coverage(" ".join([*name.split(), ""]), self.text_size, margin, 0, self._grid),
             text_coverage(score, self.text_size, 0, margin, self._grid),
         )
         fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))

@@ -54,12 +54,14 @@ class Timeline:
         self.time_base = first.time_base if self._timed else 1 / rate
         self.inexact = encoder == "mpeg4" and self.time_base.denominator > MPEG4_TICKS
         if self.inexact:
-            self.time_base = Fraction(1, min(MPEG4_TICKS, rate.limit_denominator(1001).numerator))
+            whole = min(MPEG4_TICKS, rate.limit_denominator(1001).numerator)
+            self.time_base = Fraction(1, MPEG4_TICKS // whole * whole)
         self._frame_ticks = max(1, round(1 / (rate * self.time_base)))
         begins = Fraction(0) if first.pts is None else first.pts * first.time_base
         self.offset = Fraction(0) if 0 <= begins <= LEAD_IN else -begins
         """Seconds added to the source's times."""
         self.last: int | None = None
+        self._index = 0
         self.ticks = self._frame_ticks
         """Duration of the last frame: what lay between the two before it."""
         self.missing = self.moved = self.jumps = 0
@@ -68,7 +70,8 @@ class Timeline:
         """The pts of the next frame, in units of `time_base`."""
         if frame.pts is None:
             self.missing += self._timed
-            pts = 0 if self.last is None else self.last + self._frame_ticks
+            # By the index, so that frames left out on purpose (vid_stride) keep their time.
+            pts = 0 if self.last is None else self.last + max(1, frame.index - self._index) * self._frame_ticks
         else:
             pts = round((frame.pts * frame.time_base + self.offset) / self.time_base)
         if self.last is not None:
@@ -80,7 +83,7 @@ class Timeline:
                 self.moved += 1
                 pts = self.last + 1
             self.ticks = pts - self.last
-        self.last = pts
+        self.last, self._index = pts, frame.index
         return pts
 
     @property
@@ -164,7 +167,7 @@ class VideoSink:
         path = self._context.folder / (self._context.stem + (f"_{number}.mp4" if number > 1 else ".mp4"))
         width, height = look.width + look.width % 2, look.height + look.height % 2
         if number > 1:
-            self.notes.append(f"{path.name}: the picture became {look.width}x{look.height}, so a new file was begun")
+            self.notes.append(f"{path.name}: begun as the pictures became {look.width}x{look.height}, {look.matrix}")
         if (width, height) != (look.width, look.height):
             self.notes.append(f"{path.name}: {look.width}x{look.height} padded to {width}x{height}, as 4:2:0 needs")
         source = self._context.source

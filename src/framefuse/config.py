@@ -96,6 +96,7 @@ class Settings(BaseModel):
     encoder: str = Field("libx264", min_length=1, description="video encoder of --save (FFmpeg name)")
     crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
+    encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: as it likes")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
 
     @field_validator("*", mode="before")

@@ -81,13 +81,27 @@ def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
 
 
 def write(
-    found: Iterable[Done], sinks: SinkSet, info_of: Callable[[str], SourceInfo], clock: StageClock
+    found: Iterable[Done],
+    sinks: SinkSet,
+    info_of: Callable[[str], SourceInfo],
+    clock: StageClock,
+    *,
+    one_by_one: bool,
 ) -> Iterator[Result]:
-    """Results through the sinks, which are completed whatever happens."""
+    """Results through the sinks, which are completed whatever happens.
+
+    Args:
+        one_by_one: sources follow each other, so that a new one means that the outputs of the last are complete.
+    """
+    previous = None
     try:
         for result, frame in found:
             started, cpu_started = perf_counter(), thread_time()
-            sinks.write(result, frame, info_of(result.frame.source_id))
+            source_id = result.frame.source_id
+            if one_by_one and previous is not None and previous != source_id:
+                sinks.end(previous)
+            previous = source_id
+            sinks.write(result, frame, info_of(source_id))
             clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
     finally:
@@ -261,7 +275,8 @@ class Pipeline:
         )
         if self._sink_set is None or sinks_clock is None:
             return (done.result for done in found)
-        written = write(found, self._sink_set, self._info_of, sinks_clock)
+        one_by_one = len(self.sources) == 1
+        written = write(found, self._sink_set, self._info_of, sinks_clock, one_by_one=one_by_one)
         self._last = Threaded([written], name="sinks", cancel=found.close, capacity=settings.queue)
         return iter(self._last)
 
@@ -326,5 +341,15 @@ def _sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Sourc
         if info.kind in ("images", "array"):
             sinks.append(open_sink("images"))
         else:
-            sinks.append(open_sink("video", encoder=settings.encoder, crf=settings.crf, preset=settings.encode_preset))
+            sinks.append(
+                open_sink(
+                    "video",
+                    encoder=settings.encoder,
+                    crf=settings.crf,
+                    preset=settings.encode_preset,
+                    threads=settings.encode_threads,
+                )
+            )
+    if settings.show:
+        sinks.append(open_sink("show"))
     return [*sinks, *(make() for make in factories)]

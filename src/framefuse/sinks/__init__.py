@@ -3,7 +3,8 @@
     video     annotated MP4, audio copied          images    one annotated picture an image
     jsonl     one line a frame                     csv       one row a detection
     coco      COCO JSON                            yolo_txt  one label file a frame
-    callback  a function of yours                  null      counts only
+    show      annotated, in a window               callback  a function of yours
+    null      counts only
 
 A run writes into the folder that `run_folder.make_run_folder` made; `sink_set.SinkSet` gives each source its own sinks.
 """
@@ -28,6 +29,7 @@ SINKS: dict[str, str] = {
     "csv": "framefuse.sinks.csv:CsvSink",
     "coco": "framefuse.sinks.coco:CocoSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
+    "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
     "null": "framefuse.sinks.null:NullSink",
 }

@@ -6,10 +6,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.prediction import Result
+from framefuse.prediction import Detections, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import write_error
 from framefuse.sinks.draw import Annotator
@@ -17,6 +19,23 @@ from framefuse.sinks.picture import PictureReader
 from framefuse.sinks.run_folder import UniqueNames
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
+
+
+class AnnotatedRgb:
+    """Frames as upright RGB pictures with their boxes drawn in."""
+
+    def __init__(self) -> None:
+        self._reader = PictureReader()
+        self._annotator: tuple[tuple[int, int], Annotator] | None = None
+
+    def draw(self, frame: Frame, detections: Detections) -> NDArray[np.uint8]:
+        """(height, width, 3) RGB, overwritten by the next call."""
+        picture = self._reader.rgb(frame)
+        size = frame.width, frame.height
+        if self._annotator is None or self._annotator[0] != size:
+            self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
+        self._annotator[1].draw((picture,), detections)
+        return picture
 
 
 class ImagesSink:
@@ -36,8 +55,7 @@ class ImagesSink:
         self.notes: list[str] = []
         self._quality = quality
         self._names = UniqueNames()
-        self._reader = PictureReader()
-        self._annotator: tuple[tuple[int, int], Annotator] | None = None
+        self._pictures = AnnotatedRgb()
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -45,11 +63,7 @@ class ImagesSink:
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink images needs the frame"
-        picture = self._reader.rgb(frame)
-        size = frame.width, frame.height
-        if self._annotator is None or self._annotator[0] != size:
-            self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator[1].draw((picture,), result.detections)
+        picture = self._pictures.draw(frame, result.detections)
         source = Path(frame.source_id)
         still = self._context.source.kind == "images"
         stem = source.stem if still else f"{self._context.stem}_{frame.index}"

@@ -43,6 +43,8 @@ class Encoding:
     width: int
     height: int
     """Even numbers."""
+    threads: int
+    """0: as the encoder likes."""
     time_base: Fraction
     rate: Fraction
     """Average frames a second: a hint for players and for rate control; times are those of each frame."""
@@ -92,6 +94,7 @@ class Mp4File:
             context.sample_aspect_ratio = wanted.sample_aspect_ratio
             # PyAV's default, slices, makes x264 slower.
             context.thread_type = "AUTO"
+            context.thread_count = wanted.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:
             raise SinkError(

@@ -122,6 +122,7 @@ class VideoSink:
         encoder: FFmpeg's name; there is no fallback to another.
         crf: quality, lower is better; for mpeg4 it becomes a fixed quantiser.
         preset: speed of the encoder, in its own words.
+        threads: of the encoder; 0: as it likes.
         audio: copy the audio of a source that is a file.
     """
 
@@ -129,11 +130,18 @@ class VideoSink:
     needs_frame = True
 
     def __init__(
-        self, *, encoder: str = "libx264", crf: int = 23, preset: str = "ultrafast", audio: bool = True
+        self,
+        *,
+        encoder: str = "libx264",
+        crf: int = 23,
+        preset: str = "ultrafast",
+        threads: int = 0,
+        audio: bool = True,
     ) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self._encoder, self._crf, self._preset, self._audio = encoder, crf, preset, audio
+        self._threads = threads
         self._reader = PictureReader()
         self._look: Look | None = None
         self._file: Mp4File | None = None
@@ -188,6 +196,7 @@ class VideoSink:
                 options=self._options(),
                 width=width,
                 height=height,
+                threads=self._threads,
                 time_base=self._times.time_base,
                 rate=rate,
                 matrix=look.matrix,

@@ -29,7 +29,7 @@ from framefuse.machine import available_cores
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
-from framefuse.profiling import Recorder, StageClock, thread_named
+from framefuse.profiling import Recorder, StageClock
 from framefuse.program import Done, HostProgram, Program, Selection
 from framefuse.report import ModelFacts, Report, build_report
 from framefuse.sinks import Sink, open_sink
@@ -157,28 +157,31 @@ class Pipeline:
         self.card = read_card(find_model(model))
         preprocess, size_reason = choose_preprocess(self.card, settings)
         batch = choose_batch(self.card, settings)
+        self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
+        self._make_sinks = partial(_sinks_for, settings, sinks)
         with ExitStack() as opened:
             self.sources = _open_sources(source, settings)
             for item in self.sources:
                 opened.callback(item.close)
             if isinstance(engine, str):
-                with thread_named("ff-engine"):
-                    engine = open_engine(engine_name, self.card.path, _engine_options(settings))
+                engine = open_engine(engine_name, self.card.path, _engine_options(settings))
+            self.engine = engine
+            info = self.sources[0].info
+            self._program = HostProgram(
+                engine,
+                self.card,
+                preprocess,
+                Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
+                batch=batch,
+                slots=settings.slots,
+                keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
+                recorder=self._recorder,
+            )
+            opened.callback(self._program.close)
+            if info.width and info.height:
+                self._program.prepare(info.width, info.height)
             opened.pop_all()
-        self.engine = engine
         self._choices = [engine_reason, *engine.reasons, size_reason]
-        self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
-        self._make_sinks = partial(_sinks_for, settings, sinks)
-        self._program = HostProgram(
-            engine,
-            self.card,
-            preprocess,
-            Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
-            batch=batch,
-            slots=settings.slots,
-            keep_frames=any(sink.needs_frame for sink in self._make_sinks(self.sources[0].info)),
-            recorder=self._recorder,
-        )
 
     def __iter__(self) -> Iterator[Result]:
         if self._last is not None:

@@ -16,7 +16,7 @@ from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
 from framefuse.prediction import Detections, FrameInfo, Predictions, Result
 from framefuse.preprocess import Placement, Preprocess
-from framefuse.profiling import Recorder
+from framefuse.profiling import Recorder, thread_named
 
 MAX_LANES = 4
 """Input shapes kept ready at the same time; the one unused for longest gives way."""
@@ -46,6 +46,9 @@ class Program(Protocol):
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
+
+    def prepare(self, width: int, height: int) -> None:
+        """Make ready for pictures of this size, so that the first of them does not wait for a compiler."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         """Start a batch; yields what had to be finished to make room."""
@@ -111,6 +114,10 @@ class HostProgram:
     def input_size(self, frame: Frame) -> tuple[int, int]:
         width, height = self._preprocess.place(frame.width, frame.height).size
         return height, width
+
+    def prepare(self, width: int, height: int) -> None:
+        size = self._preprocess.place(width, height).size[::-1]
+        self._lanes[size] = self._make_lane(size)
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         lane = yield from self._lane(self.input_size(frames[0]))
@@ -200,10 +207,14 @@ class HostProgram:
             if len(self._lanes) >= MAX_LANES:
                 yield from self.drain()
                 self._lanes.pop(next(iter(self._lanes))).close()
-            lane = self._engine.lane(self._batch, *size, self._slots)
-            self._used.add((size[1], size[0]))
+            lane = self._make_lane(size)
+        self._used.add((size[1], size[0]))
         self._lanes[size] = lane
         return lane
+
+    def _make_lane(self, size: tuple[int, int]) -> Lane:
+        with thread_named("ff-engine"):  # the engine's own threads, started here, are known by that name
+            return self._engine.lane(self._batch, *size, self._slots)
 
 
 def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:

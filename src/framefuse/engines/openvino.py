@@ -15,7 +15,12 @@ HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
 class OpenVinoEngine:
-    """A model compiled for the CPU; one dynamic compile serves every input size."""
+    """A model for the CPU.
+
+    The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free axes
+    (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of pictures of all sizes
+    does not compile for each.
+    """
 
     name = "openvino"
     capturable = False
@@ -28,29 +33,51 @@ class OpenVinoEngine:
         if options.workspace_mb:
             raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
         self.reasons: list[str] = []
-        core = ov.Core()
-        try:
-            network = core.read_model(model)
-        except RuntimeError as error:
-            raise ModelError(f"OpenVINO cannot read {model}: {_first_line(error)}") from error
+        self._core = core = ov.Core()
+        self._model = model
+        network = self._read()
         quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
         self.precision = self._choose_precision(options.precision, quantised, core)
         cores = available_cores()
         threads = options.threads or cores
         self.streams = options.streams or (threads if threads <= 4 else threads // 2)
         self.reasons.append(f"{self.streams} streams on {threads} threads: {cores} cores are available")
-        config: dict[str, Any] = {
+        self._config: dict[str, Any] = {
             "NUM_STREAMS": self.streams,
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": HINTS.get(self.precision, "f32"),
             # Pinned workers would fight with the decoder's and the encoder's threads over the same few cores.
             "ENABLE_CPU_PINNING": False,
         }
+        self._unused: Any = network
+        self._fixed: tuple[tuple[int, ...], Any] | None = None
+        self._free: Any = None
+        self.input_dtype = np.dtype(network.inputs[0].get_element_type().to_dtype())
+
+    def _read(self) -> Any:
         try:
-            self._compiled = core.compile_model(network, "CPU", config)
+            return self._core.read_model(self._model)
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO cannot compile {model}: {_first_line(error)}") from error
-        self.input_dtype = np.dtype(self._compiled.inputs[0].get_element_type().to_dtype())
+            raise ModelError(f"OpenVINO cannot read {self._model}: {_first_line(error)}") from error
+
+    def _compiled_for(self, shape: tuple[int, ...]) -> Any:
+        if self._fixed is None:
+            network, self._unused = self._unused, None
+            self._fixed = shape, self._compile(network, shape)
+        if self._fixed[0] == shape:
+            return self._fixed[1]
+        if self._free is None:
+            self._free = self._compile(self._read(), None)
+        return self._free
+
+    def _compile(self, network: Any, shape: tuple[int, ...] | None) -> Any:
+        try:
+            if shape is not None and network.inputs[0].get_partial_shape().is_dynamic:
+                network.reshape(shape)
+            return self._core.compile_model(network, "CPU", self._config)
+        except RuntimeError as error:
+            size = "" if shape is None else f" for input {shape}"
+            raise EngineError(f"OpenVINO cannot compile {self._model}{size}: {_first_line(error)}") from error
 
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
         able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
@@ -81,9 +108,10 @@ class OpenVinoEngine:
         import openvino as ov
 
         shape = (batch, 3, height, width)
+        compiled = self._compiled_for(shape)
 
         def make_slot() -> Slot:
-            request = self._compiled.create_infer_request()
+            request = compiled.create_infer_request()
             slot = Slot(np.zeros(shape, self.input_dtype), handle=request)
             request.set_input_tensor(0, ov.Tensor(slot.input, shared_memory=True))
             return slot
@@ -102,7 +130,7 @@ class OpenVinoEngine:
         return True
 
     def close(self) -> None:
-        self._compiled = None
+        self._fixed = self._free = self._unused = None
 
 
 def _start(slot: Slot) -> None:

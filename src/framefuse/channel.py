@@ -42,8 +42,8 @@ class Threaded(Generic[Item]):
         policy: what happens to a full queue. block: the iterable waits. latest: its oldest item is dropped.
         too_old: asked when an item is handed out; if true, it is dropped as stale.
         on_drop: called with the dropped item and the cause, "superseded" or "stale".
-        on_step: called after each item with the seconds that the iterable worked on it, the seconds it was then blocked,
-            and the CPU seconds of its thread.
+        on_step: called after each item with the seconds that the iterable worked on it, the seconds it was then
+            blocked, and the CPU seconds of its thread.
         on_wait: called with the seconds that the reader waited for an item.
     """
 

@@ -82,7 +82,7 @@ class Settings(BaseModel):
     reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: for ever")
 
     # pipeline
-    queue: int = Field(4, ge=1, le=1024, description="frames between two stages at most")
+    queue: int = Field(3, ge=1, le=1024, description="frames between two stages at most")
 
     # output
     save: bool = Field(False, description="write the annotated video or images")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,3 +16,9 @@ def available_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
+
+
+def trim_heap() -> None:
+    """Give free heap back to the system: reading and compiling a model leaves tens of MB that glibc would keep."""
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -25,7 +25,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine, EngineOptions, open_engine
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.machine import available_cores
+from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
@@ -180,6 +180,7 @@ class Pipeline:
             opened.callback(self._program.close)
             if info.width and info.height:
                 self._program.prepare(info.width, info.height)
+            trim_heap()
             opened.pop_all()
         self._choices = [engine_reason, *engine.reasons, size_reason]
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -490,5 +490,9 @@ def _usage() -> tuple[float | None, int | None]:
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    # ru_maxrss is in KiB, on macOS in bytes.
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6, usage.ru_minflt
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # in KiB, on macOS in bytes
+    with suppress(OSError):
+        # Linux carries ru_maxrss over from the process that started this one; VmHWM is our own.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), peak)
+    return peak / 1e6, usage.ru_minflt

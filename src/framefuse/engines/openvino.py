@@ -17,9 +17,9 @@ HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 class OpenVinoEngine:
     """A model for the CPU.
 
-    The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free axes
-    (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of pictures of all sizes
-    does not compile for each.
+    The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free
+    axes (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of pictures of all
+    sizes does not compile for each.
     """
 
     name = "openvino"

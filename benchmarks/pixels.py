@@ -2,11 +2,11 @@
 
     python -m benchmarks.pixels [--frames 60]
 
-OpenCV converts each frame to BGR at full size (8 bits), then resizes (8 bits again); framefuse resizes the decoder's planes
-and converts once, in float. Reported per clip size, in grey levels over all pixels of the picture: mean, 99th percentile and
-maximum of the absolute difference; the same against the float64 reference; and for the YOLOv8n graph at FP32, the share of
-boxes above 0.35 in one path that have a box of the same class with IoU >= 0.9 above 0.25 in the other. The clips are smooth
-and sharp in turn; 1080p at 640 is a scale of exactly 3, where bilinear picks single pixels. The last line is JSON.
+OpenCV converts each frame to BGR at full size (8 bits), then resizes (8 bits again); framefuse resizes the decoder's
+planes and converts once, in float. Reported per clip size, in grey levels over all pixels of the picture: mean, 99th
+percentile and maximum of the absolute difference; the same against the float64 reference; and for the YOLOv8n graph at
+FP32, the share of boxes above 0.35 in one path that have a box of the same class with IoU >= 0.9 above 0.25 in the
+other. 1080p at 640 is a scale of exactly 3, where bilinear picks single pixels. The last line is JSON.
 """
 
 from __future__ import annotations

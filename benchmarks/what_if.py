@@ -1,12 +1,13 @@
-"""Is the what-if of the report true? It names what a run would reach if a stage cost nothing; here that stage really goes.
+"""Is the what-if of the report true? It says what a run would reach without a stage; here that stage really goes.
 
     python -m benchmarks.what_if [--rounds 5] [--frames 250]
 
 Two runs are taken apart, each in several rounds: detection alone, and detection that writes an annotated video.
 `inference` is replaced by an engine that answers at once with outputs recorded from the real model, so that
-post-processing, drawing and writing do the same work as before; `decode` by frames that were decoded beforehand; `sinks`
-by writing nothing. Each round runs the whole pipeline and then each replacement; compared are the medians over rounds of
-the predicted and of the real frames per second. Results go to benchmarks/results/what_if.json; the last line is JSON.
+post-processing, drawing and writing do the same work as before; `decode` by frames that were decoded beforehand;
+`sinks` by writing nothing. Each round runs the whole pipeline and then each replacement; compared are the medians over
+rounds of the predicted and of the real frames per second. Results go to benchmarks/results/what_if.json; the last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.protocol import save
 from framefuse import Frame, Pipeline, Report, open_source
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.null import NullEngine
+from framefuse.preprocess import Preprocess
 from framefuse.sources import SourceInfo
 
 RECORDED = 24
@@ -55,8 +57,7 @@ def recorded_answers(video: Path, weights: Path, shape: tuple[int, int]) -> list
     engine = open_engine("openvino", weights, EngineOptions())
     lane = engine.lane(1, *shape, 1)
     answers = []
-    pipeline = Pipeline(video, weights)
-    spec = pipeline._program._preprocess
+    spec = Preprocess(rectangular=True)
     for frame in islice(open_source(video), RECORDED):
         slot = lane.acquire()
         assert slot is not None
@@ -65,7 +66,6 @@ def recorded_answers(video: Path, weights: Path, shape: tuple[int, int]) -> list
         lane.wait(slot)
         answers.append(tuple(output.copy() for output in slot.outputs))
         lane.release(slot)
-    pipeline.close()
     return answers
 
 
@@ -94,7 +94,11 @@ def main() -> None:
                 replay = cycle(answers)
                 real = {
                     "inference": run(
-                        video, weights, folder, args.frames, engine=NullEngine(lambda batch, replay=replay: next(replay))
+                        video,
+                        weights,
+                        folder,
+                        args.frames,
+                        engine=NullEngine(lambda batch, replay=replay: next(replay)),
                     ).fps,
                     "decode": run(Decoded(decoded, args.frames, info), weights, folder, args.frames).fps,
                 }

@@ -1,9 +1,9 @@
 """framefuse: video in, detections out, one pass over every frame.
 
-    import framefuse
+import framefuse
 
-    for result in framefuse.Pipeline("video.mp4", "yolov8n.onnx"):
-        print(result.frame.index, result.frame.seconds, result.detections.xyxy)
+for result in framefuse.Pipeline("video.mp4", "yolov8n.onnx"):
+    print(result.frame.index, result.frame.seconds, result.detections.xyxy)
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Frame:
     owner: object = field(default=None, repr=False)
     """Keeps the memory of the planes alive for as long as this Frame lives."""
     lease: Lease | None = field(default=None, repr=False)
-    """None: the planes are valid as long as this Frame lives."""
+    """None: the planes are valid as long as this Frame lives. Else the last stage that reads them releases it."""
 
     def __post_init__(self) -> None:
         if not self.planes or 0 in self.planes[0].shape:

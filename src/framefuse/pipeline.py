@@ -23,7 +23,7 @@ from framefuse.channel import EMPTY, Threaded
 from framefuse.choices import choose_batch, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine, EngineOptions, open_engine
-from framefuse.errors import UsageError
+from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
@@ -102,6 +102,8 @@ def write(
                 sinks.end(previous)
             previous = source_id
             sinks.write(result, frame, info_of(source_id))
+            if frame is not None and frame.lease is not None:
+                frame.lease.release()
             clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
     finally:
@@ -202,8 +204,7 @@ class Pipeline:
         finally:
             self._recorder.stop()
             self.close()
-            if self.folder is not None:
-                self.report.save(self.folder)
+            self._save_report()
 
     def run(self) -> Report:
         """Run to the end, keeping no results; what the sinks and callbacks got is all there is."""
@@ -232,7 +233,7 @@ class Pipeline:
         width, height = self._program.largest_input
         return build_report(
             self._recorder.snapshot(),
-            sources=[info for source in self.sources for info in (source.info.parts.values() or [source.info])],
+            sources=[info for source in self.sources for info in (source.info, *source.info.parts.values())],
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
@@ -242,6 +243,15 @@ class Pipeline:
             warnings=sinks.notes if sinks else (),
             error=self._error,
         )
+
+    def _save_report(self) -> None:
+        if self.folder is None:
+            return
+        try:
+            self.report.save(self.folder)
+        except SinkError:
+            if self._error is None:  # else it would hide what went wrong first
+                raise
 
     def _start(self) -> Iterator[Result]:
         """Put a thread and a bounded channel between the stages."""

@@ -128,6 +128,10 @@ class HostProgram:
         submitted = perf_counter()
         cpu_submitted = thread_time()
         lane.submit(slot)
+        if not self._keep_frames:
+            for frame in frames:
+                if frame.lease is not None:
+                    frame.lease.release()
         timings = {"preprocess": submitted - started}
         self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu_submitted - cpu_started)
         self._clocks["inference"].add(0, items=0, cpu=thread_time() - cpu_submitted)

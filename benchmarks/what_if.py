@@ -103,7 +103,7 @@ def main() -> None:
                     "decode": run(Decoded(decoded, args.frames, info), weights, folder, args.frames).fps,
                 }
                 if folder is not None:
-                    real["sinks"] = run(video, weights, None, args.frames).fps
+                    real["write"] = run(video, weights, None, args.frames).fps
                 for stage, fps in real.items():
                     row = rows.setdefault(f"{name}: without {stage}", {"whole": [], "predicted": [], "real": []})
                     row["whole"].append(whole.fps)

@@ -169,7 +169,7 @@ def test_an_error_of_a_sink_names_the_stage_and_ends_the_run() -> None:
         if result.frame.index == 3:
             raise SinkError("disk full: /data")
 
-    with pytest.raises(SinkError, match=r"\[sinks\] disk full"):
+    with pytest.raises(SinkError, match=r"\[write\] disk full"):
         list(Pipeline(pictures(9), engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
     assert our_threads() == []
 

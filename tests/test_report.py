@@ -195,7 +195,7 @@ def test_decoder_and_encoder_threads_are_charged_to_their_stages(clip: Path, tmp
             recorder.sample()
 
     def write() -> None:
-        name_thread("ff-sinks")
+        name_thread("ff-write")
         began = thread_time()
         with av.open(str(tmp_path / "out.mp4"), "w") as container:
             stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast"})
@@ -375,7 +375,7 @@ TYPICAL = [
     Stage("preprocess", 0.5, "program"),
     Stage("inference", 17.0, servers=2),
     Stage("postprocess", 0.3, "program"),
-    Stage("encode", 4.6, "sinks"),
+    Stage("encode", 4.6, "write"),
 ]
 
 
@@ -390,7 +390,7 @@ def changed(**stages: Stage) -> list[Stage]:
         pytest.param(TYPICAL, 2, 2, "inference", id="busy neighbours"),
         pytest.param(TYPICAL, 16, 0, "inference", id="engine threads on a large machine"),
         pytest.param(changed(inference=Stage("inference", 2.0, servers=2)), 8, 0, "encode", id="encoder thread"),
-        pytest.param(changed(encode=Stage("encode", 0.2, "sinks", sleep=20.0)), 2, 0, "encode", id="slow disk"),
+        pytest.param(changed(encode=Stage("encode", 0.2, "write", sleep=20.0)), 2, 0, "encode", id="slow disk"),
         pytest.param(changed(inference=Stage("inference", 0.1, sleep=30.0)), 2, 0, "inference", id="other device"),
         pytest.param(changed(decode=Stage("decode", 40.0, servers=2)), 16, 0, "decode", id="decoder threads"),
         pytest.param(
@@ -413,7 +413,7 @@ def test_what_ifs_come_true_when_the_stage_is_really_removed(
         assert what_if.fps == pytest.approx(300e3 / really, rel=0.25 if load else 0.1), what_if.stage
 
 
-def stats(name: str, cpu: float | None, *, thread: str = "sinks", wall: float = 0.0, parallel: int = 1) -> StageStats:
+def stats(name: str, cpu: float | None, *, thread: str = "write", wall: float = 0.0, parallel: int = 1) -> StageStats:
     """A stage of a run of 100 frames."""
     wall = wall or cpu or 0.0
     busy = Spread(mean=wall, p50=wall, min=wall, total=100 * wall)
@@ -516,7 +516,7 @@ def full_report(folder: Path) -> Report:
         f"videos/{EVIL}.mp4", "file", 1920, 1080, Fraction(30000, 1001), notes=[EVIL], drops={"corrupt": 2}
     )
     error = SinkError(f"cannot write {EVIL}", remedy=f"free some space {EVIL}")
-    error.stage = "sinks"
+    error.stage = "write"
     return build_report(
         measurements(),
         sources=[source],
@@ -542,7 +542,7 @@ def test_summary() -> None:
 
 
 def test_summary_of_a_failed_run_names_error_and_stage(tmp_path: Path) -> None:
-    assert full_report(tmp_path).summary().endswith("; ended by SinkError in sinks")
+    assert full_report(tmp_path).summary().endswith("; ended by SinkError in write")
     stopped = build_report(measurements(0), error=KeyboardInterrupt())
     assert stopped.summary() == "0 frames in 3.6 s, 0.0 fps, 0 detections; ended by KeyboardInterrupt"
 
@@ -640,7 +640,7 @@ def test_html_is_one_safe_and_complete_page(tmp_path: Path) -> None:
     for text in (
         "Inference limits",
         "alert('1')",
-        "The run ended early in sinks",
+        "The run ended early in write",
         "free some space",
         "29.97 fps",
         "345",

@@ -39,5 +39,5 @@ def test_tiny(tmp_path: Path) -> None:
     assert report.frames == 20
     assert report.detections == sum(len(result.detections) for result in results)
     stages = [stage.name for stage in report.stages]
-    assert sorted(stages) == ["caller", "decode", "inference", "postprocess", "preprocess", "sinks"]
+    assert sorted(stages) == ["caller", "decode", "inference", "postprocess", "preprocess", "write"]
     assert (pipeline.folder / "report.html").exists()

@@ -278,20 +278,20 @@ class Pipeline:
             on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
             on_wait=lambda waited: first.add(0, items=0, wait_in=waited),
         )
-        sinks_clock = recorder.stage("sinks", parallel=available_cores()) if self._sink_set else None
+        write_clock = recorder.stage("write", parallel=available_cores()) if self._sink_set else None
         found = self._last = Threaded(
             [infer(frames, self._program, self._batcher)],
             name="program",
             cancel=frames.close,
             capacity=settings.queue,
             on_step=lambda busy, blocked, cpu: last.add(0, items=0, wait_out=blocked),
-            on_wait=lambda waited: sinks_clock.add(0, items=0, wait_in=waited) if sinks_clock else None,
+            on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
         )
-        if self._sink_set is None or sinks_clock is None:
+        if self._sink_set is None or write_clock is None:
             return (done.result for done in found)
         one_by_one = len(self.sources) == 1
-        written = write(found, self._sink_set, self._info_of, sinks_clock, one_by_one=one_by_one)
-        self._last = Threaded([written], name="sinks", cancel=found.close, capacity=settings.queue)
+        written = write(found, self._sink_set, self._info_of, write_clock, one_by_one=one_by_one)
+        self._last = Threaded([written], name="write", cancel=found.close, capacity=settings.queue)
         return iter(self._last)
 
     def _close_sources(self) -> None:

@@ -280,7 +280,7 @@ class StageClock:
 _THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
 _HELPERS = {
     "decode": ("ff-decode", "av:"),
-    "encode": ("ff-encode", "ff-sinks"),
+    "encode": ("ff-encode", "ff-write"),
     "inference": ("ff-inference", "ff-engine", "ff-program"),
 }
 
@@ -366,7 +366,7 @@ class Recorder:
             clock = self._clocks.get(name)
             if clock is None:
                 default = _HELPERS.get(name, (f"ff-{name}"[:_COMM_LENGTH],))
-                clock = StageClock(name, _THREADS.get(name, "sinks"), default, overlapped=name == "inference")
+                clock = StageClock(name, _THREADS.get(name, "write"), default, overlapped=name == "inference")
                 self._clocks[name] = clock
         clock.thread = thread or clock.thread
         clock.parallel = parallel or clock.parallel

@@ -227,8 +227,7 @@ def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, numb
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()  # it runs, and stops soon: nobody reads what else it prints
         process.send_signal(number)
-        process.stdout.close()
-        err = process.stderr.read().decode()
+        err = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130
     assert "interrupted" in err and "Traceback" not in err
     folder = tmp_path / "runs/predict/predict"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -12,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from framefuse import Pipeline, Result
 from framefuse.engines.null import NullEngine
@@ -275,3 +279,54 @@ def test_no_frame_sized_allocation_in_steady_state(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert np.median(peaks) < 1_000_000
+
+
+def test_a_closed_pipeline_says_so() -> None:
+    with Pipeline(pictures(2), engine=NullEngine(marked)) as pipeline:
+        pass
+    with pytest.raises(UsageError, match="closed"):
+        list(pipeline)
+
+
+@pytest.mark.parametrize("sink", [print, CallbackSink(print), 3])
+def test_what_makes_no_sink_is_refused(sink: Any) -> None:
+    with pytest.raises(UsageError, match="makes no sink"):
+        Pipeline(pictures(1), engine=NullEngine(marked), sinks=[sink])
+
+
+def test_a_class_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 red, 1 green, 2 blue"):
+        Pipeline(pictures(1), classes=[9])
+
+
+def test_images_are_named_in_their_lines_and_reported_once(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(3):
+        Image.fromarray(pictures(1)[0]).save(folder / f"{number}.png")
+    (folder / "broken.png").write_bytes(b"no picture")
+    squares_clip(folder / "clip.mp4", frames=2, size=(320, 240))
+    pipeline = Pipeline(folder, save_jsonl=True, save_csv=True, project=tmp_path / "runs")
+    report = pipeline.run()
+    assert report.frames == 5
+    uris = [source.uri for source in report.sources]
+    assert len(uris) == len(set(uris))
+    assert "broken.png" in report.table()
+    assert pipeline.folder is not None
+    sources = [
+        json.loads(line).get("source")
+        for path in pipeline.folder.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert {Path(source).name for source in sources if source} == {"0.png", "1.png", "2.png"}
+
+
+def test_nothing_phones_home() -> None:
+    code = (
+        "import sys, threading, framefuse.engines as engines\n"
+        "from framefuse.models import find_model\n"
+        "engines.open_engine('openvino', find_model('squares'), engines.EngineOptions())\n"
+        "print(sys.modules.get('openvino_telemetry'), [t.name for t in threading.enumerate()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None ['MainThread']"

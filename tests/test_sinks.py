@@ -448,7 +448,7 @@ def test_text_on_a_full_disk_ends_with_a_whole_record(
     if name == "jsonl":
         assert [json.loads(line)["frame"] for line in lines] == list(range(i))
     else:
-        assert {len(row) for row in csv.reader(lines)} == {9}
+        assert {len(row) for row in csv.reader(lines)} == {10}
 
 
 @pytest.fixture
@@ -547,7 +547,7 @@ def test_csv_has_a_row_for_each_detection(tmp_path: Path) -> None:
     assert len(rows) == 4
     assert rows[0] == {
         "frame": "2", "pts": "0.08", "class_id": "2", "class": NAMES[2], "confidence": "0.9877",
-        "x1": "1.0", "y1": "2.0", "x2": "30.12", "y2": "40.0",
+        "x1": "1.0", "y1": "2.0", "x2": "30.12", "y2": "40.0", "source": "clip.mp4",
     }  # fmt: skip
     assert rows[2]["pts"] == ""
 

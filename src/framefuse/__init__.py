@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Detections, Result
     from framefuse.report import Report
+    from framefuse.sinks.callback import CallbackSink
     from framefuse.sources import SourceOptions, open_source
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CallbackSink": "sinks.callback",
     "Detections": "prediction",
     "Frame": "frame",
     "FramefuseError": "errors",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CallbackSink",
     "Detections",
     "Frame",
     "FramefuseError",

@@ -55,7 +55,11 @@ def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
             )
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
     if height % spec.stride or width % spec.stride:
-        raise UsageError(f"imgsz {width}x{height} is not a multiple of the model's stride {spec.stride}")
+        near = [max(1, round(side / spec.stride)) * spec.stride for side in (height, width)]
+        raise UsageError(
+            f"imgsz {height}x{width} is not a multiple of the model's stride {spec.stride}",
+            remedy=f"use --imgsz {near[0]} {near[1]}",
+        )
     rectangular = settings.rect and spec.fit == "letterbox"
     spec = replace(spec, height=height, width=width, rectangular=rectangular)
     if rectangular:
@@ -75,3 +79,14 @@ def choose_batch(card: Card, settings: Settings) -> int:
             remedy="export the model with a dynamic batch, or leave batch out",
         )
     return settings.batch if card.dynamic_batch else card.batch
+
+
+def check_classes(card: Card, settings: Settings) -> None:
+    """Raise UsageError where a class is asked for that the model does not have."""
+    unknown = [number for number in settings.classes or () if card.names and number not in card.names]
+    if unknown:
+        known = ", ".join(f"{number} {name}" for number, name in list(card.names.items())[:12])
+        raise UsageError(
+            f"class {unknown[0]} was asked for, but {card.path.name} has {len(card.names)} classes",
+            remedy=f"its classes are {known}{', ...' if len(card.names) > 12 else ''}",
+        )

@@ -92,7 +92,7 @@ class Settings(BaseModel):
     save_csv: bool = Field(False, description="write one CSV row a detection")
     project: Path = Field(Path("runs/predict"), description="folder of the runs")
     name: str | None = Field(None, min_length=1, description="folder of this run; default: predict, predict2, ...")
-    exist_ok: bool = Field(False, description="write into the folder of an earlier run")
+    exist_ok: bool = Field(False, description="write into the folder of an earlier run, whose other files stay")
     encoder: str = Field("libx264", min_length=1, description="video encoder of --save (FFmpeg name)")
     crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")

@@ -72,7 +72,7 @@ def checks() -> Iterator[Check]:
         yield _try(f"engine {engine}", partial(_engine, engine), core=engine in ("null", "openvino"))
     yield _onnxruntime_packages()
     yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
-    gpu = "pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
+    gpu = "for the CUDA kernels: pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
     yield _try("cupy", _cupy, remedy=gpu)
     yield _try("nvdec", _nvdec, remedy=gpu)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from framefuse.batching import Batcher
 from framefuse.channel import EMPTY, Threaded
-from framefuse.choices import choose_batch, choose_engine, choose_preprocess
+from framefuse.choices import check_classes, choose_batch, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine, EngineOptions, open_engine
 from framefuse.errors import SinkError, UsageError
@@ -35,10 +35,12 @@ from framefuse.report import ModelFacts, Report, build_report
 from framefuse.sinks import Sink, open_sink
 from framefuse.sinks.run_folder import make_run_folder
 from framefuse.sinks.sink_set import SinkSet
+from framefuse.sinks.window import load_opencv
 from framefuse.sources import Source, SourceInfo, SourceOptions, is_camera, open_source
 
 SinkFactory = Callable[[], Sink]
 
+DEFAULT_MODEL = "squares"
 POLL_SECONDS = 0.002
 """While the engine is busy and no frame waits, how soon a new frame is noticed."""
 
@@ -121,7 +123,7 @@ class Pipeline:
 
     Args:
         source: anything `open_source` takes; a list of cameras and addresses is read side by side.
-        model: path of an ONNX file, or the name of a shipped model.
+        model: path of an ONNX file, or the name of a shipped model; default: squares, the demo detector.
         settings: all options as one object; `options` then change single fields of it.
         sinks: makers of sinks, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), beside those
             that the save_* options make.
@@ -139,7 +141,7 @@ class Pipeline:
     def __init__(
         self,
         source: Any,
-        model: str | Path = "squares",
+        model: str | Path | None = None,
         *,
         settings: Settings | None = None,
         sinks: Sequence[SinkFactory] = (),
@@ -155,8 +157,12 @@ class Pipeline:
         self._sink_set: SinkSet | None = None
         self._counts: Counter[str] = Counter()
         self._error: BaseException | None = None
+        self._closed = False
+        if settings.show:
+            load_opencv()
         engine_name, engine_reason = choose_engine(settings)
-        self.card = read_card(find_model(model))
+        self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
+        check_classes(self.card, settings)
         preprocess, size_reason = choose_preprocess(self.card, settings)
         batch = choose_batch(self.card, settings)
         self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
@@ -184,11 +190,12 @@ class Pipeline:
                 self._program.prepare(info.width, info.height)
             trim_heap()
             opened.pop_all()
-        self._choices = [engine_reason, *engine.reasons, size_reason]
+        unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
+        self._choices = [*unnamed, engine_reason, *engine.reasons, size_reason]
 
     def __iter__(self) -> Iterator[Result]:
-        if self._last is not None:
-            raise UsageError("this Pipeline has already run", remedy="make a new one for each run")
+        if self._last is not None or self._closed:
+            raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
         results = self._start()
         caller = self._recorder.stage("caller", thread="caller")
         try:
@@ -214,6 +221,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Stop now: cancel what waits, complete what is written, free the engine. Any thread, any number of times."""
+        self._closed = True
         if self._last is not None:
             self._last.close()
         self._close_sources()
@@ -233,7 +241,7 @@ class Pipeline:
         width, height = self._program.largest_input
         return build_report(
             self._recorder.snapshot(),
-            sources=[info for source in self.sources for info in (source.info, *source.info.parts.values())],
+            sources=self._infos(),
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
@@ -291,8 +299,19 @@ class Pipeline:
             return (done.result for done in found)
         one_by_one = len(self.sources) == 1
         written = write(found, self._sink_set, self._info_of, write_clock, one_by_one=one_by_one)
+        if settings.show:
+            return written  # in the caller's thread, to which windows belong
         self._last = Threaded([written], name="write", cancel=found.close, capacity=settings.queue)
         return iter(self._last)
+
+    def _infos(self) -> list[SourceInfo]:
+        """Facts of every source once; of a chain those of its parts, and its own where it has something to add."""
+        infos: dict[int, SourceInfo] = {}
+        for source in self.sources:
+            parts = list(source.info.parts.values())
+            own = [] if parts and not source.info.drops else [source.info]
+            infos |= {id(info): info for info in (*own, *parts)}
+        return list(infos.values())
 
     def _close_sources(self) -> None:
         for source in self.sources:
@@ -348,7 +367,11 @@ def _writes(settings: Settings) -> bool:
 
 
 def _sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks of one source."""
+    """New sinks of one source.
+
+    Raises:
+        UsageError: a factory is no factory.
+    """
     names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
     if settings.save:
@@ -366,4 +389,12 @@ def _sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Sourc
             )
     if settings.show:
         sinks.append(open_sink("show"))
-    return [*sinks, *(make() for make in factories)]
+    for make in factories:
+        sink = make() if callable(make) and (isinstance(make, type) or not hasattr(make, "write")) else None
+        if sink is None or not hasattr(sink, "write"):
+            raise UsageError(
+                f"sinks has {make!r}, which makes no sink",
+                remedy="pass classes or functions without arguments: JsonlSink, lambda: CallbackSink(function)",
+            )
+        sinks.append(sink)
+    return sinks

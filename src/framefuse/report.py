@@ -142,10 +142,13 @@ class Report:
             waits = f"{stage.wait_in_ms / 1e3:>11.2f}{stage.wait_out_ms / 1e3:>11.2f}"
             lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
         lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")
-        cores = f"of {self.cores} cores' {self.seconds * 1e3 / max(self.frames, 1) * self.cores:.2f}"
+        offered = self.seconds * 1e3 / max(self.frames, 1) * self.cores
+        cores = f"of the {offered:.2f} that {self.cores} core{'s have' if self.cores > 1 else ' has'} a frame"
         memory = f", {self.peak_rss_mb:,.0f} MB at most" if self.peak_rss_mb else ""
         lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
-        for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
+        skipped = [text for source in self.sources for text in source.notes if "skipped" in text]
+        warnings = [*skipped, *self.warnings]
+        for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in texts]
         if self.error:
             lines.append(f"error    {self.error.kind}: {self.error.message}")

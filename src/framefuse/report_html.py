@@ -172,7 +172,7 @@ def _cpu_bar(report: Report) -> str:
         f"<svg class='stack' viewBox='0 0 100 10' preserveAspectRatio='none' role='img' aria-label='CPU time by stage, "
         f"{total:.1f} ms a frame in all'>{bar}</svg><ul class='legend'>{legend}</ul>"
         "<p class='note'>CPU milliseconds per frame, of the stage's own thread and the library threads that work for "
-        "it. Other: queues, the interpreter, your own loop.</p>"
+        "it. Caller: the loop that takes the results. Other: queues, the interpreter.</p>"
     )
 
 

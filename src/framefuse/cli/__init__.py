@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of stdout has gone (`framefuse ... | head`): what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error("stdout was closed by its reader", traceback=debug)
         return 1
     except Exception as error:
         cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error

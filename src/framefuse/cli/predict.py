@@ -60,10 +60,11 @@ def predict(
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.jsonl import to_json
 
-    named: dict[str, Any] = {"model": chosen_model} if chosen_model else {}
-    pipeline = Pipeline(chosen, **named, settings=effective.settings)
+    pipeline = Pipeline(chosen, chosen_model, settings=effective.settings)
     if stdout:
-        run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result), flush=True))
+        info = pipeline.sources[0].info
+        several = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
+        run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=several), flush=True))
     else:
         run(pipeline, quiet=quiet, print_report=print_report)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -26,8 +27,7 @@ class OpenVinoEngine:
     capturable = False
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        import openvino as ov
-
+        ov = _openvino()
         if options.device == "cuda":
             raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
         if options.workspace_mb:
@@ -105,8 +105,7 @@ class OpenVinoEngine:
         return asked
 
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
-        import openvino as ov
-
+        ov = _openvino()
         shape = (batch, 3, height, width)
         compiled = self._compiled_for(shape)
 
@@ -131,6 +130,15 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         self._fixed = self._free = self._unused = None
+
+
+def _openvino() -> Any:
+    """The module. Its package openvino_telemetry, which would report the import to a server, is kept out."""
+    if "openvino" not in sys.modules:
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
 
 
 def _start(slot: Slot) -> None:

@@ -54,9 +54,9 @@ def read_onnx(path: Path) -> OnnxFacts:
     try:
         model.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its class depends on the protobuf implementation
-        raise ModelError(f"{path} is {_looks_like(data)}", remedy=REMEDY) from error
+        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=REMEDY)
+        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_external(path, tensor)
@@ -79,6 +79,14 @@ def _read(path: Path) -> bytes:
     if not data:
         raise ModelError(f"{path} is empty (0 bytes)", remedy=REMEDY)
     return data
+
+
+def _remedy(path: Path) -> str:
+    if path.suffix == ".pt":
+        return "export it first, for example: yolo export model=FILE.pt format=onnx dynamic=True"
+    if path.suffix.lower() in (".mp4", ".mkv", ".mov", ".avi", ".ts", ".jpg", ".jpeg", ".png"):
+        return "the source comes first, then the model: framefuse predict SOURCE MODEL"
+    return REMEDY
 
 
 def _looks_like(data: bytes) -> str:

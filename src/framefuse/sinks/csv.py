@@ -13,7 +13,7 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile
 
-HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2")
+HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source")
 
 
 def to_csv(rows: list[tuple[object, ...]]) -> bytes:
@@ -44,14 +44,12 @@ class CsvSink:
             np.round(found.confidence.astype(np.float64), 4).tolist(),
             np.round(found.xyxy.astype(np.float64), 2).tolist(),
         )
-        self._file.append(
-            to_csv(
-                [
-                    (result.frame.index, result.frame.seconds, class_id, found.name(class_id), score, *box)
-                    for class_id, score, box in zip(*columns, strict=True)
-                ]
-            )
-        )
+        info = result.frame
+        rows: list[tuple[object, ...]] = [
+            (info.index, info.seconds, class_id, found.name(class_id), score, *box, info.source_id)
+            for class_id, score, box in zip(*columns, strict=True)
+        ]
+        self._file.append(to_csv(rows))
 
     def close(self) -> None:
         if self.paths:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import colorsys
 import functools
 import math
+import unicodedata
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,9 +97,28 @@ def text_colour(background: Colour) -> Colour:
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else (255, 255, 255)
 
 
-@functools.lru_cache(maxsize=8)
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)
+FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
+"""Looked for on the system where a label is more than ASCII, which is all that Pillow's own font has."""
+
+
+@functools.lru_cache(maxsize=16)
+def _font(size: int, ascii_only: bool) -> Any:
+    """A font, None where the system has none of FONTS."""
+    if ascii_only:
+        return ImageFont.load_default(size)
+    for name in FONTS:
+        with suppress(OSError):
+            return ImageFont.truetype(name, size)
+    return None
+
+
+def _readable(text: str, size: int) -> tuple[str, Any]:
+    """The text, without what no font here can draw, and its font."""
+    font = _font(size, text.isascii())
+    if font is not None:
+        return text, font
+    plain = unicodedata.normalize("NFKD", text.replace("\N{LATIN SMALL LETTER SHARP S}", "ss"))
+    return plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -108,7 +129,7 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
         left, right: pixels of margin. The height depends on the size and the grid only.
         grid: pixels a cell in x and y; the text's area is made a whole number of cells.
     """
-    font = _font(size)
+    text, font = _readable(text, size)
     ascent, descent = font.getmetrics()
     wanted = math.ceil(font.getlength(text)) + left + right, ascent + descent + size // 8
     width, height = (-(-side // step) * step for side, step in zip(wanted, grid, strict=True))

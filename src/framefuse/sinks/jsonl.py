@@ -13,11 +13,14 @@ from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile
 
 
-def to_json(result: Result) -> str:
+def to_json(result: Result, *, name_source: bool = False) -> str:
     """One line of JSON, without the newline.
 
     {"frame": int, "pts": seconds or null, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
     "confidence": 4 decimals, "class_id", "class"}]}, in pixels of the source.
+
+    Args:
+        name_source: begin with "source", the file or address: for lines of several sources.
     """
     found = result.detections
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
@@ -28,7 +31,8 @@ def to_json(result: Result) -> str:
         for box, score, class_id in zip(boxes, scores, class_ids, strict=True)
     ]
     frame = result.frame
-    line = {
+    line: dict[str, object] = {"source": frame.source_id} if name_source else {}
+    line |= {
         "frame": frame.index,
         "pts": frame.seconds,
         "width": frame.width,
@@ -39,7 +43,7 @@ def to_json(result: Result) -> str:
 
 
 class JsonlSink:
-    """Writes <stem>.jsonl; after a crash or on a full disk it still ends with a whole line."""
+    """Writes <stem>.jsonl; after a crash or on a full disk it still ends with a whole line. Images are named in it."""
 
     name = "jsonl"
     needs_frame = False
@@ -51,9 +55,10 @@ class JsonlSink:
     def open(self, context: SinkContext) -> None:
         self._file = RecordFile(context.folder / f"{context.stem}.jsonl")
         self.paths.append(self._file.path)
+        self._name_source = context.source.kind == "images"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        self._file.append(to_json(result).encode() + b"\n")
+        self._file.append(to_json(result, name_source=self._name_source).encode() + b"\n")
 
     def close(self) -> None:
         if self.paths:

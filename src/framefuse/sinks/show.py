@@ -9,13 +9,18 @@ from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.images import AnnotatedRgb
+from framefuse.sinks.window import REMEDY
 
+LARGEST = (1280, 720)
+"""The window opens no larger than this; it can be resized."""
 CLOSE_KEYS = (ord("q"), 27)
 """q and Escape."""
 
 
 class ShowSink:
     """Shows each frame in a window of OpenCV; q or Escape closes the window, the run goes on.
+
+    All calls must come from the main thread: windows belong to it.
 
     Raises:
         CapabilityError: OpenCV is missing, is the build without windows, or there is no display.
@@ -31,15 +36,17 @@ class ShowSink:
         self._title = ""
 
     def open(self, context: SinkContext) -> None:
-        try:
-            import cv2
+        import cv2
 
+        try:
             cv2.namedWindow(context.stem, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO)
-        except (ImportError, _cv2_error()) as error:
+        except cv2.error as error:
             raise CapabilityError(
-                "no window can be shown: OpenCV is missing, was built without windows, or finds no display",
-                remedy="pip install opencv-python (not -headless) and run with a display, or leave --show out",
+                "no window can be shown: this OpenCV was built without windows, or finds no display", remedy=REMEDY
             ) from error
+        width, height = context.source.width or LARGEST[0], context.source.height or LARGEST[1]
+        scale = min(1.0, LARGEST[0] / width, LARGEST[1] / height)
+        cv2.resizeWindow(context.stem, round(width * scale), round(height * scale))
         self._title = context.stem
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -58,13 +65,4 @@ class ShowSink:
             import cv2
 
             cv2.destroyWindow(title)
-
-
-def _cv2_error() -> type[Exception]:
-    """OpenCV's exception, where OpenCV is installed."""
-    try:
-        import cv2
-    except ImportError:
-        return ImportError
-    error: type[Exception] = cv2.error
-    return error
+            cv2.waitKey(1)  # lets the window system do it

@@ -84,7 +84,7 @@ class _Chain:
         while (source := self._current) is not None and not closed.is_set():
             try:
                 for frame in source:
-                    name = self._unique(frame.source_id, source.info)
+                    name = self._unique(frame.source_id, source.info.parts.get(frame.source_id, source.info))
                     yield frame if name == frame.source_id else replace(frame, source_id=name)
                     delivered += 1
             except SourceError as error:

@@ -13,6 +13,8 @@ from typing import Any
 
 import av
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -330,3 +332,45 @@ def test_nothing_phones_home() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None ['MainThread']"
+
+
+def test_an_iterator_that_refills_one_array_gives_each_picture() -> None:
+    """As `capture.read(array)` does."""
+
+    def reused() -> Iterator[NDArray[np.uint8]]:
+        array = np.empty((48, 64, 3), np.uint8)
+        for number in range(20):
+            array[:] = number
+            yield array
+
+    assert [level_of(result) for result in Pipeline(reused(), engine=NullEngine(marked))] == list(range(20))
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_a_model_may_put_out_no_boxes_at_all(engine: str, tmp_path: Path) -> None:
+    """End-to-end models drop duplicates themselves, so their output may have no rows."""
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=0),
+                onnx.helper.make_node("Less", ["mean", "dark"], ["is_dark"]),
+                onnx.helper.make_node("Compress", ["box", "is_dark"], ["kept"], axis=0),
+                onnx.helper.make_node("Unsqueeze", ["kept", "front"], ["output"]),
+            ],
+            "bright pictures have no boxes",
+            [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [1, 3, 64, 64])],
+            [onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [1, "boxes", 6])],
+            [
+                onnx.numpy_helper.from_array(np.array([0.5], np.float32), "dark"),
+                onnx.numpy_helper.from_array(np.array([[8, 8, 40, 40, 0.9, 0]], np.float32), "box"),
+                onnx.numpy_helper.from_array(np.array([0], np.int64), "front"),
+            ],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+    )
+    model.ir_version = 8
+    onnx.helper.set_model_props(model, {"names": "{0: 'thing', 1: 'other', 2: 'third'}"})
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    frames = [np.full((64, 64, 3), level, np.uint8) for level in (0, 255, 0, 255)]
+    assert [len(result.detections) for result in Pipeline(frames, path, engine=engine)] == [1, 0, 1, 0]

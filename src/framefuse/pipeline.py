@@ -8,6 +8,7 @@ decoder, the engine and the encoder bring their own.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -158,6 +159,7 @@ class Pipeline:
         self._counts: Counter[str] = Counter()
         self._error: BaseException | None = None
         self._closed = False
+        self._lock = threading.Lock()
         if settings.show:
             load_opencv()
         engine_name, engine_reason = choose_engine(settings)
@@ -194,9 +196,10 @@ class Pipeline:
         self._choices = [*unnamed, engine_reason, *engine.reasons, size_reason]
 
     def __iter__(self) -> Iterator[Result]:
-        if self._last is not None or self._closed:
-            raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
-        results = self._start()
+        with self._lock:
+            if self._last is not None or self._closed:
+                raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
+            results = self._start()
         caller = self._recorder.stage("caller", thread="caller")
         try:
             for result in results:
@@ -221,7 +224,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Stop now: cancel what waits, complete what is written, free the engine. Any thread, any number of times."""
-        self._closed = True
+        with self._lock:  # a run that another thread is just starting has all of its stages before it is closed
+            self._closed = True
         if self._last is not None:
             self._last.close()
         self._close_sources()

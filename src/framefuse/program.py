@@ -195,13 +195,12 @@ class HostProgram:
         return max(self._used, default=(self._preprocess.width, self._preprocess.height))
 
     def close(self) -> None:
-        """Wait for what runs, forget its results, free the engine."""
+        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
         while self._flights:
             flight = self._flights.popleft()
             flight.lane.wait(flight.slot)
-        for lane in self._lanes.values():
-            lane.close()
-        self._lanes.clear()
+        while self._lanes:
+            self._lanes.popitem()[1].close()
         self._engine.close()
 
     def _lane(self, size: tuple[int, int]) -> Generator[Done, None, Lane]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
@@ -125,7 +126,7 @@ class OpenVinoEngine:
                 return False
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed at input {slot.input.shape}: {_first_line(error)}") from error
-        slot.outputs = tuple(cast(Any, tensor).data for tensor in slot.handle.output_tensors)
+        slot.outputs = tuple(_array(tensor) for tensor in slot.handle.output_tensors)
         return True
 
     def close(self) -> None:
@@ -139,6 +140,12 @@ def _openvino() -> Any:
     import openvino
 
     return openvino
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """The tensor's memory; OpenVINO gives an empty tensor without its shape."""
+    array: NDArray[Any] = tensor.data
+    return array if array.size else np.zeros(tuple(tensor.shape), array.dtype)
 
 
 def _start(slot: Slot) -> None:

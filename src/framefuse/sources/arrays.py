@@ -28,6 +28,9 @@ def is_image(item: object) -> bool:
 def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     """Read pictures from memory, without a copy where the rows of an array are contiguous.
 
+    Pictures of an iterator are copied: it may refill one array again and again, as `capture.read(array)` does, while the
+    pipeline still reads earlier ones.
+
     Args:
         source: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA array, (n, h, w, 3) stack, PIL image, or an iterable of such
             pictures, which is pulled as frames are asked for; what it raises reaches the caller unchanged. Arrays have
@@ -47,15 +50,19 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         first = _frame(next(iter(pictures)), 0, info)
         info.width, info.height = first.width, first.height
         info.frames = -(-len(pictures) // options.vid_stride)
+    else:
+        note(info, "pictures of an iterator: one copy a frame")
     return PullSource(info, lambda closed: _frames(pictures, info, options, closed))
 
 
 def _frames(pictures: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:
+    lasting = isinstance(pictures, Sized)
     for index, picture in enumerate(pictures):
         if closed.is_set():
             return
         if index % options.vid_stride == 0:
-            yield _frame(picture, index, info)
+            frame = _frame(picture, index, info)
+            yield frame if lasting else replace(frame, planes=tuple(plane.copy() for plane in frame.planes), owner=None)
 
 
 def _frame(picture: Any, index: int, info: SourceInfo) -> Frame:
@@ -65,8 +72,7 @@ def _frame(picture: Any, index: int, info: SourceInfo) -> Frame:
             remedy="give numpy arrays or PIL images; paths go into a list",
         )
     if isinstance(picture, np.ndarray):
-        frame = Frame.from_array(picture, index=index, source_id=SOURCE_ID)
-        return frame if frame.planes[0].flags.writeable else replace(frame, planes=(frame.planes[0].copy(),))
+        return Frame.from_array(picture, index=index, source_id=SOURCE_ID)
     from framefuse.sources.images import to_array
 
     name, pixels = to_array(picture, info, f"{SOURCE_ID} {index}")

@@ -10,6 +10,8 @@ SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildca
 demo: $(VENV)/core
 	$(BIN)/framefuse demo
 
+# The slow ones (isolated wheel build, every GPU architecture, aarch64 under qemu): make test PYTEST_ARGS="-m slow"
+test: PYTEST_ARGS ?= -m "not slow and not gpu"
 test: $(VENV)/dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 

@@ -18,7 +18,7 @@ GLIBC = "manylinux_2_28"
 
 
 class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
-    """Adds `framefuse/kernels/_lib/*.so` for one machine to the wheel."""
+    """Adds `framefuse/kernels/_lib`, the libraries of one machine and the CUDA sources, to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         machine = os.environ.get("FRAMEFUSE_WHEEL_MACHINE", platform.machine())
@@ -31,7 +31,7 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unuse
         assert spec is not None and spec.loader is not None
         kernels = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(kernels)
-        libraries: list[Path] = kernels.build(machine)
+        built: list[Path] = kernels.build(machine)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{GLIBC}_{machine}"
-        build_data["artifacts"] += [f"/{library.relative_to(root)}" for library in libraries]
+        build_data["artifacts"] += [f"/{path.relative_to(root)}" for path in built]

@@ -5,6 +5,7 @@ import pytest
 from framefuse.kernels import build
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _kernels() -> None:
-    build.build()
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Not a fixture: the time that a build takes is not the first test's."""
+    if not session.config.option.collectonly:
+        build.build()

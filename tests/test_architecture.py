@@ -17,26 +17,28 @@ PACKAGE = Path(framefuse.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "machine": set(),
+    "redact": set(),
+    "plain_yaml": set(),
     "frame": set(),
     "prediction": {"frame"},
     "kernels": {"frame"},
     "preprocess": {"frame", "kernels"},
-    "models": {"frame", "preprocess"},
+    "models": {"frame", "plain_yaml", "preprocess", "redact"},
     "postprocess": {"prediction", "preprocess", "kernels", "models"},
     "engines": {"machine"},
-    "sources": {"frame"},
+    "sources": {"frame", "redact"},
     "sinks": {"frame", "prediction", "sources", "kernels"},
     "batching": set(),
-    "config": {"machine"},
+    "config": {"machine", "plain_yaml", "redact"},
     "profiling": {"machine"},
-    "report": {"machine", "profiling", "report_html", "sources", "verdict"},
+    "report": {"machine", "profiling", "redact", "report_html", "sources", "verdict"},
     "verdict": {"profiling"},
     "report_html": {"report", "profiling"},
     "channel": {"profiling"},
     "choices": {"config", "models", "preprocess"},
     "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling"},
 }
-FREE = {"__init__", "__main__", "pipeline", "doctor", "cli"}
+FREE = {"__init__", "__main__", "entry", "pipeline", "doctor", "cli"}
 
 
 def room_of(path: Path) -> str:

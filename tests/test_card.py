@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from framefuse.errors import CardError, ModelError
+from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 
 Shape = list[Any]
@@ -149,6 +151,15 @@ def test_class_list_of_the_wrong_length(write: Any) -> None:
     assert read_card(write(*two, names=names(91), card={"activation": "softmax"})).class_count == 91
 
 
+def test_a_model_that_puts_out_another_number_of_classes_than_it_states(write: Any) -> None:
+    card = read_card(write(("o", [1, 6, 20]), names=names(2), card={"layout": "yolov8"}))
+    card.check_outputs([np.zeros((1, 6, 20))])
+    with pytest.raises(CardError, match=r"states 2 classes \(onnx metadata names\), but puts out 5"):
+        card.check_outputs([np.zeros((1, 9, 20))])
+    card = read_card(write(("o", [1, 300, 6]), names=names(2), end2end=True))
+    card.check_outputs([np.zeros((1, 7, 6))])  # it does not tell
+
+
 def test_card_wins(write: Any, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     settings = {
@@ -180,13 +191,30 @@ def test_card_wins(write: Any, tmp_path: Path) -> None:
         ({"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}, "multiply both by 255"),
         ({"std": [0, 0, 0]}, "has a zero"),
         ({"names": {1: "a", 2: "b"}}, "expected 0..1"),
-        ({"names": "nowhere.txt"}, "nowhere.txt cannot be read"),
+        ({"names": "nowhere.txt"}, "nowhere.txt' cannot be read"),
         ({"names": []}, "are empty"),
         ({"imgsz": 320}, "imgsz \\[320, 320\\] says height 320, but the model's input is fixed at 640"),
         ({"rect": True}, "input is fixed at 640x640"),
         ({"task": "segment"}, "task 'segment' is not supported"),
-        ("just text", "not a mapping"),
+        ("just text", "no mapping"),
         ("a: [", "cannot be read"),
+        ("a: &x [*x]", "aliases are not allowed"),
+        ("[" * 5000, "nested too deeply"),
+        ("names: [2024-02-30, b]", "day is out of range for month, line 1"),
+        ("names: {2024-02-30: a}", "day is out of range for month, line 1"),
+        ('names: ["\\ud800"]', "half a character"),
+        ("std: [.inf, 1, 1]", "std = \\[inf, 1, 1\\]"),
+        ("mean: [.nan, 0, 0]", "mean = \\[nan, 0, 0\\]"),
+        ("mean: [1.0e+300, 0, 0]", "mean = "),
+        ("std: [1, 1, -1.0e-300]", "multiply both by 255"),
+        ("pad_value: .nan", "pad_value = nan"),
+        ({"outputs": []}, "outputs = \\[\\]"),
+        ({"names": "/etc/hostname"}, "outside the model's folder"),
+        ({"names": "../classes.txt"}, "outside the model's folder"),
+        ({"names": "."}, "it is no file"),
+        ({"names": "a\0b"}, "names .* cannot be read"),
+        ({"names": "x" * 300}, "File name too long"),
+        ({"names": "model.onnx"}, "cannot be read"),
     ],
 )
 def test_wrong_cards(write: Any, card: Any, words: str) -> None:
@@ -195,7 +223,7 @@ def test_wrong_cards(write: Any, card: Any, words: str) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "{0: 'a'", "[" * 5000, "3", "{'x': 'a'}", "{}"])
+@pytest.mark.parametrize("text", ["__import__('os')", "{0: 'a'", "[" * 5000, "3", "{'x': 'a'}", "{}", "{None: 'a'}", "{(1, 2): 'a'}", "{1e999: 'a'}", '["\\ud800"]'])
 def test_names_in_metadata_are_parsed_never_run(write: Any, text: str) -> None:
     with pytest.raises(CardError, match="names"):
         read_card(write(("o", [1, 84, 8400]), names=text))
@@ -236,8 +264,6 @@ def test_several_inputs_are_named(write: Any) -> None:
 
 
 def test_weights_listed_among_the_inputs(tmp_path: Path, write: Any) -> None:
-    import onnx
-
     path = write(("o", [1, 84, 8400]), extra_inputs={"w": [2]})
     model = onnx.load(path)
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.int64), "w"))
@@ -277,6 +303,12 @@ def test_truncated_at_any_place(write: Any) -> None:
             read_card(path)
 
 
+@pytest.mark.parametrize(("name", "words"), [("x" * 300, "too long"), ("", "no model"), ("a\0b", "no model")])
+def test_names_that_no_file_has(name: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        find_model(name)
+
+
 def test_folder_instead_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         read_card(tmp_path)
@@ -286,8 +318,6 @@ class TestExternalData:
     @pytest.fixture
     def refer(self, write: Any, tmp_path: Path) -> Callable[[str], Path]:
         """A model whose weights are said to be at `location`; it lies in tmp_path/inside."""
-        import onnx
-
         (tmp_path / "inside").mkdir()
         (tmp_path / "outside.bin").write_bytes(bytes(64))
 
@@ -325,6 +355,23 @@ class TestExternalData:
         (tmp_path / "inside" / "link.bin").symlink_to(tmp_path / "outside.bin")
         with pytest.raises(ModelError, match="outside its folder"):
             read_card(refer("link.bin"))
+
+    @pytest.mark.parametrize("location", ["a\0b", "x" * 300])
+    def test_impossible_name(self, refer: Any, location: str) -> None:
+        with pytest.raises(ModelError, match="impossible external data"):
+            read_card(refer(location))
+
+    @pytest.mark.parametrize(("length", "words"), [("abc", "impossible"), ("-1", "truncated"), ("9" * 5000, "impos")])
+    def test_impossible_length(self, refer: Any, length: str, words: str) -> None:
+        path = refer("weights.bin")
+        path.with_name("weights.bin").write_bytes(bytes(32))
+        model = onnx.load(path, load_external_data=False)
+        for entry in model.graph.node[-1].attribute[0].t.external_data:
+            if entry.key == "length":
+                entry.value = length
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match=words):
+            read_card(path)
 
     def test_missing(self, refer: Any) -> None:
         with pytest.raises(ModelError, match="no such file"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +129,8 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
         ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),
         ("predict a.mp4 --config none.yaml", 2, "none.yaml", "framefuse config init"),
         ("predict missing.mp4", 1, "missing.mp4", ""),
+        ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "from 0 to 65535"),
+        (f"predict a.mp4 {'x' * 300}.onnx", 1, "File name too long", "check the path"),
         ("config", 2, "Missing command", "framefuse config --help"),
     ],
 )
@@ -150,6 +156,53 @@ def test_passwords_do_not_show(run: Any, tmp_path: Path) -> None:
     assert code == 0 and "rtsp://" in out and "hunter2" not in out
     code, out, err = run("--debug", "predict", "--config", "run.yaml", "--reconnect", "0", "--timeout", "2")
     assert code == 1 and "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "rtsp:/me:hunter2@localhost:1/live",
+        "rtsp//me:hunter2@localhost:1/live",
+        "rtsp:me:hunter2@localhost:1/live",
+        "rtps://me:hunter2@localhost:1/live",
+        "me:hunter2@localhost:554/live",
+        " rtsp://me:hunter2@localhost:1/live",
+        '"rtsp://me:hunter2@localhost:1/live"',
+        "rtsp:/me:a hunter2@localhost/live",
+        "rtmp:/localhost:1/live/hunter2",
+        "--classes=rtsp://me:hunter2@localhost",
+        "--nope=rtsp://me:hunter2@localhost",
+    ],
+)
+def test_passwords_in_mistyped_addresses_do_not_show(run: Any, source: str) -> None:
+    for words in ([source], ["-s", source, "-s", "missing.mp4"], ["x.mp4", source]):
+        code, out, err = run("--debug", "predict", *words)
+        assert code in (1, 2)
+        assert "error: " in err and "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "http://me:hunter2@localhost:1/live?pw=hunter2&pin=hunter2;jsessionid=hunter2",
+        "rtmp://localhost:1/live/hunter2",
+        "srt://localhost:1?streamid=#!::u=me,r=hunter2",
+    ],
+)
+def test_passwords_do_not_show_in_anything_that_a_run_writes(run: Any, source: str) -> None:
+    code, out, err = run("predict", source, "--json", "--save", "--reconnect", "0", "--timeout", "2", "--debug")
+    assert code in (1, 3)
+    assert "hunter2" not in out + err
+    for path in Path().rglob("*"):
+        assert "hunter2" not in str(path)
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("words", [[""], [" "], ["clip.mp4", ""]])
+def test_empty_names_mean_nothing(run: Any, words: list[str]) -> None:
+    code, _, err = run("predict", *words)
+    assert code == (2 if len(words) == 1 else 1)
+    assert "empty text" in err or "there is no model ''" in err
 
 
 def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
@@ -218,6 +271,106 @@ def test_a_reader_that_goes_away_ends_the_run(long: Path) -> None:
         err = process.stderr.read().decode()
     assert process.returncode == 1
     assert "Traceback" not in err and "Exception" not in err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words", "code", "message"),
+    [
+        (">&-", "predict {clip}", 0, ""),
+        (">&- 2>&- <&-", "predict {clip} --save", 0, ""),
+        ("2>&-", "predict missing.mp4", 1, ""),
+        (">&-", "predict {clip} --stdout", 1, "cannot write on stdout: Bad file descriptor"),
+        (">/dev/full", "predict {clip}", 0, ""),
+        (">/dev/full", "predict {clip} --stdout", 1, "cannot write on stdout: No space left on device"),
+        (">/dev/full", "--help", 1, "cannot write on stdout: No space left on device"),
+        ("2>/dev/full", "predict {clip}", 0, ""),
+        ("2>/dev/full", "predict {clip} --conf 2", 2, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(
+    clip: Path, redirection: str, words: str, code: int, message: str
+) -> None:
+    line = shlex.join([*COMMAND, *words.format(clip=clip).split()])
+    done = subprocess.run(["sh", "-c", f"{line} {redirection}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr and "bug" not in done.stderr
+    if "--save" in words:  # no message went into the file that got the number of a closed stream
+        with av.open("runs/predict/predict/clip.mp4") as video:
+            assert sum(1 for _ in video.decode(video=0)) == 12
+
+
+IMPORTING = """
+import os, signal, sys
+from framefuse.entry import start
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            {action}
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["predict", {clip!r}]
+start()
+"""
+KILL = "os.kill(os.getpid(), signal.{})"
+
+
+@pytest.mark.parametrize(
+    ("module", "action"),
+    [
+        ("typer", KILL.format("SIGINT")),
+        ("typer", KILL.format("SIGTERM")),
+        ("openvino", KILL.format("SIGINT")),
+        # So C extensions treat what happens while they are imported.
+        ("openvino", f"\n            try: {KILL.format('SIGINT')}\n            except: raise ImportError('half')"),
+        ("numpy", f"\n            try: {KILL.format('SIGINT')}\n            except: raise ImportError('half')"),
+        ("openvino", f"\n            try: {KILL.format('SIGINT')}\n            except: pass"),
+    ],
+)
+def test_interrupted_while_importing(clip: Path, module: str, action: str) -> None:
+    code = IMPORTING.format(module=module, action=action, clip=str(clip))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert not Path("runs").exists() or not list(Path("runs").rglob("*.jsonl"))
+
+
+def test_interrupted_while_waiting_for_a_pipe(run: Any) -> None:
+    os.mkfifo("pipe.mp4")
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    timer = threading.Timer(1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    timer.start()
+    try:
+        assert run("predict", "pipe.mp4") == (130, "", "error: interrupted\n")
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_interrupted_while_a_server_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
+        with subprocess.Popen([*COMMAND, "predict", address], stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                err = process.communicate(timeout=20)[1]
+    assert process.returncode == 130
+    assert err.endswith("error: interrupted\n") and "Traceback" not in err
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_further_signals_change_nothing(long: Path, count: int) -> None:
+    with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for number in [signal.SIGINT, signal.SIGTERM, *[signal.SIGINT] * 3][:count]:
+            process.send_signal(number)
+            time.sleep(0.02)  # signals of the same number that wait are one
+        err = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -23,7 +23,7 @@ from framefuse.frame import Frame
 from framefuse.sources import Source, SourceOptions, open_source
 from framefuse.sources.connection import Address
 from framefuse.sources.live import open_live
-from framefuse.sources.redact import redact
+from framefuse.redact import redact
 from framefuse.sources.resume import Backoff, Timeline
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 
@@ -347,8 +347,23 @@ def test_a_protocol_that_ffmpeg_lacks_is_a_missing_capability() -> None:
         ("rtsp://me:p@w:1/2?@host:554/a", "rtsp://***@host:554/a"),
         ("https://abc123@host/a", "https://***@host/a"),
         ("https://host/a?token=x&size=3", "https://host/a?token=***&size=3"),
-        ("https://host/a?Access_Token=x#auth=y", "https://host/a?Access_Token=***#auth=***"),
-        ("https://host/a?pass%77ord=x;api-key=y", "https://host/a?pass%77ord=***;api-key=***"),
+        ("https://host/a?Access_Token=x#auth=y", "https://host/a?Access_Token=***"),
+        ("https://host/a?pass%77ord=x;api-key=y&b=1", "https://host/a?pass%77ord=***&b=1"),
+        ("https://host/a?a=b;api-key=y", "https://host/a?a=b;api-key=***"),
+        ("https://host/a;jsessionid=x", "https://host/a;jsessionid=***"),
+        ("https://host/a?pw=x&pin=1&SESS=2&passphrase=#'3", "https://host/a?pw=***&pin=***&SESS=***&passphrase=***"),
+        ("srt://host:1?streamid=#!::u=me,r=a/b&mode=x", "srt://host:1?streamid=***&mode=x"),
+        ("rtmp://host:1/live/key", "rtmp://host:1/live/***"),
+        ("rtmps://host/app/live/key?a=1", "rtmps://host/app/live/***?a=1"),
+        ("'rtmp:/host/live/key': refused", "'rtmp:/host/live/***': refused"),
+        ("rtmp://host:1", "rtmp://host:1"),
+        ("no such file: rtmp_clips/live/a.mp4", "no such file: rtmp_clips/live/a.mp4"),
+        ("rtsp:/me:pw@host/a", "***@host/a"),
+        ("rtsp//me:pw@host/a", "rtsp//***@host/a"),
+        ("rtsp:me:pw@host/a", "***@host/a"),
+        ("rtsp:/me:pw//1@host/a", "***@host/a"),
+        ("no such file: me:pw@host:554/a", "no such file: ***@host:554/a"),
+        ("\" rtsp://me:pw@host/a\"", "\" rtsp://***@host/a\""),
         ("rtsp://host/user=admin&password=x&channel=1", "rtsp://host/user=***&password=***&channel=1"),
         ("udp://@:5000", "udp://@:5000"),
         ("udp://@239.0.0.1:5000", "udp://@239.0.0.1:5000"),

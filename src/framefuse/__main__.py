@@ -1,7 +1,5 @@
 """python -m framefuse"""
 
-import sys
+from framefuse.entry import start
 
-from framefuse.cli import main
-
-sys.exit(main())
+start()

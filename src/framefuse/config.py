@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PositiveInt,
     ValidationError,
     ValidationInfo,
@@ -28,8 +27,15 @@ from pydantic import (
 
 from framefuse.errors import ConfigError, UsageError
 from framefuse.machine import available_cores
+from framefuse.redact import brief
 
 Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+ClassId = Annotated[int, Field(ge=0, le=65535)]
+DAY = 86400
+"""Seconds that anything may wait at most."""
+UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""NUL and lone surrogates, except those with which Python writes the bytes of a file name that is not UTF-8."""
 
 
 class Settings(BaseModel):
@@ -56,28 +62,28 @@ class Settings(BaseModel):
         True, description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384)"
     )
     batch: int = Field(1, ge=1, le=64, description="frames a batch at most")
-    batch_timeout: float = Field(0.05, ge=0, description="seconds a partial batch waits for more frames")
-    streams: int = Field(0, ge=0, description="requests the engine runs at the same time; 0: as fits the cores")
-    threads: int = Field(0, ge=0, description="engine threads in all; 0: the cores this process may use")
-    slots: int = Field(0, ge=0, description="requests in flight; 0: streams + 1")
-    workspace_mb: int = Field(0, ge=0, description="scratch memory the engine may take, MiB; 0: its default")
+    batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
+    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at the same time; 0: as fits the cores")
+    threads: int = Field(0, ge=0, le=1024, description="engine threads in all; 0: the cores this process may use")
+    slots: int = Field(0, ge=0, le=1024, description="requests in flight; 0: streams + 1")
+    workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may take, MiB; 0: its default")
 
     # detections
     conf: float = Field(0.25, ge=0, le=1, description="lowest confidence kept")
     iou: float = Field(0.7, ge=0, le=1, description="overlap above which the weaker box of a class is dropped")
     max_det: int = Field(300, ge=1, le=30000, description="detections a frame at most")
-    classes: list[NonNegativeInt] | None = Field(None, min_length=1, description="class ids kept; default: all")
+    classes: list[ClassId] | None = Field(None, min_length=1, description="class ids kept; default: all")
     agnostic_nms: bool = Field(False, description="suppress across classes")
 
     # source
-    vid_stride: int = Field(1, ge=1, description="use every n-th frame")
+    vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
     start: float | None = Field(None, ge=0, description="seconds to start at")
     end: float | None = Field(None, gt=0, description="seconds to stop at")
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
     low_latency: bool = Field(False, description="decode without reordering delay where the codec allows")
-    max_age: float = Field(1.0, gt=0, description="live sources: drop frames older than this many seconds")
+    max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
     timeout: float = Field(
-        10.0, gt=0, description="live sources: seconds without data until the connection counts as lost"
+        10.0, gt=0, le=DAY, description="live sources: seconds without data until the connection counts as lost"
     )
     reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: for ever")
 
@@ -101,8 +107,10 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+    def _possible(cls, value: Any, info: ValidationInfo) -> Any:
+        """No truth value is a number, and no text has what a file name and a message cannot have."""
+        truth = isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool
+        if truth or (isinstance(value, str | Path) and UNWRITABLE.search(str(value))):
             raise ValueError(takes(str(info.field_name)))
         return value
 
@@ -241,16 +249,17 @@ def takes(field: str) -> str:
         return "one of " + ", ".join(schema["enum"])
     kind = schema["type"]
     if kind == "array":
-        item = "whole numbers above 0" if "exclusiveMinimum" in schema["items"] else "whole numbers from 0"
+        item = "whole numbers" + _limits(schema["items"])
         return f"one or two {item}" if schema.get("maxItems") == 2 else f"one or more {item}"
     words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}[kind]
     if schema.get("format") == "path":
         words = "a path"
-    if "exclusiveMinimum" in schema:
-        words += f" above {schema['exclusiveMinimum']:g}"
-    if "minimum" in schema:
-        words += f" from {schema['minimum']:g}" + (f" to {schema['maximum']:g}" if "maximum" in schema else "")
-    return words
+    return words + _limits(schema)
+
+
+def _limits(schema: Mapping[str, Any]) -> str:
+    words = {"exclusiveMinimum": "above", "minimum": "from", "maximum": "to"}
+    return "".join(f" {word} {schema[key]:g}" for key, word in words.items() if key in schema)
 
 
 def group_of(field: str) -> str:
@@ -267,7 +276,7 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
         return [str(item) for item in value]
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
-    raise ConfigError(f"{key} is {value!r} ({where})", remedy=f"{key} takes a name, path or address")
+    raise ConfigError(f"{key} is {brief(value)} ({where})", remedy=f"{key} takes a name, path or address")
 
 
 def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
@@ -280,9 +289,9 @@ def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
         allowed = str(first["ctx"]["error"]) if first["type"] == "value_error" else takes(field)
         kind = ConfigError if where.startswith("file ") else UsageError
         if where == COMMAND_LINE:
-            message = f"--{field.replace('_', '-')} is {values[field]!r}"
+            message = f"--{field.replace('_', '-')} is {brief(values[field])}"
         else:
-            message = f"{field} is {values[field]!r}" + (f" ({where})" if where else "")
+            message = f"{field} is {brief(values[field])}" + (f" ({where})" if where else "")
         raise kind(message, remedy=f"{field} takes {allowed}") from None
 
 
@@ -301,32 +310,15 @@ def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> No
 
 def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
     """Key -> (value, "file NAME, line N") of a YAML file that holds one flat mapping."""
-    import yaml
+    from framefuse.plain_yaml import read_mapping
 
-    loader = None
     try:
-        loader = yaml.SafeLoader(path.read_bytes())
-        root = loader.get_single_node()
-        if root is None or root.tag == "tag:yaml.org,2002:null":
-            return {}
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path} holds no settings", remedy="write one 'name: value' a line")
-        found: dict[str, tuple[Any, str]] = {}
-        for key_node, value_node in root.value:
-            where = f"file {path}, line {key_node.start_mark.line + 1}"
-            key = str(key_node.value)
-            if key in found:
-                raise ConfigError(f"{key} is set twice ({found[key][1]} and {where})", remedy="delete one of them")
-            found[key] = (loader.construct_object(value_node, deep=True), where)
-        return found
+        lines = read_mapping(path.read_bytes())
+        return {key: (value, f"file {path}, line {line}") for key, (value, line) in lines.items()}
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration file {path}: {error.strerror}",
             remedy="'framefuse config init FILE' writes a commented one",
         ) from error
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {problem}", remedy="write one 'name: value' a line") from error
-    finally:
-        if loader is not None:
-            loader.dispose()
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be used: {error}", remedy="write one 'name: value' a line") from error

@@ -34,7 +34,7 @@ from framefuse.profiling import Recorder, StageClock
 from framefuse.program import Done, HostProgram, Program, Selection
 from framefuse.report import ModelFacts, Report, build_report
 from framefuse.sinks import Sink, open_sink
-from framefuse.sinks.run_folder import make_run_folder
+from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
 from framefuse.sources import Source, SourceInfo, SourceOptions, is_camera, open_source
@@ -153,6 +153,7 @@ class Pipeline:
             options["engine"] = engine if engine != "auto" or settings is None else settings.engine
         self.settings = settings = settings_from(options, base=settings)
         self.folder: Path | None = None
+        self._folder_lock: FolderLock | None = None
         self._recorder = Recorder()
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
@@ -264,6 +265,9 @@ class Pipeline:
         except SinkError:
             if self._error is None:  # else it would hide what went wrong first
                 raise
+        finally:
+            if self._folder_lock is not None:
+                self._folder_lock.release()
 
     def _start(self) -> Iterator[Result]:
         """Put a thread and a bounded channel between the stages."""
@@ -271,8 +275,11 @@ class Pipeline:
         live = self.sources[0].info.live
         if self._make_sinks(self.sources[0].info):
             if _writes(settings):
-                self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
-            self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names)
+                folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+                self._folder_lock = FolderLock(folder)
+                self.folder = folder
+            inputs = [file for source in self.sources for file in source.info.files]
+            self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
         recorder.start()
         recorder.stage("inference", parallel=self.engine.streams)
         decode_clock = recorder.stage(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from framefuse import kernels
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
+from framefuse.kernels.plan import Interpolation, MemoryFormat, Region
 
 Fit = Literal["letterbox", "stretch", "crop"]
-Interpolation = Literal["nearest", "linear"]
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,21 @@ class Placement:
     """Width and height of the model input."""
     content: tuple[int, int, int, int]
     """left, top, width, height of the resized picture in the model input; when cropping it reaches beyond the input."""
+    roi: Region | None = None
+    """x, y, width, height of the part of the shown picture that was used, where it is not all of it."""
 
     @property
     def scale(self) -> tuple[float, float]:
         """Model pixels per source pixel, in x and in y."""
-        return self.content[2] / self.source[0], self.content[3] / self.source[1]
+        width, height = self.roi[2:] if self.roi else self.source
+        return self.content[2] / width, self.content[3] / height
 
     def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
         """Boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the picture."""
         left, top, _, _ = self.content
         scale_x, scale_y = self.scale
-        offset = np.array((left, top, left, top), np.float32)
+        x, y = self.roi[:2] if self.roi else (0, 0)
+        offset = np.array((left - x * scale_x, top - y * scale_y) * 2, np.float32)
         inverse = np.array((1 / scale_x, 1 / scale_y) * 2, np.float32)
         mapped: NDArray[np.float32] = (boxes - offset) * inverse
         return mapped.clip(0, np.array(self.source * 2, np.float32), out=mapped)
@@ -57,6 +61,7 @@ class Preprocess:
     """Letterbox only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
     stride: int = 32
     interpolation: Interpolation = "linear"
+    """linear: as cv2.INTER_LINEAR. area: as cv2.INTER_AREA. antialias: as Pillow's BILINEAR. nearest: whole pixels."""
     pad_value: float = 114.0
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Per output channel, in grey levels 0..255."""
@@ -66,20 +71,25 @@ class Preprocess:
     def __post_init__(self) -> None:
         if min(self.width, self.height) < 1 or max(self.width, self.height) > 16384:
             raise UsageError(f"model input size {self.width}x{self.height} is not between 1 and 16384")
+        if self.interpolation not in get_args(Interpolation):
+            raise UsageError(f"interpolation {self.interpolation!r} is not one of {', '.join(get_args(Interpolation))}")
         if 0.0 in self.std:
             raise UsageError(f"std {self.std} has a zero")
 
     def sized(self, width: int, height: int) -> Preprocess:
         return replace(self, width=width, height=height)
 
-    def place(self, width: int, height: int) -> Placement:
-        """Where a shown picture of width x height pixels lands.
+    def place(self, width: int, height: int, roi: Region | None = None) -> Placement:
+        """Where a shown picture of width x height pixels lands, or the part `roi` of it.
 
         Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes right
         and to the bottom; with `rectangular`, padding is what remains modulo the stride.
         """
+        source = width, height
+        if roi is not None:
+            width, height = roi[2:]
         if self.fit == "stretch":
-            return Placement((width, height), (self.width, self.height), (0, 0, self.width, self.height))
+            return Placement(source, (self.width, self.height), (0, 0, self.width, self.height), roi)
         ratios = self.width / width, self.height / height
         ratio = min(ratios) if self.fit == "letterbox" else max(ratios)
         content_width, content_height = max(1, round(width * ratio)), max(1, round(height * ratio))
@@ -88,10 +98,22 @@ class Preprocess:
             pad_x, pad_y = pad_x % self.stride, pad_y % self.stride
         left, top = round(pad_x / 2 - 0.1), round(pad_y / 2 - 0.1)
         size = (content_width + pad_x, content_height + pad_y)
-        return Placement((width, height), size, (left, top, content_width, content_height))
+        return Placement(source, size, (left, top, content_width, content_height), roi)
 
-    def __call__(self, frame: Frame, out: NDArray[Any], placement: Placement | None = None) -> Placement:
-        """Fill `out` (3, height, width) from the frame's own planes in one pass; returns where the picture landed."""
+    def __call__(
+        self,
+        frame: Frame,
+        out: NDArray[Any],
+        placement: Placement | None = None,
+        *,
+        memory_format: MemoryFormat = "nchw",
+    ) -> Placement:
+        """Fill `out` from the frame's own planes in one pass; returns where the picture landed.
+
+        Args:
+            out: (3, height, width), or (height, width, channels) for memory format nhwc, as `kernels.preprocess` says.
+            placement: where to; default: `place` of the whole frame. Pass `place(..., roi)` for a part of it.
+        """
         placement = placement or self.place(frame.width, frame.height)
         kernels.preprocess(
             frame,
@@ -102,5 +124,10 @@ class Preprocess:
             mean=self.mean,
             std=self.std,
             channel_order=self.channel_order,
+            memory_format=memory_format,
+            roi=placement.roi,
         )
         return placement
+
+
+__all__ = ["Fit", "Interpolation", "Placement", "Preprocess"]

@@ -161,8 +161,10 @@ class HostProgram:
             return
         self._flights.popleft()
         finished, cpu_finished = perf_counter(), thread_time()
+        outputs = [flight.slot.outputs[index] for index in self._card.output_indices]
+        self._card.check_outputs(outputs)
         predictions = postprocess(
-            [flight.slot.outputs[index] for index in self._card.output_indices],
+            outputs,
             self._card.layout,
             flight.placements,
             conf=self._selection.conf,

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -162,7 +163,7 @@ class Report:
         return asdict(self)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        return _printable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
@@ -188,23 +189,32 @@ class Report:
         """One page that needs nothing else; links to the outputs are relative to `folder`."""
         from framefuse.report_html import render
 
-        return render(self, folder)
+        return _printable(render(self, folder))
 
     def save(self, folder: Path) -> list[Path]:
         """Write report.json and report.html into a folder, which is made when it is missing; returns their paths.
+
+        Those of an earlier run are replaced when the new ones are complete.
 
         Raises:
             SinkError: they cannot be written.
         """
         texts = {folder / "report.json": self.to_json(), folder / "report.html": self.to_html(folder)}
+        parts = {path: path.with_name(path.name + ".part") for path in texts}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path, text in texts.items():
-                path.write_text(text, encoding="utf-8")
+                parts[path].write_text(text, encoding="utf-8")
+            for path, part in parts.items():
+                os.replace(part, path)
         except OSError as error:
             raise SinkError(
                 f"cannot write the report into {folder}: {error.strerror}", remedy="choose another --project or --name"
             ) from error
+        finally:
+            for part in parts.values():
+                with suppress(OSError):
+                    part.unlink()
         return list(texts)
 
 
@@ -272,6 +282,11 @@ def build_report(
         error=None if error is None else ErrorFacts.of(error),
         environment=environment(),
     )
+
+
+def _printable(text: str) -> str:
+    """With ? for what has no UTF-8: the bytes of a file name that are no text."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def environment() -> dict[str, str]:

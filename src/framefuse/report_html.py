@@ -335,7 +335,7 @@ def _link(path: str, folder: Path | None) -> str:
         relative = os.path.relpath(path, folder)
     except ValueError:  # another drive
         return _text(path)
-    return f"<a href='{escape(quote(relative.replace(os.sep, '/')))}'>{_text(relative)}</a>"
+    return f"<a href='{escape(quote(os.fsencode(relative.replace(os.sep, '/'))))}'>{_text(relative)}</a>"
 
 
 def _environment(report: Report) -> str:

@@ -6,23 +6,18 @@ was asked for, 4 quality gate failed, 130 interrupted. Nothing heavy is imported
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from framefuse import __version__
-from framefuse.cli import config, demo, doctor, models, predict
+from framefuse.cli import config, demo, doctor, kernels, models, predict
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
-from framefuse.errors import FramefuseError
-
-INTERRUPTED = 130
+from framefuse.entry import INTERRUPTED, interrupted
+from framefuse.errors import FramefuseError, SinkError
 
 app = typer.Typer(
     name="framefuse",
@@ -35,6 +30,7 @@ app.command(cls=Command)(demo.demo)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(config.app)
+app.add_typer(kernels.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,34 +50,35 @@ def _main(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run a command line and return its exit code. `framefuse.entry` calls it for the command of a shell."""
     words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in words
     try:
-        with _terminate_as_interrupt():
-            code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
-            sys.stdout.flush()
+        code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
+        sys.stdout.flush()
         if code == INTERRUPTED:  # typer has turned Ctrl-C into this
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except FramefuseError as error:
-        print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
-        return error.exit_code
-    except typer.TyperException as error:
-        print_error(*_explain(error), traceback=debug)
-        return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:
+        return _print(error, debug)
+
+
+def _print(error: BaseException, debug: bool) -> int:
+    """Print what ended the command, and return the exit code."""
+    if isinstance(error, KeyboardInterrupt) or interrupted():
+        if isinstance(error, SinkError):  # anything else is what became of the interruption
+            print_error(error.message, error.remedy, stage=error.stage)
         print_error("interrupted", traceback=debug)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has gone (`framefuse ... | head`): what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_error("stdout was closed by its reader", traceback=debug)
-        return 1
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-        print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
-        return 1
+    if isinstance(error, FramefuseError):
+        print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
+        return error.exit_code
+    if isinstance(error, typer.TyperException):
+        print_error(*_explain(error), traceback=debug)
+        return 2
+    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+    print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
+    return 1
 
 
 def _explain(error: typer.TyperException) -> tuple[str, str]:
@@ -91,16 +88,3 @@ def _explain(error: typer.TyperException) -> tuple[str, str]:
         return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     return error.format_message(), f"{context.command_path if context else 'framefuse'} --help"
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does, so that its outputs are completed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

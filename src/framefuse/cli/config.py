@@ -13,6 +13,7 @@ from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, text, 
 from framefuse.cli.predict import DEFAULTS
 from framefuse.config import GROUPS, Settings, group_of, load_settings
 from framefuse.errors import UsageError
+from framefuse.redact import redact_source
 
 app = typer.Typer(name="config", help="Show, start and document the options.")
 
@@ -21,12 +22,10 @@ app = typer.Typer(name="config", help="Show, start and document the options.")
 @with_settings
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
     """Print the values that 'predict' would use, and where each came from."""
-    from framefuse.sources.redact import redact
-
     effective = load_settings(config, preset, given, defaults=DEFAULTS)
     source = effective.source
-    shown = [redact(item) for item in source] if isinstance(source, list) else redact(source) if source else None
-    run = {"source": shown, "model": effective.model}
+    shown = list(map(redact_source, source)) if isinstance(source, list) else source and redact_source(source)
+    run = {"source": shown, "model": effective.model and redact_source(effective.model)}
     values = effective.settings.model_dump(mode="json")
     if print_json:
         settings = {field: {"value": value, "from": effective.origin[field]} for field, value in values.items()}

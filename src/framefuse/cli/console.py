@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.redact import redact
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,8 +29,6 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
     """
     from rich.text import Text
 
-    from framefuse.sources.redact import redact
-
     if traceback:
         import traceback as tracebacks
 
@@ -37,7 +37,7 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
     title = f"error in {stage}: " if stage else "error: "
     console.print(Text.assemble((title, "bold red"), redact(message)))
     if remedy:
-        console.print(Text(f"  -> {remedy}", style="dim"))
+        console.print(Text(f"  -> {redact(remedy)}", style="dim"))
 
 
 def print_table(

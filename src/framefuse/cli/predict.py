@@ -54,7 +54,7 @@ def predict(
     chosen = _choose_source(source, sources or [], effective.source)
     if model and model_option and model != model_option:
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
-    chosen_model = model or model_option or effective.model
+    chosen_model = next((name for name in (model, model_option, effective.model) if name is not None), None)
 
     from framefuse.cli.run import run
     from framefuse.pipeline import Pipeline

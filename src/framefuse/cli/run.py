@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from framefuse.cli.console import stderr
+from framefuse.entry import stop_if_interrupted
 
 if TYPE_CHECKING:
     from framefuse.pipeline import Pipeline
@@ -37,7 +38,9 @@ def run(
     try:
         with pipeline, Bar(pipeline, quiet) as bar:
             try:
+                stop_if_interrupted()
                 for result in results:
+                    stop_if_interrupted()
                     on_result(result)
                     bar.advance()
             except BaseException as error:

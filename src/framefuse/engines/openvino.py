@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,13 +29,12 @@ class OpenVinoEngine:
     capturable = False
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        ov = _openvino()
         if options.device == "cuda":
             raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
         if options.workspace_mb:
             raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
         self.reasons: list[str] = []
-        self._core = core = ov.Core()
+        self._core = core = _core()
         self._model = model
         network = self._read()
         quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
@@ -140,6 +140,13 @@ def _openvino() -> Any:
     import openvino
 
     return openvino
+
+
+@cache
+def _core() -> Any:
+    """The one core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack, and frees
+    that stack with itself. If another thread does so last, the next signal of the first one crashes the process."""
+    return _openvino().Core()
 
 
 def _array(tensor: Any) -> NDArray[Any]:

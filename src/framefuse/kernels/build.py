@@ -1,16 +1,18 @@
-"""Ahead-of-time build of the kernels: TensorIR -> LLVM objects -> one shared library per instruction-set level.
+"""Ahead-of-time build of the kernels: TensorIR -> LLVM objects -> one shared library per instruction-set level,
+and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda.py`).
 
     python -m framefuse.kernels.build [--machine x86_64|aarch64] [--force]
 
 Needs `apache-tvm` and `ziglang` (whose linker is used, so no compiler has to be on the machine); neither is needed at
 run time. The wheel build runs this file too, by its path, so it imports nothing of framefuse.
-The build is skipped when the sources, TVM's version and the machine are those of the libraries that exist.
+A half is skipped when the sources, TVM's version and the machine are those of the files that exist.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -26,6 +28,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LIBRARY_DIRECTORY = HERE / "_lib"
+PACKAGE = "framefuse_tir"
+"""Name under which `tir` is imported here."""
 
 # x86-64-v4 is left out on purpose: it measured no faster than v3 on the rows of these kernels.
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -41,38 +45,126 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
     """Build the libraries for `machine` (as `platform.machine()` names it; default: this one) unless they are current.
 
     Returns:
-        The libraries, one for each level of the machine.
+        Every file: the libraries, one for each level of the machine, the CUDA sources, and what describes them.
 
     Raises:
-        ValueError: kernels cannot be built for that machine.
+        ValueError: kernels cannot be built for that machine, or a CUDA kernel cannot be described to its launcher.
         subprocess.CalledProcessError: the linker failed.
     """
     machine = machine or platform.machine()
     if machine not in TARGETS:
         raise ValueError(f"no kernels for machine {machine!r}; known: {', '.join(TARGETS)}")
+    return build_cpu(machine, force=force, directory=directory) + build_cuda(force=force, directory=directory / "cuda")
+
+
+def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
+    """One library for each level of the machine, and a file of JSON that names the kernels in them."""
     libraries = {level: directory / f"framefuse-{level}.so" for level in TARGETS[machine]}
-    stamp, key = directory / f"{machine}.json", _key(machine)
-    if not force and all(path.exists() for path in libraries.values()) and _read_key(stamp) == key:
-        return list(libraries.values())
+    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row")]
+    index, key = directory / f"{machine}.json", _key(machine, [*shared, *_families()])
+    if force or not all(path.exists() for path in libraries.values()) or _read_key(index) != key:
+        kernels: dict[str, str] = {}
+        functions: dict[str, Any] = {}
+        for source in _families():
+            found = _load(source).variants()
+            functions |= found
+            kernels |= dict.fromkeys(found, source.stem)
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            for level, path in libraries.items():
+                _compile(functions, TARGETS[machine][level], Path(scratch, path.name))
+                os.replace(Path(scratch, path.name), path)
+            _write_index(index, key, kernels, Path(scratch))
+    return [*libraries.values(), index]
+
+
+def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cuda") -> list[Path]:
+    """One file of CUDA source for each kernel, and one of JSON for each family, which says how to launch them."""
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        for level, path in libraries.items():
-            linked = Path(scratch) / path.name
-            _compile(TARGETS[machine][level], linked)
-            os.replace(linked, path)
-        written = Path(scratch) / stamp.name
-        written.write_text(json.dumps({"key": key}), encoding="utf-8")
-        os.replace(written, stamp)
-    return list(libraries.values())
+    wanted = set()
+    for source in _families(cuda=True):
+        index = directory / f"{source.stem.removesuffix('_cuda')}.json"
+        key = _key("cuda", [*_sources("_*.py"), source])
+        if force or _read_key(index) != key:
+            _generate(_load(source).cuda_variants(), index, key)
+        wanted |= {index, *(directory / f"{name}.cu" for name in json.loads(index.read_text("utf-8"))["kernels"])}
+    for path in set(directory.iterdir()) - wanted:
+        path.unlink(missing_ok=True)  # of a kernel that is no more
+    return sorted(wanted)
 
 
-def _sources() -> list[Path]:
-    return sorted((HERE / "tir").glob("[!_]*.py"))
+def build_file(source: Path, directory: Path) -> list[Path]:
+    """Build the kernels of one file that is not framefuse's: `docs/own-kernel.md` shows one.
+
+    Args:
+        source: a Python file with `variants()`, `cuda_variants()` or both.
+        directory: for `<stem>-<level>.so`, one for each level of this machine, and for `cuda`, which is what
+            `kernels.cuda.add` takes.
+
+    Returns:
+        The libraries.
+    """
+    spec = importlib.util.spec_from_file_location(source.stem, source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (directory / "cuda").mkdir(parents=True, exist_ok=True)
+    libraries = []
+    if hasattr(module, "variants"):
+        for level, target in TARGETS[platform.machine()].items():
+            libraries.append(directory / f"{source.stem}-{level}.so")
+            _compile(module.variants(), target, libraries[-1])
+    if hasattr(module, "cuda_variants"):
+        _generate(module.cuda_variants(), directory / "cuda" / f"{source.stem}.json", _key("cuda", [source]))
+    return libraries
 
 
-def _key(machine: str) -> str:
+def function(symbol: str, family: str, *, cuda: bool = False) -> Any:
+    """The PrimFunc of a kernel. Imports TVM."""
+    module = _load(HERE / "tir" / f"{family}{'_cuda' if cuda else ''}.py")
+    return (module.cuda_variants() if cuda else module.variants())[symbol]
+
+
+def assembly(function: Any, level: str) -> str:
+    """What LLVM makes of a PrimFunc for an instruction-set level, as text."""
+    import tvm
+
+    target = next(levels[level] for levels in TARGETS.values() if level in levels)
+    symbol = str(function.attrs["global_symbol"])
+    return str(tvm.compile(tvm.IRModule({symbol: function}), target=target).mod.inspect_source("s"))
+
+
+def _generate(functions: dict[str, Any], index: Path, key: str) -> None:
+    """Write what belongs to one family; its index last, since without it the family counts as not built."""
+    generator = _load(HERE / "tir" / "_generate.py")
+    with tempfile.TemporaryDirectory(dir=index.parent.parent) as scratch:
+        kernels = {}
+        for symbol, function in functions.items():
+            code, kernels[symbol] = generator.generate(symbol, function)
+            written = Path(scratch, f"{symbol}.cu")
+            written.write_text(code, encoding="utf-8")
+            os.replace(written, index.with_name(written.name))
+        _write_index(index, key, kernels, Path(scratch))
+
+
+def _write_index(index: Path, key: str, kernels: dict[str, Any], scratch: Path) -> None:
+    written = scratch / index.name
+    written.write_text(json.dumps({"key": key, "kernels": kernels}), encoding="utf-8")
+    os.replace(written, index)
+
+
+def _families(*, cuda: bool = False) -> list[Path]:
+    """The files of kernels for the CPU, or those for CUDA."""
+    return [path for path in _sources("[!_]*.py") if path.stem.endswith("_cuda") == cuda]
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted((HERE / "tir").glob(pattern))
+
+
+def _key(machine: str, sources: Sequence[Path]) -> str:
     digest = hashlib.sha256(f"{machine} tvm {importlib.metadata.version('apache-tvm')}".encode())
-    for source in [*_sources(), Path(__file__)]:
+    for source in [*sources, Path(__file__)]:
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
@@ -85,35 +177,39 @@ def _read_key(stamp: Path) -> str | None:
 
 
 def _load(source: Path) -> ModuleType:
-    """Import a kernel source by its path: the package around it cannot be imported in a build environment."""
-    spec = importlib.util.spec_from_file_location(f"framefuse_tir_{source.stem}", source)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Import a kernel source.
+
+    `tir` is imported by its path as a package of its own: framefuse, of which it is a part, cannot be imported in a
+    build environment.
+    """
+    if PACKAGE not in sys.modules:
+        init = HERE / "tir" / "__init__.py"
+        spec = importlib.util.spec_from_file_location(PACKAGE, init, submodule_search_locations=[str(init.parent)])
+        assert spec is not None and spec.loader is not None
+        package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    return importlib.import_module(f"{PACKAGE}.{source.stem}")
 
 
-def _compile(target: dict[str, Any], library: Path) -> None:
+def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -> None:
     import tvm
 
-    functions: dict[str, Any] = {}
-    for source in _sources():
-        functions |= _load(source).variants()
-    compiled = tvm.compile(tvm.IRModule(functions), target=target)
     binary = library.with_suffix(".o")
-    compiled.mod.write_to_file(str(binary), "o")
+    tvm.compile(tvm.IRModule(functions), target=target).mod.write_to_file(str(binary), "o")
     command = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--strip-debug", "-o", str(library), str(binary)]
     subprocess.run(command, check=True)
+    binary.unlink()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build and print the paths of the libraries."""
+    """Build and print the paths of the libraries, and of what describes the CUDA sources beside it."""
     parser = argparse.ArgumentParser(prog="python -m framefuse.kernels.build", description="Build framefuse's kernels.")
     parser.add_argument("--machine", choices=list(TARGETS), help="default: this machine")
     parser.add_argument("--force", action="store_true", help="build even when the libraries are current")
     options = parser.parse_args(arguments)
     for path in build(options.machine, force=options.force):
-        print(path)
+        if path.suffix != ".cu":
+            print(path)
 
 
 if __name__ == "__main__":

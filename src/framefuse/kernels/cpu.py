@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import threading
 from functools import lru_cache
@@ -11,18 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CapabilityError, UsageError
-from framefuse.frame import Frame
-from framefuse.kernels.plan import MAX_ELEMENTS, ChannelOrder, Content, Interpolation, Request, Triple, plan
+from framefuse.errors import CapabilityError
 
 LIBRARIES = Path(__file__).resolve().parent / "_lib"
 """Where `build.py` puts one library for each instruction-set level."""
 
 V3_FLAGS = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 """What x86-64-v3 adds to v2, by the names of /proc/cpuinfo (abm is lzcnt)."""
-
-SLACK = 8
-"""Floats that the gather may read, with weight 0, past the last sample of a blended row."""
 
 
 class Library(NamedTuple):
@@ -57,6 +53,17 @@ def describe() -> Library:
     """Which compiled kernels this machine uses, and why. Loads nothing."""
     level, reason = select(platform.machine(), _flags(Path("/proc/cpuinfo")))
     return Library(level, reason, LIBRARIES / f"framefuse-{level}.so")
+
+
+def names() -> dict[str, str]:
+    """The compiled kernels of this machine, and the family of each. Reads a file only."""
+    machine = "aarch64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
+    try:
+        index = json.loads((LIBRARIES / f"{machine}.json").read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    found: dict[str, str] = index["kernels"]
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -100,56 +107,3 @@ _scratch = _Scratch()
 
 def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _planes(frame: Frame) -> tuple[list[int], list[int]]:
-    """Address and pitch in elements of each plane, padded to three."""
-    addresses, pitches = [], []
-    for number, plane in enumerate(frame.planes):
-        if not isinstance(plane, np.ndarray):
-            raise UsageError(f"plane {number} is a {type(plane).__name__}, not an array on the host")
-        pitch = plane.strides[0] // plane.itemsize
-        if pitch * plane.itemsize != plane.strides[0] or not plane[0].flags.c_contiguous:
-            raise UsageError(
-                f"plane {number} has strides {plane.strides} bytes; within a row its samples must be adjacent",
-                remedy="pass np.ascontiguousarray(plane), which copies",
-            )
-        if abs(pitch) * plane.shape[0] > MAX_ELEMENTS:
-            raise UsageError(f"plane {number} has {plane.shape[0]} rows {pitch} samples apart, more than 2^31 samples")
-        addresses.append(_address(plane))
-        pitches.append(pitch)
-    spare = 3 - len(addresses)
-    return addresses + addresses[:1] * spare, pitches + pitches[:1] * spare
-
-
-def preprocess(
-    frame: Frame,
-    out: NDArray[Any],
-    *,
-    content: Content,
-    interpolation: Interpolation,
-    pad_value: float,
-    mean: Triple,
-    std: Triple,
-    channel_order: ChannelOrder,
-    rows: tuple[int, int] | None = None,
-) -> None:
-    """Resize, convert to RGB, normalise and lay out a frame as a model input, in one pass over its own planes.
-
-    `kernels.reference.preprocess` is the specification: the formula, the standards and the meaning of the arguments are
-    stated there. This one agrees with it to 0.02 grey levels. The frame's planes may be read-only and have any row
-    pitch. The GIL is released while it runs, so several threads may fill disjoint `rows` at once.
-
-    Raises:
-        UsageError: an argument or a plane cannot be used; the message says which and why.
-        CapabilityError: there are no compiled kernels for this machine.
-    """
-    request = Request.of(frame, out, content, interpolation, pad_value, mean, std, channel_order, rows)
-    todo = plan(request)
-    addresses, pitches = _planes(frame)
-    written = _address(out) + todo.offset * out.itemsize
-    target = written
-    if todo.strip_elements:
-        target = _address(_scratch.get(todo.name, (todo.strip_elements,), out.dtype))
-    scratch = (_scratch.get("rows", (3, todo.row_elements + SLACK)), _scratch.get("lanes", (3, 4 * todo.columns)))
-    _function(todo.name)(*addresses, *pitches, target, written, *todo.walk, *todo.tables, *scratch)

@@ -5,9 +5,10 @@ A Plan depends on sizes and options only, never on pixels or addresses, so a vid
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,24 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, Matrix, PixelFormat, Rotation
 
-Interpolation = Literal["nearest", "linear"]
+Interpolation = Literal["nearest", "linear", "area", "antialias"]
 ChannelOrder = Literal["rgb", "bgr"]
+MemoryFormat = Literal["nchw", "nhwc"]
 Content = tuple[int, int, int, int]
+Region = tuple[int, int, int, int]
 Triple = tuple[float, float, float]
 
 STRIP = 16
 """Rows that are turned together when the rotation is by 90 degrees: a cache line of float32."""
 
-OUTPUTS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(np.uint8): "u8"}
-"""Output dtypes, and how the names of the kernels abbreviate them."""
+OUTPUTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16", "uint8": "u8", "int8": "i8"}
+"""Names of the output dtypes and how kernels abbreviate them. uint16 holds the bits of a bfloat16."""
+
+LEVELS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}
+"""Smallest and largest value of the integer outputs."""
+
+STORES = {"f32": (0, 0), "f16": (1, 0), "bf16": (2, 0), "u8": (3, 0), "i8": (3, 128)}
+"""`store` and `flip` of `tir/preprocess.py`."""
 
 MAX_ELEMENTS = 2**31 - 1
 """Elements of an output or of a plane, its pitch included: the kernels count in 32 bits."""
@@ -48,6 +57,8 @@ class Request(NamedTuple):
     full_range: bool
     size: tuple[int, int]
     """Width and height of the whole output."""
+    channels: int
+    """Channels of the output: 3, or more with memory format nhwc."""
     dtype: np.dtype[Any]
     content: Content
     interpolation: Interpolation
@@ -55,6 +66,8 @@ class Request(NamedTuple):
     mean: Triple
     std: Triple
     channel_order: ChannelOrder
+    memory_format: MemoryFormat
+    roi: Region
     rows: tuple[int, int]
 
     @classmethod
@@ -68,36 +81,49 @@ class Request(NamedTuple):
         mean: Triple,
         std: Triple,
         channel_order: ChannelOrder,
-        rows: tuple[int, int] | None,
+        memory_format: MemoryFormat = "nchw",
+        roi: Region | None = None,
+        rows: tuple[int, int] | None = None,
     ) -> Request:
         """Collect and check the arguments of `preprocess`.
 
         Raises:
             UsageError: an argument has a wrong value; the message says which.
         """
-        if not isinstance(out, np.ndarray) or out.ndim != 3 or out.shape[0] != 3 or 0 in out.shape:
+        for name, value, valid in (
+            ("interpolation", interpolation, get_args(Interpolation)),
+            ("channel_order", channel_order, get_args(ChannelOrder)),
+            ("memory_format", memory_format, get_args(MemoryFormat)),
+        ):
+            if value not in valid:
+                raise UsageError(f"{name} {value!r} is not one of {', '.join(valid)}")
+        shape = tuple(getattr(out, "shape", ()))
+        planar = memory_format == "nchw"
+        if len(shape) != 3 or 0 in shape or (shape[0] != 3 if planar else shape[2] < 3):
+            wanted = "(3, height, width)" if planar else "(height, width, channels) array of at least 3 channels"
+            raise UsageError(f"out has shape {shape or type(out)}", remedy=f"pass a {wanted} for {memory_format}")
+        height, width = shape[1:] if planar else shape[:2]
+        usable = not isinstance(out, np.ndarray) or (out.flags.c_contiguous and out.flags.writeable)
+        if str(out.dtype) not in OUTPUTS or not usable:
             raise UsageError(
-                f"out has shape {getattr(out, 'shape', type(out))}", remedy="pass a (3, height, width) array"
+                f"out is {out.dtype}, strides {out.strides}, writeable {getattr(out.flags, 'writeable', True)}",
+                remedy=f"pass a writeable C-contiguous array of {', '.join(OUTPUTS)}",
             )
-        if out.dtype not in OUTPUTS or not out.flags.c_contiguous or not out.flags.writeable:
-            raise UsageError(
-                f"out is {out.dtype}, strides {out.strides}, writeable {out.flags.writeable}",
-                remedy=f"pass a writeable C-contiguous array of {', '.join(map(str, OUTPUTS))}",
-            )
-        if out.size > MAX_ELEMENTS:
-            raise UsageError(f"out has {out.size} elements, more than {MAX_ELEMENTS}")
-        if interpolation not in ("nearest", "linear"):
-            raise UsageError(f"interpolation {interpolation!r} is not 'nearest' or 'linear'")
-        if channel_order not in ("rgb", "bgr"):
-            raise UsageError(f"channel_order {channel_order!r} is not 'rgb' or 'bgr'")
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise UsageError(f"out has {math.prod(shape)} elements, more than {MAX_ELEMENTS}")
         if len(content) != 4 or min(content[2:]) < 1:
             raise UsageError(f"content {content} is not (left, top, width, height) with at least one pixel")
         if len(mean) != 3 or len(std) != 3 or 0.0 in std:
             raise UsageError(f"mean {mean} and std {std} are not three numbers each, std without a zero")
-        _, height, width = out.shape
         rows = (0, height) if rows is None else rows
         if not 0 <= rows[0] < rows[1] <= height:
             raise UsageError(f"rows {rows} are not a range within 0..{height}")
+        x, y, w, h = roi or (0, 0, frame.width, frame.height)
+        if min(x, y) < 0 or min(w, h) < 1 or x + w > frame.width or y + h > frame.height:
+            raise UsageError(
+                f"roi {roi} does not lie in the {frame.width}x{frame.height} picture",
+                remedy="pass (x, y, width, height) in shown pixels, at least one of each",
+            )
         return cls(
             frame.format,
             (frame.coded_width, frame.coded_height),
@@ -105,51 +131,72 @@ class Request(NamedTuple):
             frame.matrix,
             frame.full_range,
             (width, height),
-            out.dtype,
+            3 if planar else shape[2],
+            np.dtype(str(out.dtype)) if str(out.dtype) != "bfloat16" else np.dtype(np.uint16),
             (content[0], content[1], content[2], content[3]),
             interpolation,
             pad_value,
             (mean[0], mean[1], mean[2]),
             (std[0], std[1], std[2]),
             channel_order,
+            memory_format,
+            (x, y, w, h),
             rows,
         )
+
+    @property
+    def output(self) -> str:
+        """The output's type as kernels abbreviate it."""
+        return OUTPUTS[self.dtype.name]
 
 
 @dataclass(frozen=True)
 class Taps:
-    """Per output sample along one axis: value = source[lower] * (1 - weight) + source[upper] * weight."""
+    """Filter of one axis: value of output i = sum over t < count[i] of weight[i, t] * source[first[i] + t].
 
-    lower: NDArray[np.int32]
-    upper: NDArray[np.int32]
+    Weights past the count are 0; those of an output add up to 1.
+    """
+
+    first: NDArray[np.int32]
+    count: NDArray[np.int32]
     weight: NDArray[np.float32]
 
     def __getitem__(self, part: slice) -> Taps:
-        return Taps(self.lower[part], self.upper[part], self.weight[part])
+        count = self.count[part]
+        return Taps(self.first[part], count, self.weight[part, : count.max(initial=1)])
 
 
 @lru_cache(maxsize=256)
-def axis_taps(source: int, target: int, subsample: int, interpolation: Interpolation) -> Taps:
-    """Taps that resize `source` pixels to `target`, for a plane with one sample for every `subsample` pixels.
+def axis_taps(start: int, length: int, target: int, subsample: int, interpolation: Interpolation) -> Taps:
+    """Taps that resize the pixels start .. start + length - 1 to `target` ones.
 
-    linear: output i sits at (i + 1/2) * source / target in pixels (half-pixel centres), so at that / subsample - 1/2 in
-    samples, clamped to the outermost ones. Numerator and denominator stay integers, so positions are exact at any size.
-    nearest: pixel floor((2i + 1) * source / (2 * target)), and the sample that covers it. `reference.preprocess` says
-    where chroma sits.
+    The plane has one sample for every `subsample` pixels; only those that cover the pixels are used.
+    `reference.preprocess` defines the interpolations and where chroma sits. Here, all is counted in units of
+    1 / (2 subsample target) sample, so that positions and overlaps are exact integers at any size.
     """
-    samples = -(-source // subsample)
-    odd = 2 * np.arange(target, dtype=np.int64) + 1
+    unit = 2 * subsample * target
+    lowest, highest = start // subsample, -(-(start + length) // subsample) - 1
+    centre = (2 * np.arange(target, dtype=np.int64) + 1) * length + 2 * target * start
     if interpolation == "nearest":
-        lower = odd * source // (2 * target) // subsample
-        weight = np.zeros(target)
+        first = last = centre // (2 * target) // subsample
+    elif interpolation == "area":
+        first, last = (centre - length) // unit, (centre + length - 1) // unit
     else:
-        numerator, denominator = odd * source - subsample * target, 2 * subsample * target
-        lower = numerator // denominator
-        inside = (lower >= 0) & (lower < samples - 1)
-        weight = np.where(inside, (numerator - lower * denominator) / denominator, 0.0)
-        lower = lower.clip(0, samples - 1)
-    upper = np.minimum(lower + 1, samples - 1)
-    return Taps(lower.astype(np.int32), upper.astype(np.int32), weight.astype(np.float32))
+        reach = max(unit, 2 * length) if interpolation == "antialias" else unit
+        first = (centre - reach - unit // 2) // unit + 1
+        last = -((unit // 2 - centre - reach) // unit) - 1
+    first, last = first.clip(lowest, highest), last.clip(lowest, highest)
+    samples = first[:, None] + np.arange((last - first).max() + 1)
+    if interpolation == "nearest":
+        share = np.ones_like(samples)
+    elif interpolation == "area":
+        edges = (np.minimum((centre + length)[:, None], (samples + 1) * unit), (centre - length)[:, None])
+        share = edges[0] - np.maximum(edges[1], samples * unit)
+    else:
+        share = reach - np.abs(samples * unit + unit // 2 - centre[:, None])
+    share = np.where(samples <= last[:, None], share, 0)
+    weight = share / share.sum(axis=1, keepdims=True)
+    return Taps(first.astype(np.int32), (last - first + 1).astype(np.int32), weight.astype(np.float32))
 
 
 def is_rgb(format: PixelFormat, matrix: Matrix) -> bool:
@@ -199,30 +246,30 @@ def coefficients(request: Request) -> NDArray[np.float32]:
     square[:, : matrix.shape[1]] = matrix
     ends = np.sort(np.stack([bias, 255 * scale + bias]), axis=0)
     pad = request.pad_value * scale + bias
-    if request.dtype == np.uint8:
-        ends, pad = ends.clip(0, 255), pad.clip(0, 255)
+    if request.output in LEVELS:
+        ends, pad = ends.clip(*LEVELS[request.output]), pad.clip(*LEVELS[request.output])
     parts = (square * scale[:, None], offset * scale + bias, ends[0], ends[1], pad)
     return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of a kernel, in its order, between the addresses of the planes and the scratch."""
+    """Arguments of a kernel of `tir/preprocess.py`, in its order, between the addresses and the scratch."""
 
     name: str
     """Name of the compiled variant."""
     offset: int
     """Elements from the start of `out` to the first element written."""
     walk: tuple[int, ...]
-    """Everything from `channel_pitch` to `stop1` in `tir/preprocess.py`."""
+    """Everything from `store` to `end`."""
     tables: tuple[NDArray[Any], ...]
-    """Column index and weight, row index and weight, coefficients."""
+    """Column index, weight and pairs, row index and weight, coefficients."""
     row_elements: int
-    """Floats of scratch for a blended row of one plane."""
+    """Floats of scratch for a blended row of one plane, with those that are read with weight 0."""
     columns: int
-    """Content columns (at least 1), each of which needs 4 floats of scratch a plane."""
+    """Content columns, at least 1."""
     strip_elements: int
-    """Output elements of scratch in which rows are turned; 0 unless the rotation is by 90 or 270 degrees."""
+    """Output elements of scratch from which rows are laid out; 0 where they are painted into the output."""
 
 
 @lru_cache(maxsize=64)
@@ -232,60 +279,138 @@ def plan(request: Request) -> Plan:
     The kernel walks the output in the coded orientation. Rotation is therefore a matter of which output axis is walked
     as rows, and of reading a table of taps backwards: no pixel is moved for it.
     """
+    format = request.format
     (width, height), (left, top, content_width, content_height) = request.size, request.content
     first, last = request.rows
     across, down = (width, left, content_width), (last - first, top - first, content_height)
     turned = request.rotation in (90, 270)
     columns, rows = (down, across) if turned else (across, down)
-    sub_x, sub_y = request.format.subsample
-    coded_width, coded_height = request.coded
-    mirror_columns, mirror_rows = request.rotation in (180, 270), request.rotation in (90, 180)
+    x_visible, y_visible = _visible(*columns), _visible(*rows)
+    content = (_length(y_visible[1]), _length(x_visible[1]))
+    if 0 in content:  # all padding; tables keep one entry, since an array of none has no strides to check
+        x_visible = y_visible = (0, slice(0, 1))
+        content = (0, 0)
 
-    def visible(extent: int, start: int, size: int) -> tuple[int, slice]:
-        """First output position of the content, and the part of the content that lies on the output."""
-        begin, end = max(0, start), min(extent, start + size)
-        return begin, slice(begin - start, end - start)
+    x, y, roi_width, roi_height = request.roi
+    x_roi, y_roi = ((y, roi_height), (x, roi_width)) if turned else ((x, roi_width), (y, roi_height))
 
-    def pair(source: int, size: int, subsample: int, mirrored: bool, part: slice) -> tuple[Taps, Taps]:
-        both = [axis_taps(source, size, s, request.interpolation) for s in (1, subsample)]
-        luma, chroma = (taps[::-1][part] if mirrored else taps[part] for taps in both)
-        return luma, chroma
+    def taps(axis: int, roi: tuple[int, int], size: int, part: slice) -> list[Taps]:
+        """Of luma and of chroma."""
+        start, length = roi
+        mirrored = request.rotation in ((180, 270), (90, 180))[axis]
+        if mirrored:
+            start = request.coded[axis] - start - length
+        both = [axis_taps(start, length, size, s, request.interpolation) for s in (1, format.subsample[axis])]
+        return [(found[::-1] if mirrored else found)[part] for found in both]
 
-    column_at, column_part = visible(*columns)
-    row_at, row_part = visible(*rows)
-    content = (row_part.stop - row_part.start, column_part.stop - column_part.start)
-    if min(content) <= 0:  # all padding; tables keep one entry, since an array of none has no strides to check
-        row_at, column_at, row_part, column_part, content = 0, 0, slice(0, 1), slice(0, 1), (0, 0)
-    x_taps = pair(coded_width, columns[2], sub_x, mirror_columns, column_part)
-    y_taps = pair(coded_height, rows[2], sub_y, mirror_rows, row_part)
-
-    layout = request.format.layout + (str(len(request.format.channels)) if request.format.layout == "packed" else "")
-    strides = (len(request.format.channels) if request.format.layout == "packed" else 1, 1 + (layout == "semiplanar"))
+    x_taps = taps(0, x_roi, columns[2], x_visible[1])
+    y_taps = taps(1, y_roi, rows[2], y_visible[1])
+    packed = len(format.channels) if format.layout == "packed" else 0
+    strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
     spans = [
-        (int(taps.lower.min()) * stride, (int(taps.upper.max()) + 1) * stride)
-        for taps, stride in zip(x_taps, strides, strict=True)
+        (int(found.first.min()) * stride, int((found.first + found.count).max()) * stride)
+        for found, stride in zip(x_taps, strides, strict=True)
     ]
+    x_weights = [_column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
+    x_counts = [weights.shape[1] for weights in x_weights]
+    if packed == 3 and x_counts[0] == 1 and x_taps[0].first.max() == request.coded[0] - 1:
+        x_counts[0] = 2  # four channels are picked at once, and the last pixel of a plane has none after it
+    begin, end, pairs = _pairs(request, x_taps[0], packed)
+    output = request.output
+    values = coefficients(request)
+    if output in LEVELS:
+        values[9:] += 0.5 - LEVELS[output][0]  # the kernel truncates, and counts from the smallest value
     tables = (
-        np.stack([taps.lower * stride for taps, stride in zip(x_taps, strides, strict=True)]).astype(np.int32),
-        np.stack([taps.weight for taps in x_taps]),
-        np.stack([index for taps in y_taps for index in (taps.lower, taps.upper)]),
-        np.stack([taps.weight for taps in y_taps]),
-        coefficients(request),
+        np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)]),
+        _stack([_upper(weights).ravel() for weights in x_weights]),
+        pairs,
+        np.stack([part for found in y_taps for part in (found.first, found.count)]),
+        np.stack([_widen(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
+        values,
     )
+    strip = STRIP if turned else 1
+    direct = request.memory_format == "nchw" and not turned
     # A little longer than a row: rows at a power of two from each other would all share one cache set.
     strip_pitch = columns[0] + STRIP
-    pitches = (
-        (STRIP * strip_pitch, strip_pitch, STRIP, width * height, width)
-        if turned
-        else (width * height, width, rows[0], 0, 0)
-    )
-    sample = "u8" if request.format.dtype == np.uint8 else "u16"
+    pitches = (width * height, width, rows[0]) if direct else (strip * strip_pitch, strip_pitch, strip)
+    step = request.channels if request.memory_format == "nhwc" else 1
+    across_step, down_step = step, width * step
+    steps = (1 if step > 1 else width * height, *((across_step, down_step) if turned else (down_step, across_step)))
+    layout = f"packed{packed}" if packed else format.layout
     return Plan(
-        f"preprocess_{layout}_{sample}_{OUTPUTS[request.dtype]}",
-        first * width,
-        (*pitches, rows[0], columns[0], row_at, column_at, *content, *spans[0], *spans[1]),
+        f"preprocess_{layout}_{'u8' if format.dtype == np.uint8 else 'u16'}",
+        first * down_step,
+        (
+            *STORES[output],
+            _plain(request),
+            *pitches,
+            *((0, 0, 0) if direct else steps),
+            *(rows[0], columns[0], y_visible[0], x_visible[0]),
+            *content,
+            *spans[0],
+            *spans[1],
+            *x_counts,
+            begin,
+            end,
+        ),
         tables,
-        max(stop for _, stop in spans),
+        max(stop for _, stop in spans) + max(x_counts) * max(strides) + 8,
         max(content[1], 1),
-        3 * STRIP * strip_pitch if turned else 0,
+        0 if direct else 3 * strip * strip_pitch,
     )
+
+
+def _plain(request: Request) -> int:
+    """1: bytes of packed pixels are stored as they are; 2: those of red and blue change places; 0: neither."""
+    format = request.format
+    if format.layout != "packed" or format.bits != 8 or request.output not in LEVELS:
+        return 0
+    if request.std != (1.0,) * 3 or request.mean != (-LEVELS[request.output][0],) * 3:
+        return 0
+    return 1 if format.channels[:3] == request.channel_order else 2
+
+
+def _visible(extent: int, start: int, size: int) -> tuple[int, slice]:
+    """First output position of the content, and the part of the content that lies on the output."""
+    begin, end = max(0, start), min(extent, start + size)
+    return begin, slice(begin - start, max(begin, end) - start)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _widen(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    return np.pad(weights, ((0, 0), (0, count - weights.shape[1])))
+
+
+def _stack(rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
+
+
+def _column_weights(taps: Taps, stride: int, packed: int) -> NDArray[np.float32]:
+    """(columns, taps) as the kernel reads them: filters of more than two taps go by four elements of a row at once."""
+    weights = taps.weight
+    if weights.shape[1] <= 2 or packed:
+        return weights
+    beside = np.repeat(weights, stride, axis=1)  # interleaved chroma: each weight serves U and V
+    return _widen(beside, -(-beside.shape[1] // 4) * 4)
+
+
+def _pairs(request: Request, taps: Taps, packed: int) -> tuple[int, int, NDArray[np.int16]]:
+    """For two taps of packed bytes: columns from whose pixel 16 bytes can be read, an even number, and their weights.
+
+    Four pairs of weights a column, of its pixel and the next, times -32768.
+    """
+    if not packed or request.format.bits != 8 or taps.weight.shape[1] > 2:
+        return 0, 0, np.zeros(1, np.int16)
+    inside = np.flatnonzero(taps.first * packed + 16 <= request.coded[0] * packed)
+    begin, end = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
+    second = np.rint(_upper(taps.weight)[:, 0] * np.float64(32768))
+    pairs = -np.stack([32768 - second, second], axis=1)
+    return begin, end - (end - begin) % 2, np.tile(pairs, 4).astype(np.int16).ravel()
+
+
+def _upper(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of up to two taps the kernel wants the weight of the second alone."""
+    return weights[:, 1:] if weights.shape[1] == 2 else weights if weights.shape[1] > 2 else weights * 0

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from framefuse.errors import ModelError
+from framefuse.redact import redact_source
 
 MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
 """Models that framefuse makes itself, by name, and what each does."""
@@ -26,11 +27,14 @@ def find_model(model: str | Path) -> Path:
     if str(model) in MADE:
         return _write_into_cache()
     path = Path(model)
-    if path.exists():
-        return path
+    try:
+        if str(model) and path.exists():
+            return path
+    except OSError as error:
+        raise ModelError(f"{redact_source(model)} cannot be read: {error.strerror}", remedy="check the path") from error
     near = difflib.get_close_matches(str(model), MADE, 1)
     raise ModelError(
-        f"there is no model {str(model)!r}",
+        f"there is no model {redact_source(model)!r}",
         remedy=f"did you mean {near[0]!r}?" if near else f"pass a path, or one of the names {', '.join(MADE)}",
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
@@ -59,6 +61,24 @@ class Card:
     @property
     def class_count(self) -> int:
         return len(self.names)
+
+    def check_outputs(self, outputs: Sequence[NDArray[Any]]) -> None:
+        """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.
+
+        Args:
+            outputs: those that are read, in the order of the layout.
+
+        Raises:
+            CardError: it has another number of classes.
+        """
+        shapes = [output.shape for output in outputs]
+        found = layouts.count_classes(self.layout, shapes, self.activation)
+        if self.names and found is not None and found != self.class_count:
+            raise CardError(
+                f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')}), "
+                f"but puts out {found} ({self.layout}: {', '.join(map(str, shapes))})",
+                remedy=f"correct names, or layout, in the card {self.path.with_suffix('.yaml')}",
+            )
 
 
 class _Facts:

@@ -8,14 +8,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
 
 from framefuse.errors import CardError
 from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
+from framefuse.plain_yaml import read_mapping
 from framefuse.preprocess import Fit, Interpolation
+from framefuse.redact import brief
 
-Levels = tuple[float, float, float]
+Level = Annotated[float, Field(ge=-1e6, le=1e6)]
+Levels = tuple[Level, Level, Level]
 
 
 def _size(value: Any) -> Any:
@@ -25,11 +27,13 @@ def _size(value: Any) -> Any:
 class CardFile(BaseModel):
     """Every key of a card. A key that is left out is read from the ONNX, or has the default of the output layout."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     task: str | None = Field(None, description="detect")
     layout: OutputLayout | None = Field(None, description="what the outputs mean")
-    outputs: list[str] | None = Field(None, description="names of the outputs to read, in the order of the layout")
+    outputs: list[str] | None = Field(
+        None, min_length=1, description="names of the outputs to read, in the order of the layout"
+    )
     activation: Activation | None = Field(None, description="what turns the model's scores into 0..1 (detr)")
     box_units: BoxUnits | None = Field(None, description="relative: boxes are 0..1 of the model input; or pixels of it")
     names: list[str] | dict[int, str] | str | None = Field(
@@ -54,21 +58,18 @@ def read_card_file(path: Path) -> CardFile:
     Raises:
         CardError: not YAML, an unknown key (with the nearest valid one), or a wrong value.
     """
-    if not path.exists():
-        return CardFile.model_validate({})
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CardError(f"card {path} cannot be read: {error}", remedy="write it as `key: value` lines") from error
-    if content is None:
-        return CardFile.model_validate({})
-    if not isinstance(content, dict):
-        raise CardError(f"card {path} is a {type(content).__name__}, not a mapping", remedy="write `key: value` lines")
+        content = {key: value for key, (value, _) in read_mapping(path.read_bytes()).items()}
+    except FileNotFoundError:
+        content = {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CardError(f"card {path} cannot be read: {reason}", remedy="write it as `key: value` lines") from error
     for key in content:
         if key not in CardFile.model_fields:
-            near = difflib.get_close_matches(str(key), CardFile.model_fields, 1, 0)[0]
+            near = difflib.get_close_matches(key, CardFile.model_fields, 1, 0)[0]
             raise CardError(
-                f"card {path} has an unknown key {key!r}",
+                f"card {path} has an unknown key {brief(key)}",
                 remedy=f"did you mean {near!r}? Valid keys: {', '.join(CardFile.model_fields)}",
             )
     try:
@@ -77,28 +78,33 @@ def read_card_file(path: Path) -> CardFile:
         problem = error.errors()[0]
         key = str(problem["loc"][0])
         raise CardError(
-            f"card {path}: {key} = {content[key]!r}: {problem['msg']}",
+            f"card {path}: {key} = {brief(content[key])}: {problem['msg']}",
             remedy=f"{key}: {CardFile.model_fields[key].description}",
         ) from error
-    if card.std is not None and any(0 < value < 1 for value in card.std):
+    if card.std is not None and any(0 < abs(value) < 1 for value in card.std):
         raise CardError(
             f"card {path}: std = {list(card.std)} looks like fractions of 1",
             remedy="give mean and std in grey levels 0..255 (multiply both by 255)",
         )
-    names = _names_from_file(path.parent / card.names) if isinstance(card.names, str) else card.names
+    names = _names_from_file(path.parent, card.names) if isinstance(card.names, str) else card.names
     return card if names is None else card.model_copy(update={"names": check_names(names, f"card {path.name}")})
 
 
-def _names_from_file(path: Path) -> Any:
-    """Class names from a text file, one a line, or from the key `names` of a YAML file."""
+def _names_from_file(folder: Path, name: str) -> Any:
+    """Class names from a text file, one a line, or from the key `names` of a YAML file. It lies in the model's folder:
+    a card from elsewhere must not read other files."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix not in (".yaml", ".yml"):
-            return text.splitlines()
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CardError(f"class names {path} cannot be read: {error}", remedy="correct the key names") from error
-    return content.get("names") if isinstance(content, dict) else content
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise ValueError("it is outside the model's folder")
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        if path.suffix in (".yaml", ".yml"):
+            return read_mapping(path.read_bytes()).get("names", (None, 0))[0]
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CardError(f"class names {brief(name)} cannot be read: {reason}", remedy="correct the key names") from error
 
 
 def check_names(names: Any, where: str) -> dict[int, str]:
@@ -110,11 +116,14 @@ def check_names(names: Any, where: str) -> dict[int, str]:
     if isinstance(names, list | tuple):
         names = dict(enumerate(names))
     if not isinstance(names, dict) or not names:
-        what = repr(names)[:80] if names else "empty"
+        what = brief(names) if names else "empty"
         raise CardError(f"names in {where} are {what}", remedy="add names: [first, second, ...] to the card")
     try:
         numbered = {int(key): str(name) for key, name in names.items()}
-    except ValueError as error:
+        "".join(numbered.values()).encode()
+    except UnicodeEncodeError as error:
+        raise CardError(f"names in {where} hold half a character: {error}", remedy="write them in UTF-8") from error
+    except (TypeError, ValueError, OverflowError) as error:
         raise CardError(
             f"names in {where} have a key that is no class number: {error}", remedy="write names: {0: first, 1: second}"
         ) from error
@@ -136,5 +145,5 @@ def parse_literal(key: str, text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise CardError(
-            f"onnx metadata {key} = {text[:80]!r} cannot be read", remedy=f"add {key} to the card"
+            f"onnx metadata {key} = {brief(text)} cannot be read", remedy=f"add {key} to the card"
         ) from error

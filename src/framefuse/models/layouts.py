@@ -67,7 +67,8 @@ def resolve(
                 remedy="add outputs: [name, ...] (and layout: yolov5, yolov8, end2end or detr) to the card",
             )
         chosen, name = ordered, "detr"
-        count, why = _detr_count(chosen, activation), f"onnx output shapes {'; '.join(map(str, chosen))}"
+        count = count_classes(name, [tensor.shape for tensor in chosen], activation)
+        why = f"onnx output shapes {'; '.join(map(str, chosen))}"
         if len(chosen) == 3 and box_units is None:
             raise CardError(
                 f"the units of output {chosen[1]} are not stated",
@@ -91,6 +92,23 @@ def resolve(
     )
 
 
+def count_classes(
+    layout: OutputLayout, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None
+) -> int | None:
+    """Number of classes that outputs of these shapes have; None where the layout does not tell.
+
+    Args:
+        shapes: of the outputs that are read, in the order of the layout.
+        activation: softmax models have one more column of logits, for no object.
+    """
+    if layout == "detr" and len(shapes) == 2:
+        return _minus(shapes[1][-1], int(activation == "softmax")) if shapes[1] else None
+    if len(shapes) != 1 or len(shapes[0]) != 3:
+        return None
+    _, rows, columns = shapes[0]
+    return {"yolov8": _minus(rows, 4), "yolov5": _minus(columns, 5), "detr": _minus(columns, 4)}.get(layout)
+
+
 def _single(
     tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None
 ) -> tuple[OutputLayout, int | None, str]:
@@ -104,8 +122,7 @@ def _single(
             remedy="framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
         )
     if layout is not None:
-        counts = {"yolov8": _minus(shape[1], 4), "yolov5": _minus(shape[2], 5), "detr": _minus(shape[2], 4)}
-        count = counts.get(layout)
+        count = count_classes(layout, [shape], None)
         if (count is not None and count < 1) or (layout == "end2end" and shape[2] not in (6, None)):
             raise CardError(f"output {tensor} does not fit layout {layout}", remedy="correct layout in the card")
         return layout, count, "only output"
@@ -168,11 +185,3 @@ def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFac
     if ranks == [2, 2] and len(labels) == 1:
         return [labels[0], boxes[0], *(t for t in rest if t is not labels[0])]
     return None
-
-
-def _detr_count(tensors: Sequence[TensorFacts], activation: Activation | None) -> int | None:
-    """Classes of the logits; softmax models have one more column, for no object."""
-    logits = tensors[1].shape
-    if len(tensors) != 2 or not logits:
-        return None
-    return _minus(logits[-1], int(activation == "softmax"))

@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from framefuse.errors import ModelError
+from framefuse.redact import brief
 
 REMEDY = "pass a complete .onnx file"
 
@@ -70,10 +71,10 @@ def read_onnx(path: Path) -> OnnxFacts:
 
 
 def _read(path: Path) -> bytes:
-    if not path.exists():
-        raise ModelError(f"there is no model {path}", remedy="check the path")
     try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"there is no model {path}", remedy="check the path") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", remedy=REMEDY) from error
     if not data:
@@ -114,22 +115,30 @@ def _check_external(path: Path, tensor: Any) -> None:
     location = entries.get("location", "")
     written = PureWindowsPath(location)  # splits at both / and \
     folder = path.resolve().parent
-    target = (folder / location).resolve()
+    try:
+        target = (folder / location).resolve()
+        present = target.is_file()
+        start, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except (OSError, ValueError, RuntimeError) as error:  # no file can have this name, or the numbers are none
+        raise ModelError(
+            f"{path} refers to impossible external data: tensor {brief(tensor.name)} in {brief(location)}: "
+            f"{getattr(error, 'strerror', None) or str(error)[:100]}",
+            remedy="export the model again",
+        ) from error
     if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
         raise ModelError(
-            f"{path} keeps weights outside its folder: tensor {tensor.name!r} is in {location!r}",
+            f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}",
             remedy="put the model and its external data into one folder, as plain files",
         )
-    if not target.is_file():
+    if not present:
         raise ModelError(
-            f"{path} keeps tensor {tensor.name!r} in {location!r}, and there is no such file",
+            f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, and there is no such file",
             remedy="copy the external data beside the model",
         )
-    end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
     size = target.stat().st_size
-    if end > size:
+    if start < 0 or length < 0 or start + length > size:
         raise ModelError(
-            f"{target} is truncated: tensor {tensor.name!r} ends at byte {end}, the file at {size}",
+            f"{target} is truncated: tensor {brief(tensor.name)} ends at byte {start + length}, the file at {size}",
             remedy="copy the external data again",
         )
 
@@ -138,6 +147,7 @@ def _facts(value: Any) -> TensorFacts:
     import onnx
 
     tensor = value.type.tensor_type
-    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    types = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    dtype = types.get(tensor.elem_type, f"type {tensor.elem_type}")
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
     return TensorFacts(value.name, {"float": "float32"}.get(dtype, dtype), shape)

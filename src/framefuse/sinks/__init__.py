@@ -12,14 +12,16 @@ A run writes into the folder that `run_folder.make_run_folder` made; `sink_set.S
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from framefuse.errors import UsageError
+from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
+from framefuse.sinks.run_folder import UniqueNames
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
@@ -41,13 +43,32 @@ class SinkContext:
     """What a sink may know before the first result."""
 
     folder: Path
-    """Folder of the run; it exists. A sink writes inside it only."""
+    """Folder of the run; it exists. A sink writes inside it only, to paths that `output` gave."""
     source: SourceInfo
     """Its `fps` and `path` serve the video sink: frame times where a frame has none, and the audio."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Class names of the model."""
     stem: str = "result"
     """Unique in the run: the file name of the source without suffix, to name the outputs after."""
+    inputs: Container[Path] = frozenset()
+    """Files that the run reads."""
+    taken: Mapping[str, UniqueNames] = field(default_factory=lambda: defaultdict(UniqueNames))
+    """Names used so far in the run: stems under "stem", those of single pictures under the name of the sink."""
+
+    def output(self, name: str) -> Path:
+        """The path of a file to be written, which may be called `name`.part while it is.
+
+        Raises:
+            SinkError: it is one of the files that the run reads.
+        """
+        path = self.folder / name
+        for written in (path, path.with_name(path.name + ".part")):
+            if written in self.inputs:
+                raise SinkError(
+                    f"{written} is a source of this run, and would be overwritten",
+                    remedy="choose another --project or --name",
+                )
+        return path
 
 
 class Sink(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from framefuse.errors import SinkError
@@ -17,20 +18,41 @@ def write_error(path: Path, error: OSError) -> SinkError:
     )
 
 
+def encode(text: str) -> bytes:
+    """UTF-8. What has no UTF-8 (a lone surrogate: a byte of a file name that is no text) is written as in JSON."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def check_unmoved(path: Path, opened: os.stat_result) -> None:
+    """Check that a path still names the file or folder that was opened under it.
+
+    Raises:
+        SinkError: it was deleted or replaced meanwhile.
+    """
+    try:
+        unmoved = os.path.samestat(path.stat(), opened)
+    except OSError:
+        unmoved = False
+    if not unmoved:
+        raise SinkError(
+            f"{path} was deleted or replaced while the run was writing it",
+            remedy="leave the folder of a run alone until the run has ended",
+        )
+
+
 class RecordFile:
     """Appends records, each handed to the system in one piece: the file ends with a whole one even after a kill.
 
-    A record that does not fit (full disk) is taken back out.
+    A record that does not fit (full disk) is taken back out; a file whose first record does not fit is removed.
 
     Raises:
-        SinkError: the file cannot be created or written.
+        SinkError: the file cannot be created or written, or was deleted before `close`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise write_error(path, error) from error
@@ -43,6 +65,8 @@ class RecordFile:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.truncate(self.size)
+            if not self.size:
+                self.discard()
             raise write_error(self.path, error) from error
         self.size += len(record)
 
@@ -59,4 +83,13 @@ class RecordFile:
         self.size = self._file.seek(size)
 
     def close(self) -> None:
+        """May be called twice."""
+        if not self._file.closed:
+            opened = os.fstat(self._file.fileno())
+            self._file.close()
+            check_unmoved(self.path, opened)
+
+    def discard(self) -> None:
+        """Close and remove the file."""
         self._file.close()
+        self.path.unlink(missing_ok=True)

@@ -42,19 +42,20 @@ class AudioCopy:
         self._disorder = 0
         try:
             self._open(path, start)
-        except (av.FFmpegError, OSError) as error:
+        except (av.FFmpegError, OSError, ValueError) as error:
             self._give_up(error)
 
     def _open(self, path: Path, start: Fraction) -> None:
-        self._input = av.open(path)
+        # As the source itself is opened: no file name is another protocol, and no playlist reaches the network.
+        self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
         for stream in self._input.streams:
-            codec = stream.codec_context.codec.canonical_name if stream.type == "audio" else ""
-            if codec in MP4_AUDIO:
+            reason = _unfit(stream) if stream.type == "audio" else ""
+            if reason is None:
                 self._targets[stream.index] = self._output.add_stream_from_template(stream)
             else:
                 stream.discard = Discard.all
-                if codec:
-                    self._notes.append(f"audio stream {stream.index} left out: MP4 players do not know {codec}")
+                if reason:
+                    self._notes.append(f"audio stream {stream.index} left out: {reason}")
         begins = Fraction(0)
         for video in self._input.streams.video[:1]:
             tick: Any = video.time_base
@@ -127,6 +128,15 @@ class AudioCopy:
             self._give_up(error)
             return None
 
-    def _give_up(self, error: av.FFmpegError | OSError) -> None:
-        self._notes.append(f"audio left out from here on: {error.strerror or error}")
+    def _give_up(self, error: Exception) -> None:
+        self._notes.append(f"audio left out from here on: {getattr(error, 'strerror', None) or error}")
         self.close()
+
+
+def _unfit(stream: Any) -> str | None:
+    """Why an audio stream cannot be copied into an MP4, if it cannot."""
+    context = stream.codec_context
+    if context is None or not context.sample_rate:
+        return "its description is missing or damaged"  # as in a file that is cut off
+    codec = context.codec.canonical_name
+    return None if codec in MP4_AUDIO else f"MP4 players do not know {codec}"

@@ -11,7 +11,7 @@ from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, write_error
+from framefuse.sinks._lines import RecordFile, encode, write_error
 
 CHUNK = 1 << 20
 RESERVE = 8192
@@ -38,12 +38,17 @@ class CocoSink:
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._images = RecordFile(context.folder / f"{context.stem}.images.part")
-        self._images.append(b" " * RESERVE)
-        self._main = RecordFile(context.folder / f"{context.stem}.json.part")
+        path = context.output(f"{context.stem}.json")
         categories = [{"id": number, "name": name} for number, name in sorted(context.names.items())]
-        self._main.append(b'{"categories": [' + _rows(categories) + b'],\n"annotations": [')
-        self.paths.append(context.folder / f"{context.stem}.json")
+        self._images = RecordFile(context.output(f"{context.stem}.images.part"))
+        try:
+            self._images.append(b" " * RESERVE)
+            self._main = RecordFile(path.with_name(path.name + ".part"))
+            self._main.append(b'{"categories": [' + _rows(categories) + b'],\n"annotations": [')
+        except SinkError:
+            self._images.discard()
+            raise
+        self.paths.append(path)
         self._open = True
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -75,8 +80,9 @@ class CocoSink:
         self._open = False
         try:
             self._join_images()
+            self._main.close()
             self._main.path.replace(self.paths[0])
-            self._images.path.unlink()
+            self._images.discard()
         except OSError as error:
             raise write_error(self.paths[0], error) from error
         finally:
@@ -99,4 +105,4 @@ class CocoSink:
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> bytes:
-    return b",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() for row in rows)
+    return b",\n".join(encode(json.dumps(row, ensure_ascii=False, allow_nan=False)) for row in rows)

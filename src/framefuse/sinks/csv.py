@@ -11,7 +11,7 @@ import numpy as np
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile
+from framefuse.sinks._lines import RecordFile, encode
 
 HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source")
 
@@ -19,7 +19,7 @@ HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "
 def to_csv(rows: list[tuple[object, ...]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    return encode(text.getvalue())
 
 
 class CsvSink:
@@ -33,7 +33,7 @@ class CsvSink:
         self.notes: list[str] = []
 
     def open(self, context: SinkContext) -> None:
-        self._file = RecordFile(context.folder / f"{context.stem}.csv")
+        self._file = RecordFile(context.output(f"{context.stem}.csv"))
         self.paths.append(self._file.path)
         self._file.append(to_csv([HEADER]))
 

@@ -13,10 +13,10 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Detections, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import write_error
+from framefuse.sinks._lines import check_unmoved, write_error
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.picture import PictureReader
-from framefuse.sinks.run_folder import UniqueNames
+from framefuse.sinks.run_folder import shorten
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
@@ -54,11 +54,14 @@ class ImagesSink:
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self._quality = quality
-        self._names = UniqueNames()
         self._pictures = AnnotatedRgb()
 
     def open(self, context: SinkContext) -> None:
         self._context = context
+        try:
+            self._opened = context.folder.stat()
+        except OSError as error:
+            raise write_error(context.folder, error) from error
         self.paths.append(context.folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -66,9 +69,9 @@ class ImagesSink:
         picture = self._pictures.draw(frame, result.detections)
         source = Path(frame.source_id)
         still = self._context.source.kind == "images"
-        stem = source.stem if still else f"{self._context.stem}_{frame.index}"
+        stem = shorten(source.stem) if still else f"{self._context.stem}_{frame.index}"
         suffix = source.suffix.lower() if still and source.suffix.lower() in JPEG_SUFFIXES else ".png"
-        path = self._context.folder / f"{self._names.take(stem)}{suffix}"
+        path = self._context.output(f"{self._context.taken[self.name].take(stem)}{suffix}")
         part = path.with_name(path.name + ".part")
         try:
             Image.fromarray(picture).save(
@@ -81,4 +84,5 @@ class ImagesSink:
             raise write_error(path, error) from error
 
     def close(self) -> None:
-        pass
+        for folder in self.paths:
+            check_unmoved(folder, self._opened)

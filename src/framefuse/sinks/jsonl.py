@@ -10,7 +10,7 @@ import numpy as np
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile
+from framefuse.sinks._lines import RecordFile, encode
 
 
 def to_json(result: Result, *, name_source: bool = False) -> str:
@@ -53,13 +53,17 @@ class JsonlSink:
         self.notes: list[str] = []
 
     def open(self, context: SinkContext) -> None:
-        self._file = RecordFile(context.folder / f"{context.stem}.jsonl")
+        self._file = RecordFile(context.output(f"{context.stem}.jsonl"))
         self.paths.append(self._file.path)
         self._name_source = context.source.kind == "images"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        self._file.append(to_json(result, name_source=self._name_source).encode() + b"\n")
+        self._file.append(encode(to_json(result, name_source=self._name_source) + "\n"))
 
     def close(self) -> None:
-        if self.paths:
+        if not self.paths:
+            return
+        if self._file.size:
             self._file.close()
+        else:
+            self._file.discard()

@@ -3,7 +3,7 @@
 While it is written, the file is a fragmented MP4: whatever happens - an error, a full disk, the process killed - it
 plays but for its last second and the frames that the encoder still held (hardly any with x264's ultrafast, some 40 with
 medium). `close` turns it into a plain MP4 with its index in front (faststart), by copying the packets into a second
-file that takes its place; where there is no room for that, the fragmented file stays.
+file that takes its place; where that does not work (no room), the fragmented file stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
-from framefuse.sinks._lines import write_error
+from framefuse.sinks._lines import check_unmoved, write_error
 from framefuse.sinks.audio import AudioCopy
 from framefuse.sinks.picture import planes_of
 
@@ -66,13 +66,15 @@ class Mp4File:
         self.path = path
         self._encoding = encoding
         self._failed = False
+        self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
         self._container = av.open(
-            path,
+            f"file:{path}",
             "w",
             format="mp4",
             options={
-                "movflags": "+empty_moov+delay_moov+default_base_moof",
+                # Without skip_trailer FFmpeg says nothing of a full disk while it writes the end of the file.
+                "movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer",
                 "frag_duration": str(round(FRAGMENT_SECONDS * 1e6)),
                 "flush_packets": "1",
                 "movie_timescale": str(encoding.time_base.denominator),
@@ -117,7 +119,10 @@ class Mp4File:
         """Encode the picture at `pts` and copy the audio before `source_end`, seconds of the source's own time."""
         self._picture.pts, self._picture.time_base = pts, self._encoding.time_base
         try:
-            self._container.start_encoding()  # the first time only: what is wrong with the path shows before any work
+            if self._opened is None:
+                with open(self.path, "wb") as file:  # what is wrong with the path shows before any work
+                    self._opened = os.fstat(file.fileno())
+                self._container.start_encoding()
             self._container.mux(self._stream.encode(self._picture))
             if self._audio is not None:
                 self._audio.copy_until(source_end)
@@ -129,39 +134,44 @@ class Mp4File:
         """Write what is left, then put the index in front. Returns why the index could not be moved, if so.
 
         Raises:
-            SinkError: what was left could not be written, and no error was raised before.
+            SinkError: what was left could not be written and no error was raised before, or the file was deleted.
         """
         if self._closed:
             return None
         self._closed = True
-        failed = self._failed
+        error: av.FFmpegError | OSError | None = None
         try:
-            if not failed:
+            self._write_rest(source_end)
+        except (av.FFmpegError, OSError) as caught:
+            error = caught
+        if self._opened is None:
+            return None
+        check_unmoved(self.path, self._opened)
+        if self._failed or error is not None:
+            with suppress(OSError):  # the first error is the one to report
+                cut_to_whole_boxes(self.path)
+        if error is not None and not self._failed:
+            raise self._error(error) from error
+        return None if self._failed else self._put_index_in_front()
+
+    def _write_rest(self, source_end: Fraction) -> None:
+        try:
+            if not self._failed:
                 self._container.mux(self._stream.encode(None))
                 if self._audio is not None:
                     self._audio.copy_until(source_end, last=True)
-            self._container.close()
-        except (av.FFmpegError, OSError) as error:
-            self._failed = True
-            if not failed:
-                raise self._error(error) from error
         finally:
             if self._audio is not None:
                 self._audio.close()
-            if self._failed:
-                with suppress(OSError):  # the path may be what was wrong
-                    cut_to_whole_boxes(self.path)
-        return None if self._failed else self._put_index_in_front()
+            self._container.close()
 
     def _put_index_in_front(self) -> str | None:
         part = self.path.with_name(self.path.name + ".part")
         try:
             remux(self.path, part, self._encoding.time_base.denominator)
             os.replace(part, self.path)
-        except OSError as error:
+        except (av.FFmpegError, OSError) as error:
             return f"{self.path.name} stays a fragmented MP4: {error.strerror}"
-        except av.FFmpegError as error:
-            raise self._error(error) from error
         finally:
             with suppress(OSError):
                 part.unlink()
@@ -174,7 +184,7 @@ class Mp4File:
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
     """Copy all packets of an MP4 into a plain one with its index in front."""
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
-    with av.open(source) as reader, av.open(target, "w", format="mp4", options=options) as writer:
+    with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
         streams = {stream.index: _copy_of(stream, writer) for stream in reader.streams}
         for packet in reader.demux():
             if packet.dts is not None:

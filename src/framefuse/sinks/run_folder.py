@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
+import os
 from pathlib import Path
 
 from framefuse.errors import SinkError
+
+STEM_BYTES = 200
+"""Longest stem of an output. File systems take 255 bytes; a frame number, suffixes and ".part" are added to it."""
 
 
 def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Path:
@@ -32,12 +38,47 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
                 if exist_ok:
                     raise
                 folder = wanted.with_name(f"{wanted.name}{number}")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         raise SinkError(
-            f"cannot make the run folder {folder}: {error.strerror}",
+            f"cannot make the run folder {folder}: {getattr(error, 'strerror', None) or error}",
             remedy="choose a place you may write to with --project",
         ) from error
     raise AssertionError("unreachable")
+
+
+class FolderLock:
+    """Keeps other runs out of a folder until `release`, or until the process ends.
+
+    The lock is on the folder itself (flock), so that it leaves no file behind. Where the file system has no such locks
+    (some network ones) the folder is used without.
+
+    Raises:
+        SinkError: another run is writing into the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return
+            self.release()
+            raise SinkError(
+                f"another run is writing into {folder}", remedy="choose another --name, or wait until it has ended"
+            ) from error
+
+    def release(self) -> None:
+        """May be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def shorten(stem: str) -> str:
+    """The stem, cut to STEM_BYTES."""
+    encoded = os.fsencode(stem)
+    return stem if len(encoded) <= STEM_BYTES else encoded[:STEM_BYTES].decode("utf-8", "ignore")
 
 
 class UniqueNames:

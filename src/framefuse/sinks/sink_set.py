@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import Sink, SinkContext
-from framefuse.sinks.run_folder import UniqueNames
+from framefuse.sinks.run_folder import UniqueNames, shorten
 from framefuse.sources import SourceInfo
 
 
@@ -22,7 +24,7 @@ def stem_of(source: SourceInfo) -> str:
         name = f"camera_{name}" if name.isdecimal() else name
     else:
         name = source.kind
-    return re.sub(r"[^\w.-]+", "_", name).strip("._") or source.kind
+    return shorten(re.sub(r"[^\w.-]+", "_", name).strip("._")) or source.kind
 
 
 class SinkSet:
@@ -32,15 +34,21 @@ class SinkSet:
         make: the new, unopened sinks of a source.
         folder: folder of the run; it exists.
         names: class names of the model.
+        inputs: files that the run reads, so far as they are known; no sink writes over one.
 
     A sink that fails is completed and left out from then on; the others still get the result, then its error is raised.
     """
 
     def __init__(
-        self, make: Callable[[SourceInfo], Sequence[Sink]], folder: Path, names: Mapping[int, str] | None = None
+        self,
+        make: Callable[[SourceInfo], Sequence[Sink]],
+        folder: Path,
+        names: Mapping[int, str] | None = None,
+        *,
+        inputs: Iterable[Path] = (),
     ) -> None:
-        self._make, self._folder, self._names = make, folder, names or {}
-        self._stems = UniqueNames()
+        self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
+        self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
 
@@ -52,8 +60,8 @@ class SinkSet:
 
     @property
     def paths(self) -> list[Path]:
-        """Everything written so far."""
-        return [path for sink in self._all for path in sink.paths]
+        """Everything written so far that is there: what could not even be begun is removed."""
+        return [path for sink in self._all for path in sink.paths if path.exists()]
 
     @property
     def notes(self) -> list[str]:
@@ -91,7 +99,10 @@ class SinkSet:
         _raise_first(_close(sinks))
 
     def _open(self, key: str, source: SourceInfo) -> None:
-        context = SinkContext(self._folder, source, self._names, self._stems.take(stem_of(source)))
+        own = [] if source.path is None else [source.path]
+        inputs = Files((*self._inputs, *source.files, *own))
+        stem = self._taken["stem"].take(stem_of(source))
+        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken)
         self._working[key] = []
         errors: list[Exception] = []
         for sink in self._make(source):
@@ -102,6 +113,31 @@ class SinkSet:
             except Exception as error:
                 errors.append(error)
         _raise_first(errors)
+
+
+class Files:
+    """Files by what they are, not by how they are called: a link to one is that one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __contains__(self, path: object) -> bool:
+        assert isinstance(path, Path)
+        found = _identity(path)
+        return found is not None and found in self._identities
+
+    @cached_property
+    def _identities(self) -> frozenset[tuple[int, int]]:
+        """Only asked for where an output exists already: in a new folder none does."""
+        return frozenset(found for path in self._paths if (found := _identity(path)) is not None)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except (OSError, ValueError):  # ValueError: a null byte
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def _close(sinks: Sequence[Sink]) -> list[Exception]:

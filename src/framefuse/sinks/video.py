@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from av.codec import codecs_available
+from av.codec import Codec
 
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
@@ -147,11 +147,13 @@ class VideoSink:
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
-        if self._encoder not in codecs_available:
-            found = ", ".join(name for name in ENCODERS if name in codecs_available)
+        if not is_video_encoder(self._encoder):
+            found = ", ".join(filter(is_video_encoder, ENCODERS))
             raise SinkError(
-                f"this build of FFmpeg has no encoder {self._encoder!r}", remedy=f"choose one with --encoder: {found}"
+                f"this build of FFmpeg has no video encoder {self._encoder!r}",
+                remedy=f"choose one with --encoder: {found}",
             )
+        self._first = context.output(f"{context.stem}.mp4")  # already here, before any sink writes
         self._context = context
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -172,7 +174,10 @@ class VideoSink:
 
     def _start(self, frame: Frame, look: Look) -> Mp4File:
         number = len(self.paths) + 1
-        path = self._context.folder / (self._context.stem + (f"_{number}.mp4" if number > 1 else ".mp4"))
+        path = self._first
+        if number > 1:
+            stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
+            path = self._context.output(f"{stem}.mp4")
         width, height = look.width + look.width % 2, look.height + look.height % 2
         if number > 1:
             self.notes.append(f"{path.name}: begun as the pictures became {look.width}x{look.height}, {look.matrix}")
@@ -224,6 +229,13 @@ class VideoSink:
         left = file.close(self._times.source_end)
         if left:
             self.notes.append(left)
+
+
+def is_video_encoder(name: str) -> bool:
+    try:
+        return Codec(name, "w").type == "video"
+    except ValueError:
+        return False
 
 
 def fill(picture: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

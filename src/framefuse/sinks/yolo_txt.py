@@ -9,8 +9,8 @@ import numpy as np
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile
-from framefuse.sinks.run_folder import UniqueNames
+from framefuse.sinks._lines import RecordFile, check_unmoved, write_error
+from framefuse.sinks.run_folder import shorten
 
 
 class YoloTxtSink:
@@ -29,12 +29,16 @@ class YoloTxtSink:
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self._confidence = confidence
-        self._names = UniqueNames()
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._folder = context.folder / "labels"
-        self.paths.append(self._folder)
+        folder = context.folder / "labels"
+        try:
+            folder.mkdir(exist_ok=True)
+            self._opened = folder.stat()
+        except OSError as error:
+            raise write_error(folder, error) from error
+        self.paths.append(folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame
@@ -49,14 +53,15 @@ class YoloTxtSink:
             for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
         ]
         if self._context.source.kind == "images":
-            name = self._names.take(Path(info.source_id).stem)
+            name = self._context.taken[self.name].take(shorten(Path(info.source_id).stem))
         else:
             name = f"{self._context.stem}_{info.index}"
-        file = RecordFile(self._folder / f"{name}.txt")
+        file = RecordFile(self._context.output(f"labels/{name}.txt"))
         try:
             file.append("".join(lines).encode())
         finally:
             file.close()
 
     def close(self) -> None:
-        pass
+        for folder in self.paths:
+            check_unmoved(folder, self._opened)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -95,6 +95,8 @@ class SourceInfo:
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
     parts: dict[str, SourceInfo] = field(default_factory=dict)
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
+    files: Sequence[Path] = ()
+    """All local files that it reads or will read, as far as it knows them: no sink writes over one."""
 
     @property
     def live(self) -> bool:
@@ -125,7 +127,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 
     Raises:
         SourceError: nothing can be read there (with what was tried).
-        UsageError: the kind of source is not known.
+        UsageError: the kind of source is not known, or the text is empty.
     """
     options = options or SourceOptions()
     if is_camera(source):
@@ -161,6 +163,8 @@ def is_camera(source: Any) -> bool:
 def _open_text(source: str | Path, options: SourceOptions) -> Source:
     """A path, glob, folder or address."""
     text = str(source)
+    if not text.strip():
+        raise UsageError("the source is an empty text", remedy="name a video, image, folder, camera or address")
     scheme, separator, _ = text.partition("://")
     if isinstance(source, str) and separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         if scheme.lower() == "file":

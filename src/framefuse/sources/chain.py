@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from framefuse.errors import SourceError, UsageError
 from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, open_source
 from framefuse.sources.planes import note
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.redact import redact_source
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and what opens it."""
@@ -37,7 +39,7 @@ def open_chain(sources: Sequence[Any], options: SourceOptions) -> Source:
 
 
 def _name(item: Any) -> str:
-    return str(item) if isinstance(item, (str, PathLike)) else type(item).__name__
+    return redact_source(item) if isinstance(item, (str, PathLike)) else type(item).__name__
 
 
 def chain(openers: Sequence[Opener]) -> PullSource:
@@ -58,6 +60,7 @@ class _Chain:
         self._failures: list[str] = []
         self._current: Source | None = None
         self._info = SourceInfo(f"{len(openers)} sources", "file")
+        self._info.files = [Path(name) for name, _ in openers if "://" not in name]
 
     def source(self) -> PullSource:
         first = self._open_next()

@@ -30,7 +30,7 @@ from av.stream import Discard
 from framefuse.errors import FramefuseError, SourceError
 from framefuse.sources import SCHEMES, SourceOptions
 from framefuse.sources.files import NOT_VIDEO, exact
-from framefuse.sources.redact import redact
+from framefuse.redact import redact
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",

@@ -57,6 +57,8 @@ def open_container(path: Path) -> Any:
                     raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
         # With the prefix no file name is taken for another protocol; with the list no playlist reaches the network.
         return av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
+    except InterruptedError:  # waiting for the other end of a pipe; PyAV drops the KeyboardInterrupt of the signal
+        raise KeyboardInterrupt from None
     except av.FFmpegError as error:
         raise DecodeError(
             f"cannot open {path}: {error.strerror}",

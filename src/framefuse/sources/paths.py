@@ -12,6 +12,7 @@ from pathlib import Path
 
 from framefuse.errors import SourceError
 from framefuse.sources import Source, SourceOptions
+from framefuse.redact import redact_source
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif"}
@@ -35,7 +36,7 @@ def open_path(text: str, options: SourceOptions) -> Source:
         return open_paths(_find(text), options)
     except OSError as error:
         raise SourceError(
-            f"cannot read {text}: {error.strerror}", remedy="check the path and its permissions"
+            f"cannot read {redact_source(text)}: {error.strerror}", remedy="check the path and its permissions"
         ) from error
 
 
@@ -49,7 +50,7 @@ def _find(text: str) -> list[str]:
     # Only now: the name of a real file may hold the characters of a glob.
     if glob.has_magic(text):
         return _media(text, sorted_naturally(item for item in glob.iglob(text, recursive=True) if Path(item).is_file()))
-    raise SourceError(f"no such file: {text}", remedy=_suggestion(path))
+    raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(path))
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
@@ -65,7 +66,11 @@ def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
             openers.append((str(members[0]), partial(open_images, members, options)))
         else:
             openers += [(str(item), partial(open_file, item, options)) for item in members]
-    return openers[0][1]() if len(openers) == 1 else chain(openers)
+    if len(openers) == 1:
+        return openers[0][1]()
+    source = chain(openers)
+    source.info.files = [Path(item) for item in paths]
+    return source
 
 
 def is_image_path(path: str) -> bool:
@@ -87,13 +92,15 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     found = [item for item in paths if Path(item).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not found:
         raise SourceError(
-            f"no image or video in {text} ({len(paths)} other files)",
+            f"no image or video in {redact_source(text)} ({len(paths)} other files)",
             remedy=f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'" if Path(text).is_dir() else None,
         )
     return found
 
 
 def _suggestion(path: Path) -> str:
+    if redact_source(path) != str(path):
+        return "an address is written scheme://name:password@host:port/path"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], 1)

@@ -1,0 +1,92 @@
+"""framefuse kernels: which kernels there are, and what of them runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from framefuse.cli.console import print_table
+from framefuse.cli.options import PrintJson
+from framefuse.errors import CapabilityError, UsageError
+
+app = typer.Typer(name="kernels", help="List the kernels, and show what of them runs.")
+
+
+class Form(StrEnum):
+    """What `show` can print."""
+
+    TIR = "tir"
+    CUDA = "cuda"
+    PTX = "ptx"
+    ASM = "asm"
+
+
+class Device(StrEnum):
+    """Where a kernel runs."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+FORMS = {Form.CUDA: Device.CUDA, Form.PTX: Device.CUDA, Form.ASM: Device.CPU}
+"""Forms that exist for one device alone."""
+
+
+@app.command("list")
+def list_(print_json: PrintJson = False) -> int:
+    """List the compiled kernels by name: their family, and whether they are for the CPU or for CUDA."""
+    from framefuse.kernels import cpu, cuda
+
+    rows = [(name, family, "cpu") for name, family in cpu.names().items()]
+    rows += [(name, kernel.family, "cuda") for name, kernel in cuda.descriptions().items()]
+    if print_json:
+        typer.echo(json.dumps([dict(zip(("kernel", "family", "device"), row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(("kernel", "family", "device"), rows)
+    return 0
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="of a kernel, as 'framefuse kernels list' prints it")],
+    emit: Annotated[Form, typer.Option(help="TensorIR; CUDA source or PTX; assembly of the CPU's kernel")] = Form.TIR,
+    device: Annotated[Device | None, typer.Option(help="whose TensorIR, where both have a kernel of that name")] = None,
+    capability: Annotated[int, typer.Option(help="compute capability that the PTX is for, 89 for 8.9")] = 90,
+) -> int:
+    """Print one kernel in the form in which it was written, generated or compiled."""
+    from framefuse.kernels import cpu, cuda
+
+    on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cuda.descriptions()}
+    device = FORMS.get(emit) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
+    if not on[device]:
+        other = [place.value for place in on if on[place]]
+        raise UsageError(
+            f"no kernel for {device.value} is named {name!r}" + (f"; one for {other[0]} is" if other else ""),
+            remedy="'framefuse kernels list' names them; --emit cuda and ptx are for CUDA, asm for the CPU",
+        )
+    if emit is Form.CUDA:
+        typer.echo(cuda.describe(name).source)
+    elif emit is Form.PTX:
+        from framefuse.kernels import nvrtc
+
+        kernel = cuda.describe(name)
+        code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
+        typer.echo(code.rstrip(b"\0").decode())
+    else:
+        on_cuda = device is Device.CUDA
+        build = _build()
+        function = build.function(name, cuda.describe(name).family if on_cuda else cpu.names()[name], cuda=on_cuda)
+        typer.echo(function.script() if emit is Form.TIR else build.assembly(function, cpu.describe().level))
+    return 0
+
+
+def _build() -> Any:
+    if importlib.util.find_spec("tvm") is None:
+        raise CapabilityError("TensorIR and assembly need TVM", remedy="pip install 'framefuse[tvm]'")
+    from framefuse.kernels import build
+
+    return build

@@ -1,0 +1,126 @@
+"""Entry of the command `framefuse` and of `python -m framefuse`: signals, standard streams, and the way out.
+
+Signals
+    SIGINT and SIGTERM are taken before anything heavy is imported. The first raises KeyboardInterrupt, and is
+    remembered, because an import or a C library may swallow that or turn it into another error. The second is ignored,
+    as outputs are being completed then. The third ends the process at once.
+
+Standard streams
+    A message that cannot be printed on stderr is lost, and never decides how a run ends. Data that cannot be written on
+    stdout is a SinkError.
+
+The way out
+    The process ends without Python's own finalisation. FFmpeg may still hold a thread that was left behind
+    (sources/connection.py), and a thread that comes back into a dismantled interpreter crashes it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from framefuse.errors import SinkError
+
+INTERRUPTED = 130
+"""Exit code after SIGINT or SIGTERM."""
+
+_signals = 0
+
+
+def start() -> NoReturn:
+    """Run the command line of this process and exit with its code."""
+    code = 1
+    try:
+        _take_signals()
+        _open_streams()
+        from framefuse.cli import main
+
+        code = main()
+    except SystemExit as error:  # shell completion ends so
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or _signals:
+            code = INTERRUPTED
+            print("error: interrupted", file=sys.stderr)
+        else:
+            print(f"error: {type(error).__name__}: {error}\n  -> install framefuse again", file=sys.stderr)
+    finally:
+        with suppress(SinkError):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def interrupted() -> bool:
+    """Whether a signal came that asks the process to stop."""
+    return _signals > 0
+
+
+def stop_if_interrupted() -> None:
+    """Raise the KeyboardInterrupt that was swallowed, if one was."""
+    if _signals:
+        raise KeyboardInterrupt
+
+
+def _take_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and a shell's & leave it
+            signal.signal(number, _on_signal)
+
+
+def _on_signal(number: int, frame: object) -> None:
+    global _signals
+    _signals += 1
+    if _signals == 1:
+        raise KeyboardInterrupt
+    if _signals > 2:
+        os._exit(INTERRUPTED)
+
+
+def _open_streams() -> None:
+    # A file that is opened later must not get the number of a closed stream, on which C libraries print.
+    while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
+    os.close(spare)
+    sys.stdout = _Stdout(open(1, "wb", closefd=False), *_encoding(sys.stdout), line_buffering=True)
+    sys.stderr = _Stderr(open(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
+
+
+def _encoding(stream: object) -> tuple[str | None, str]:
+    """That of a standard stream, which is None where it is closed. File names may hold what cannot be encoded."""
+    return getattr(stream, "encoding", None), "backslashreplace"
+
+
+class _Stdout(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        with _as_sink_error():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _as_sink_error():
+            super().flush()
+
+
+class _Stderr(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+@contextmanager
+def _as_sink_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(
+            f"cannot write on stdout: {error.strerror}", remedy="keep it open, with a reader or free space behind it"
+        ) from error

@@ -1,0 +1,418 @@
+"""Compile the generated CUDA kernels for the GPU that is found, once, and launch them.
+
+`build.py` left the source of each kernel and how to launch it in `_lib/cuda`. The first use of a kernel compiles it
+with NVRTC for the GPU's compute capability; the machine code is kept on disk. CuPy is the array type and owns the CUDA
+context; its own compiler is not used, because that wants CUDA's headers, and its launches cost three times as much.
+
+`prepare` does everything that is not a launch. After it, `launch` neither allocates nor compiles nor synchronises, so
+it may be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.kernels import nvrtc
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "_lib" / "cuda"
+"""Where `build.py` puts CUDA source and its description."""
+
+SLOTS = 64
+"""Parameters that a kernel may have; each takes 8 bytes on its way to the driver."""
+
+FORMATS = {
+    "pointer": "Q",
+    "int64": "q",
+    "uint64": "Q",
+    "int32": "i4x",
+    "uint32": "I4x",
+    "float32": "f4x",
+    "float64": "d",
+    "bool": "?7x",
+    "int8": "b7x",
+    "uint8": "B7x",
+}
+"""How `struct` packs a parameter of each type into a slot."""
+
+NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 4, 8
+"""CU_FUNC_ATTRIBUTE_* of the driver's API."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A generated kernel, and how it is launched."""
+
+    symbol: str
+    family: str
+    folder: Path
+    """Where its source lies."""
+    entry: str
+    """Name of the kernel in the source."""
+    parameters: tuple[tuple[str, str], ...]
+    """(expression in the names of arguments, type), in the kernel's order."""
+    arguments: tuple[str, ...]
+    """Names that `launch` takes, sorted: addresses, numbers, and sizes of buffers."""
+    grid: tuple[str, str, str]
+    """Blocks in x, y and z, as expressions in the names of arguments."""
+    block: tuple[int, int, int]
+    shared: int
+    """Bytes of dynamic shared memory."""
+    options: tuple[str, ...]
+    """For NVRTC, beyond the usual."""
+
+    @property
+    def source(self) -> str:
+        """CUDA C that NVRTC compiles without any header."""
+        prelude = (HERE / "prelude.cuh").read_text(encoding="utf-8")
+        return prelude + "\n" + (self.folder / f"{self.symbol}.cu").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def descriptions() -> dict[str, Description]:
+    """Every CUDA kernel by its symbol. Reads files only."""
+    return _read(SOURCES)
+
+
+def add(folder: Path) -> None:
+    """Make kernels that `build.build_file` left in `folder` known to this process.
+
+    Raises:
+        UsageError: one of them has the name of a kernel that is known already.
+    """
+    found = _read(folder)
+    for symbol in found.keys() & descriptions().keys():
+        if descriptions()[symbol].folder != folder:
+            raise UsageError(f"there is a CUDA kernel named {symbol!r} already", remedy="choose another name")
+    descriptions().update(found)
+
+
+def _read(folder: Path) -> dict[str, Description]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        for symbol, facts in json.loads(path.read_text(encoding="utf-8"))["kernels"].items():
+            texts = [*(text for text, _ in facts["parameters"]), *facts["grid"]]
+            used = {name for text in texts for name in compile(text, symbol, "eval").co_names} - {"min", "max"}
+            found[symbol] = Description(
+                symbol=symbol,
+                family=path.stem,
+                folder=folder,
+                entry=facts["entry"],
+                parameters=tuple((text, kind) for text, kind in facts["parameters"]),
+                arguments=tuple(sorted({*facts["arguments"], *used})),
+                grid=tuple(facts["grid"]),
+                block=tuple(facts["block"]),
+                shared=facts["shared"],
+                options=tuple(facts["options"]),
+            )
+    return found
+
+
+def describe(symbol: str) -> Description:
+    """The kernel of that symbol.
+
+    Raises:
+        UsageError: there is none.
+        CapabilityError: this installation has no CUDA kernels at all.
+    """
+    known = descriptions()
+    if not known:
+        raise CapabilityError(
+            f"the CUDA kernels are missing: {SOURCES}",
+            remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
+            "otherwise install framefuse again",
+        )
+    if symbol not in known:
+        raise UsageError(f"no CUDA kernel is named {symbol!r}", remedy="`framefuse kernels list` names them")
+    return known[symbol]
+
+
+@lru_cache(maxsize=1)
+def cupy() -> Any:
+    """The cupy module, on a machine with a usable GPU.
+
+    Raises:
+        CapabilityError: CuPy is not installed, or it finds no GPU; the message says which.
+    """
+    try:
+        import cupy as module
+    except ImportError as error:
+        raise CapabilityError(
+            f"CUDA needs CuPy, which cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
+        ) from error
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as error:
+        raise CapabilityError(f"CUDA finds no usable GPU: {error}", remedy="check `nvidia-smi`") from error
+    if count == 0:
+        raise CapabilityError("CUDA finds no GPU", remedy="check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
+    return module
+
+
+def address(array: Any) -> int:
+    """Device address of the first element of a CuPy, torch, DLPack or `__cuda_array_interface__` array; an int is one.
+
+    Raises:
+        UsageError: it is not an array on a GPU.
+    """
+    if isinstance(array, int):
+        return array
+    return int(array.data_ptr()) if getattr(array, "is_cuda", False) else int(as_cupy(array).data.ptr)
+
+
+def as_cupy(array: Any) -> Any:
+    """The array as a CuPy array over the same memory.
+
+    Raises:
+        UsageError: it is not an array on a GPU.
+    """
+    module = cupy()
+    if isinstance(array, module.ndarray):
+        return array
+    if hasattr(array, "__cuda_array_interface__"):
+        return module.asarray(array)
+    if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == 2:  # kDLCUDA
+        return module.from_dlpack(array)
+    raise UsageError(
+        f"{type(array).__name__} is not an array on a GPU",
+        remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU",
+    )
+
+
+def current_stream() -> int:
+    """CuPy's current stream of this thread, as a pointer."""
+    return int(cupy().cuda.get_current_stream().ptr)
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """A stream in the protocol by which CuPy takes those of others."""
+
+    value: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.value
+
+
+@lru_cache(maxsize=1)
+def _stream_type() -> Any:
+    class Borrowed(cupy().cuda.Stream):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """CuPy would destroy the stream here, although it is not its own."""
+
+    return Borrowed
+
+
+def stream_at(pointer: int) -> Any:
+    """The stream with that pointer as one of CuPy's; it is not owned, and `with` makes it the current one."""
+    streams = cupy().cuda
+    if hasattr(streams.Stream, "from_external"):  # CuPy >= 14, where ExternalStream is deprecated
+        return _stream_type().from_external(_Pointer(pointer))
+    return streams.ExternalStream(pointer)
+
+
+def prepare(symbols: Iterable[str]) -> None:
+    """Compile and load kernels for the current device, so that `launch` only launches.
+
+    Raises:
+        CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
+    """
+    for symbol in symbols:
+        _loaded(symbol)
+
+
+def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
+    """Start a kernel on the current device.
+
+    Args:
+        stream: pointer of a CUDA stream; None: CuPy's current one.
+        arguments: by the names in `describe(symbol).arguments`: numbers, and for addresses an int or an array on the
+            GPU. They are copied here; the memory that they point to is read when the kernel runs.
+
+    Raises:
+        UsageError: an argument is missing, unknown, no array on the GPU, or does not fit its type.
+        CapabilityError: as `prepare`.
+        EngineError: CUDA refused the launch.
+    """
+    _loaded(symbol).launch(arguments, current_stream() if stream is None else stream)
+
+
+class Packing:
+    """Turns the arguments of a kernel, given by name, into what a driver wants. Needs no GPU where addresses are ints.
+
+    Args:
+        description: of the kernel.
+    """
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        values = [
+            f"address({text})" if kind in ("pointer", "int64") and text.isidentifier() else text
+            for text, kind in description.parameters
+        ]
+        names = ", ".join(description.arguments)
+        code = f"lambda *, {names}: (({', '.join(values)},), ({', '.join(description.grid)}))"
+        self._evaluate: Callable[..., tuple[tuple[Any, ...], tuple[int, int, int]]] = eval(code, {"address": address})
+        self._pack = struct.Struct("<" + "".join(FORMATS[kind] for _, kind in description.parameters)).pack_into
+
+    def __call__(self, arguments: dict[str, Any], buffer: Any) -> tuple[int, int, int]:
+        """Write the kernel's parameters to `buffer`, 8 bytes each; returns the blocks in x, y and z."""
+        try:
+            values, grid = self._evaluate(**arguments)
+            self._pack(buffer, 0, *values)
+        except (TypeError, struct.error) as error:
+            needed = ", ".join(self.description.arguments)
+            raise UsageError(f"{self.description.symbol}: {error}", remedy=f"its arguments are {needed}") from error
+        if grid[0] > 2**31 - 1 or max(grid[1:]) > 65535:
+            raise UsageError(f"{self.description.symbol}: {grid} blocks are more than CUDA allows")
+        return grid
+
+
+class _Loaded:
+    """A kernel on one device."""
+
+    def __init__(self, description: Description, capability: int) -> None:
+        self._packing = Packing(description)
+        self._what = f"launch {description.symbol}"
+        self._shape = (*description.block, description.shared)
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        driver, image = _driver(), machine_code(description, capability)
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), image), f"load {description.symbol}")
+        _check(
+            driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, description.entry.encode()),
+            f"find {description.entry}",
+        )
+        if description.shared > 48 * 1024:  # more has to be asked for
+            _check(
+                driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, description.shared),
+                f"give {description.shared} bytes of shared memory to {description.symbol}",
+            )
+        # Loading is lazy; asking for an attribute makes it happen now and not in the first launch.
+        _check(
+            driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, self._function),
+            f"load {description.symbol}",
+        )
+
+    def launch(self, arguments: dict[str, Any], stream: int) -> None:
+        slots = _slots()
+        grid = self._packing(arguments, slots.buffer)
+        if min(grid) > 0:  # else there is nothing to do
+            _check(
+                _driver().cuLaunchKernel(self._function, *grid, *self._shape, stream, slots.pointers, None), self._what
+            )
+
+
+class _Parameters(threading.local):
+    """Where parameters lie while CUDA copies them; one for each thread, since ctypes lets others run meanwhile."""
+
+    def __init__(self) -> None:
+        cupy().cuda.runtime.free(0)  # makes the device's context current in this thread
+        self.buffer = ctypes.create_string_buffer(8 * SLOTS)
+        start = ctypes.addressof(self.buffer)
+        self.pointers = (ctypes.c_void_p * SLOTS)(*range(start, start + 8 * SLOTS, 8))
+
+
+@lru_cache(maxsize=1)
+def _slots() -> _Parameters:
+    return _Parameters()
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    library = ctypes.CDLL("libcuda.so.1")
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    return library
+
+
+def _check(code: int, doing: str) -> None:
+    if code == 0:
+        return
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(code, ctypes.byref(name))
+    raise EngineError(f"CUDA could not {doing}: {(name.value or b'').decode() or code}")
+
+
+_lock = threading.Lock()
+_kernels: dict[tuple[int, str], _Loaded] = {}
+
+
+def _loaded(symbol: str) -> _Loaded:
+    device = cupy().cuda.runtime.getDevice()
+    kernel = _kernels.get((device, symbol))
+    if kernel is None:
+        with _lock:  # two threads that need one kernel compile it once
+            kernel = _kernels.get((device, symbol))
+            if kernel is None:
+                _ = _slots().buffer  # CUDA's context is current in this thread from here on
+                capability = int(cupy().cuda.Device(device).compute_capability)
+                kernel = _kernels[device, symbol] = _Loaded(describe(symbol), capability)
+    return kernel
+
+
+def cache_directory() -> Path:
+    """Where machine code is kept: $XDG_CACHE_HOME/framefuse/kernels."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "framefuse" / "kernels"
+
+
+def machine_code(description: Description, capability: int) -> bytes:
+    """The cubin of a kernel, from the cache or compiled now. Where NVRTC does not know a newer GPU: PTX for the driver.
+
+    A file of the cache ends in the SHA-256 of what comes before, so one that is damaged or cut short is compiled
+    again. It is written under another name and then renamed, so several processes may write it at once. Where it cannot
+    be written the code is used all the same, and a warning is logged once.
+
+    Raises:
+        CapabilityError: NVRTC is missing or fails.
+    """
+    compiler, source = nvrtc.find(), description.source
+    newest = compiler.architectures[-1]
+    ptx = capability not in compiler.architectures and capability > newest
+    target = newest if ptx else capability
+    key = f"{source}\0{target}\0{ptx}\0{compiler.version}\0{description.options}"
+    path = cache_directory() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        stored = b""
+    if len(stored) > 32 and hashlib.sha256(stored[:-32]).digest() == stored[-32:]:
+        return stored[:-32]
+    code = compiler.compile(source, description.symbol, target, description.options, ptx)
+    try:
+        _write(path, code + hashlib.sha256(code).digest())
+    except OSError as error:
+        _warn_once(f"compiled kernels are kept in memory only: {path.parent}: {error.strerror or error}")
+    return code
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+@lru_cache(maxsize=1)
+def _warn_once(reason: str) -> None:
+    _logger.warning(reason)

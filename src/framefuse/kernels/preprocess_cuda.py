@@ -1,0 +1,382 @@
+"""preprocess on a GPU: frames of any sizes into the slots of one tensor, in one launch.
+
+A table in device memory holds one row for each slot (`tir/_frame_row.py`): where the planes and the slot are, the
+positions, the colours. `PreprocessTable` is for a captured graph, which is launched again and again while the rows
+change; `preprocess_batch` and `preprocess` make a table of their own and remember it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+from framefuse.frame import Frame, PixelFormat
+from framefuse.kernels import cuda
+from framefuse.kernels.plan import (
+    OUTPUTS,
+    Content,
+    Interpolation,
+    MemoryFormat,
+    Request,
+    axis_taps,
+    coefficients,
+)
+from framefuse.kernels.tir._frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PIXELS, STORES, WORD, lanes
+
+MAX_FRAMES = 65535
+REMEMBERED = 64
+"""Tables kept, those of captured graphs not counted."""
+
+SIZES = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1, "i8": 1}
+"""Bytes of an output element."""
+
+CHANNELS = (3, 4, 8)
+"""Channels that an NHWC output on a GPU may have."""
+
+
+def is_cuda(frame: Frame) -> bool:
+    """Whether the planes lie on a GPU."""
+    return hasattr(frame.planes[0], "__cuda_array_interface__")
+
+
+def as_batch(out: Any) -> Any:
+    """A batch of one slot over the memory of an output on the GPU."""
+    return (out if getattr(out, "is_cuda", False) else cuda.as_cupy(out))[None]
+
+
+class _Output(NamedTuple):
+    """A batch tensor on the GPU."""
+
+    address: int
+    shape: tuple[int, ...]
+    pitch: int
+    """Bytes from slot to slot."""
+    dtype: str
+
+    @classmethod
+    def of(cls, out: Any) -> _Output:
+        if getattr(out, "is_cuda", False):  # torch, whose bfloat16 no other interface can express
+            strides, size = out.stride(), out.element_size()
+        else:
+            out = cuda.as_cupy(out)
+            strides, size = tuple(stride // out.itemsize for stride in out.strides), out.itemsize
+        shape = tuple(out.shape)
+        dense = all(shape[i] == 1 or strides[i] == np.prod(shape[i + 1 :]) for i in range(1, len(shape)))
+        if len(shape) != 4 or not dense or strides[0] < 0:
+            raise UsageError(
+                f"out has shape {shape} and strides {strides} in elements",
+                remedy="pass a (frames, 3, height, width) or (frames, height, width, channels) array whose slots are "
+                "C-contiguous",
+            )
+        dtype = str(out.dtype).removeprefix("torch.")
+        if dtype not in OUTPUTS:
+            raise UsageError(f"out is {dtype}", remedy=f"pass an array of {', '.join(OUTPUTS)}")
+        return cls(cuda.address(out), shape, strides[0] * size, dtype)
+
+
+class _Geometry(NamedTuple):
+    """A row without addresses, and what it needs to stay alive."""
+
+    row: NDArray[np.uint8]
+    tables: tuple[Any, ...]
+
+
+class PreprocessTable:
+    """Frames of one kind as the kernel finds them on the device; rows may change between launches.
+
+        table = PreprocessTable(frame.format, batch)     # before the capture, which launches only
+        table.set(0, frame, content=..., ...)
+        table.upload(stream)                             # not captured: copies the rows
+        table.launch(stream)                             # captured, or not
+
+    Slots that were never set are filled with zeros. Upload and launch are ordered by the stream alone.
+
+    Args:
+        format: of every frame; its planes' layout and sample type choose the kernel, all else may differ.
+        out: (frames, 3, height, width) for "nchw", (frames, height, width, 3 | 4 | 8) for "nhwc"; float32, float16,
+            bfloat16 (also as its bits in uint16), uint8 or int8, on the GPU. Its memory must stay where it is.
+
+    Raises:
+        UsageError: `out` cannot be written.
+        CapabilityError: there is no usable GPU.
+    """
+
+    def __init__(self, format: PixelFormat, out: Any, *, memory_format: MemoryFormat = "nchw") -> None:
+        self.symbol = _symbol(format, _Output.of(out), memory_format)
+        self._format, self._keep, self._memory_format = format, out, memory_format
+        self._out = _Output.of(out)
+        if not 0 < self._out.shape[0] <= MAX_FRAMES:
+            raise UsageError(f"out has {self._out.shape[0]} slots, not 1 to {MAX_FRAMES}")
+        self._rows = np.zeros((self._out.shape[0], BYTES), np.uint8)
+        for slot, row in enumerate(self._rows):
+            row.view(np.int64)[ADDRESS["output"]] = self._out.address + slot * self._out.pitch
+        self._tables: list[tuple[Any, ...]] = [()] * len(self._rows)
+        cuda.prepare([self.symbol])
+        self._device = cuda.cupy().empty(self._rows.nbytes, np.uint8)
+        self.upload()
+        cuda.cupy().cuda.runtime.streamSynchronize(cuda.current_stream())
+
+    def set(self, slot: int, frame: Frame, **options: Any) -> None:
+        """Write the row of a slot, on the host. `options` are those of `preprocess` but `memory_format` and `rows`.
+
+        Raises:
+            UsageError: an option or a plane cannot be used, or the frame is of another kind than the table.
+        """
+        if (frame.format.layout, frame.format.dtype) != (self._format.layout, self._format.dtype):
+            raise UsageError(f"a {frame.format.name} frame does not fit a table of {self._format.name} frames")
+        if "rows" in options:
+            raise UsageError("a table fills whole slots", remedy="leave out rows")
+        row, self._tables[slot] = _row(frame, self._out, slot, {"memory_format": self._memory_format, **options})
+        self._rows[slot] = row
+
+    def upload(self, stream: int | None = None) -> None:
+        """Copy the rows to the device. Those of the host may be set again as soon as this returns."""
+        _copy(self._rows, self._device, stream)
+
+    def launch(self, stream: int | None = None) -> None:
+        """Start the kernel over every slot."""
+        frames, height = self._out.shape[0], self._out.shape[2 if self._memory_format == "nchw" else 1]
+        _launch(self.symbol, self._device, frames, self._out, self._memory_format, height, stream)
+
+
+def fill(
+    frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any], stream: int | None
+) -> None:
+    """`kernels.preprocess_batch` where the frames lie on a GPU."""
+    output, memory_format = _Output.of(out), options.get("memory_format", "nchw")
+    height = output.shape[2 if memory_format == "nchw" else 1]
+    first, last = options.get("rows") or (0, height)
+    kinds: dict[str, list[int]] = {}
+    for index, frame in enumerate(frames):
+        kinds.setdefault(_symbol(frame.format, output, memory_format), []).append(index)
+    cuda.prepare(kinds)
+    for symbol, members in kinds.items():
+        found = [_row(frames[index], output, index, {**options, "content": contents[index]}) for index in members]
+        table = _remembered(np.stack([row for row, _ in found]), [tables for _, tables in found], stream)
+        _launch(symbol, table, len(members), output, memory_format, last - first, stream)
+
+
+def _symbol(format: PixelFormat, out: _Output, memory_format: MemoryFormat) -> str:
+    nchw = memory_format == "nchw"
+    channels = out.shape[1 if nchw else 3]
+    if channels not in ((3,) if nchw else CHANNELS):
+        known = "3" if nchw else ", ".join(map(str, CHANNELS))
+        raise UsageError(f"out has {channels} channels", remedy=f"on a GPU, {memory_format} has {known}")
+    sample = "u8" if format.dtype == np.uint8 else "u16"
+    return f"preprocess_{format.layout}_{sample}_{memory_format}{'' if nchw else channels}"
+
+
+def _launch(
+    symbol: str,
+    table: Any,
+    frames: int,
+    out: _Output,
+    memory_format: MemoryFormat,
+    rows: int,
+    stream: int | None,
+) -> None:
+    nchw = memory_format == "nchw"
+    height, width = out.shape[2:] if nchw else out.shape[1:3]
+    output = OUTPUTS[out.dtype]
+    grain = SIZES[output] * lanes("nchw" if nchw else f"nhwc{out.shape[3]}", output)
+    cuda.launch(
+        symbol,
+        stream=stream,
+        table=int(table.data.ptr),
+        frames=frames,
+        width=width,
+        height=rows,
+        channel_pitch=width * height,
+        vectors=int(width % PIXELS == 0 and out.address % grain == 0 and out.pitch % grain == 0),
+        store=STORES[output],
+    )
+
+
+def _copy(rows: NDArray[np.uint8], device: Any, stream: int | None) -> None:
+    # From pageable memory: CUDA takes its own copy of so few bytes before this returns, and does not wait for the GPU.
+    runtime = cuda.cupy().cuda.runtime
+    runtime.memcpyAsync(
+        device.data.ptr,
+        rows.ctypes.data,
+        rows.nbytes,
+        runtime.memcpyHostToDevice,
+        cuda.current_stream() if stream is None else stream,
+    )
+
+
+class _Table(NamedTuple):
+    """Rows on the device, and when they are there."""
+
+    rows: Any
+    arrived: Any
+    keep: Any
+
+
+_tables: OrderedDict[tuple[int, bytes, int], _Table] = OrderedDict()
+"""By device, rows and stream. Each is used on one stream alone, from which its memory comes and to which it returns."""
+_captured: dict[tuple[int, bytes], _Table] = {}
+"""Those that a captured graph reads, on whatever stream: never given up."""
+
+
+def _remembered(rows: NDArray[np.uint8], keep: Any, stream: int | None) -> Any:
+    """The rows on the device. Decoders hand out the same addresses again, so mostly they are there already."""
+    module = cuda.cupy()
+    pointer = cuda.current_stream() if stream is None else stream
+    device, content = module.cuda.runtime.getDevice(), rows.tobytes()
+    if module.cuda.runtime.streamIsCapturing(pointer):
+        table = _captured.get((device, content)) or next(
+            (table for key, table in list(_tables.items()) if key[:2] == (device, content)), None
+        )
+        if table is None:
+            raise UsageError(
+                "preprocess is captured with frames, options or an output that it has not seen before",
+                remedy="call it once before the capture, or capture PreprocessTable.launch",
+            )
+        table.arrived.synchronize()
+        _captured[device, content] = table
+        return table.rows
+    found = _tables.get((device, content, pointer))
+    if found is None:
+        with cuda.stream_at(pointer) as here:
+            found = _Table(module.empty(rows.nbytes, np.uint8), module.cuda.Event(disable_timing=True), keep)
+            _copy(rows, found.rows, pointer)
+            found.arrived.record(here)
+        _tables[device, content, pointer] = found
+        while len(_tables) > REMEMBERED:
+            _tables.popitem(last=False)
+    return found.rows
+
+
+def _row(frame: Frame, out: _Output, slot: int, options: dict[str, Any]) -> tuple[NDArray[np.uint8], tuple[Any, ...]]:
+    """The row of a frame, and what must stay alive as long as it is used."""
+    if not 0 <= slot < out.shape[0]:
+        raise UsageError(f"slot {slot} is not one of the {out.shape[0]} of out")
+    request = Request.of(frame, SimpleNamespace(shape=out.shape[1:], dtype=out.dtype), **options)  # type: ignore[arg-type]
+    planes = [_plane(frame, number) for number in range(len(frame.planes))]
+    geometry = _geometry(request, tuple(pitch for _, pitch in planes), cuda.cupy().cuda.runtime.getDevice())
+    row = geometry.row.copy()
+    addresses = row.view(np.int64)
+    for number, (address, _) in enumerate(planes):
+        addresses[number] = address
+    step = out.shape[3] if request.memory_format == "nhwc" else 1
+    addresses[ADDRESS["output"]] = (
+        out.address + slot * out.pitch + request.rows[0] * request.size[0] * step * SIZES[request.output]
+    )
+    return row, geometry.tables
+
+
+def _plane(frame: Frame, number: int) -> tuple[int, int]:
+    """Address and pitch in bytes."""
+    plane = cuda.as_cupy(frame.planes[number])
+    inner = plane.shape[2] if plane.ndim == 3 else 1
+    if plane.strides[1] != inner * plane.itemsize or (plane.ndim == 3 and plane.strides[2] != plane.itemsize):
+        raise UsageError(
+            f"plane {number} has strides {plane.strides} bytes; within a row its samples must be adjacent",
+            remedy="pass cupy.ascontiguousarray(plane), which copies",
+        )
+    address, pitch = int(plane.data.ptr), int(plane.strides[0])
+    grain = 2 * plane.itemsize if frame.format.layout == "semiplanar" and number == 1 else plane.itemsize
+    if abs(pitch) * plane.shape[0] >= 2**31:
+        raise UsageError(f"plane {number} has {plane.shape[0]} rows {pitch} bytes apart, more than 2^31 bytes")
+    if address % grain or pitch % grain:
+        raise UsageError(
+            f"plane {number} is at {address:#x} with rows {pitch} bytes apart; both must be multiples of {grain}",
+            remedy="pass cupy.ascontiguousarray(plane), which copies",
+        )
+    return address, pitch
+
+
+@lru_cache(maxsize=256)
+def _geometry(request: Request, pitches: tuple[int, ...], device: int) -> _Geometry:
+    row = np.zeros(BYTES, np.uint8)
+    integers, fractions = row.view(np.int32), row.view(np.float32)
+    addresses, tables = row.view(np.int64), []
+    fractions[COEFFICIENT : COEFFICIENT + 21] = coefficients(request)
+    direct, picked = request.interpolation in ("nearest", "linear"), True
+    turned = request.rotation in (90, 270)
+    x, y, roi_width, roi_height = request.roi
+    left, top, content_width, content_height = request.content
+    first, last = request.rows
+    # Where each axis of the output takes the picture from: first output position, positions, region, coded axis.
+    walks = {
+        "along": (left, content_width, (x, roi_width), 1 if turned else 0, request.size[0]),
+        "across": (top - first, content_height, (y, roi_height), 0 if turned else 1, last - first),
+    }
+    for axis, (start, count, (region, length), coded, extent) in walks.items():
+        begin, end = max(0, start), min(extent, start + count)
+        if end <= begin:
+            continue  # begin and end stay 0: nothing but padding
+        integers[WORD[f"{axis}_begin"]], integers[WORD[f"{axis}_end"]] = begin, end
+        backwards = request.rotation in ((180, 270), (90, 180))[coded]
+        if backwards:
+            region = request.coded[coded] - region - length
+        step = -2 * length if backwards else 2 * length
+        size = request.format.dtype.itemsize
+        for kind in range(1 if request.format.layout in ("packed", "gray") else 2):
+            subsample = request.format.subsample[coded] if kind else 1
+            unit = 2 * subsample * count
+            origin = (2 * (count - 1 + start) + 1 if backwards else 1 - 2 * start) * length + 2 * count * region
+            if request.interpolation != "nearest":
+                origin -= subsample * count
+            if max(abs(origin), abs(step * (extent + 8)), abs(origin + step * (extent + 8)), unit) >= 2**31:
+                raise UsageError(
+                    f"resizing {length} pixels to {count} needs numbers of more than 32 bits",
+                    remedy="resize in two steps, or crop first",
+                )
+            if kind == 0 and request.interpolation == "linear":
+                picked = picked and origin % unit == 0 and step % unit == 0
+            values = {
+                "step": step,
+                "whole": step // unit,
+                "rest": step % unit,
+                "offset": origin,
+                "unit": unit,
+                "lowest": region // subsample,
+                "highest": -(-(region + length) // subsample) - 1,
+                "pitch": pitches[kind] if coded == 1 else size * _beside(request.format, kind),
+            }
+            for name, value in values.items():
+                integers[WORD[f"{axis}_{name}{kind}"]] = value
+            fractions[WORD[f"{axis}_inverse{kind}"]] = 1 / unit
+            fractions[WORD[f"{axis}_weight{kind}"]] = 1 / unit if request.interpolation == "linear" else 0
+            if not direct:
+                table = _filter(region, length, count, subsample, request.interpolation, backwards, begin - start,
+                                end - start, device)  # fmt: skip
+                tables.append(table)
+                addresses[ADDRESS[f"{axis}{kind}"]] = table.data.ptr
+                integers[WORD[f"{axis}_filter{kind}"]] = table.shape[1]
+    integers[WORD["along_mode0"]] = MODES["filtered" if not direct else "picked" if picked else "linear"]
+    return _Geometry(row, tuple(tables))
+
+
+def _beside(format: PixelFormat, kind: int) -> int:
+    """Samples from one of a component to the next: the others of the pixel lie between them."""
+    if format.layout == "packed":
+        return len(format.channels)
+    return 2 if format.layout == "semiplanar" and kind == 1 else 1
+
+
+@lru_cache(maxsize=256)
+def _filter(
+    region: int,
+    length: int,
+    count: int,
+    subsample: int,
+    interpolation: Interpolation,
+    backwards: bool,
+    begin: int,
+    end: int,
+    device: int,
+) -> Any:
+    """Table of an axis on the device: for each position first sample, taps, weights, all of 4 bytes."""
+    taps = axis_taps(region, length, count, subsample, interpolation)
+    taps = (taps[::-1] if backwards else taps)[begin:end]
+    table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])
+    return cuda.cupy().asarray(table)

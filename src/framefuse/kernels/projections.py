@@ -1,0 +1,113 @@
+"""Tables for `remap`: views of panoramas and fisheye images. Made once for a view, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+
+
+def equirectangular_to_perspective(
+    source_size: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    horizontal_fov: float,
+    yaw: float = 0.0,
+    pitch: float = 0.0,
+    roll: float = 0.0,
+    span: float = 360.0,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y for `remap`, which show a part of an equirectangular panorama as a pinhole camera would.
+
+    A pixel looks along d = R ((x - (w - 1) / 2) / f, (y - (h - 1) / 2) / f, 1), f = w / (2 tan(horizontal_fov / 2)),
+    with x to the right, y down, z forward, and R = R_y(yaw) R_x(pitch) R_z(roll). With longitude = atan2(d_x, d_z) and
+    latitude = atan2(d_y, hypot(d_x, d_z)),
+        map_x = (longitude / span + 1/2) W - 1/2
+        map_y = (latitude / 180 degrees + 1/2) H - 1/2.
+    At the seam of a full panorama use border="replicate": it repeats half a pixel there.
+
+    Args:
+        source_size: W, H of the panorama; of one eye, when there are two.
+        size: w, h of the view.
+        horizontal_fov: degrees across the view, less than 180.
+        yaw, pitch, roll: degrees to the right, up, and clockwise.
+        span: degrees of longitude across the panorama; 180 for VR180.
+    """
+    right, down, forward = _rays(size, horizontal_fov, yaw, pitch, roll)
+    longitude = np.arctan2(right, forward)
+    latitude = np.arctan2(down, np.hypot(right, forward))
+    map_x = (longitude / np.radians(span) + 0.5) * source_size[0] - 0.5
+    map_y = (latitude / np.pi + 0.5) * source_size[1] - 0.5
+    return map_x.astype(np.float32), map_y.astype(np.float32)
+
+
+PROJECTIONS: dict[str, Callable[[Any], Any]] = {
+    "equidistant": lambda theta: theta,
+    "equisolid": lambda theta: np.sin(theta / 2),
+    "stereographic": lambda theta: np.tan(theta / 2),
+    "orthographic": np.sin,
+}
+"""Radius of a fisheye image, but for a factor, by the angle from the axis of the lens."""
+
+
+def fisheye_to_perspective(
+    source_size: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    horizontal_fov: float,
+    fov: float = 180.0,
+    projection: Literal["equidistant", "equisolid", "stereographic", "orthographic"] = "equidistant",
+    centre: tuple[float, float] | None = None,
+    radius: float | None = None,
+    yaw: float = 0.0,
+    pitch: float = 0.0,
+    roll: float = 0.0,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """map_x and map_y for `remap`, which show a part of a circular fisheye image as a pinhole camera would.
+
+    With d as in `equirectangular_to_perspective` and theta = atan2(hypot(d_x, d_y), d_z), the angle from the axis,
+        (map_x, map_y) = centre + radius p(theta) / p(fov / 2) (d_x, d_y) / hypot(d_x, d_y),
+    where p is theta (equidistant), sin(theta / 2) (equisolid), tan(theta / 2) (stereographic) or sin(theta)
+    (orthographic). Beyond fov / 2 both are NaN, which `remap` reads as outside.
+
+    Args:
+        source_size: width, height of the fisheye image.
+        size: width, height of the view.
+        horizontal_fov: degrees across the view, less than 180.
+        fov: degrees across the circle.
+        centre: of the circle in pixels; None: of the image.
+        radius: of the circle in pixels; None: half of the shorter side.
+        yaw, pitch, roll: degrees to the right, up, and clockwise.
+    """
+    if projection not in PROJECTIONS:
+        raise UsageError(f"projection {projection!r} is not one of {', '.join(PROJECTIONS)}")
+    right, down, forward = _rays(size, horizontal_fov, yaw, pitch, roll)
+    aside = np.hypot(right, down)
+    theta, edge = np.arctan2(aside, forward), np.radians(fov) / 2
+    reach = PROJECTIONS[projection](theta) / PROJECTIONS[projection](edge)
+    reach = np.where(theta <= edge, reach * (min(source_size) / 2 if radius is None else radius), np.nan)
+    scale = np.divide(reach, aside, out=np.zeros_like(aside), where=aside > 0)
+    middle = ((source_size[0] - 1) / 2, (source_size[1] - 1) / 2) if centre is None else centre
+    return (middle[0] + scale * right).astype(np.float32), (middle[1] + scale * down).astype(np.float32)
+
+
+def _rays(
+    size: tuple[int, int], horizontal_fov: float, yaw: float, pitch: float, roll: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Where each pixel of a pinhole camera looks: right, down, forward."""
+    width, height = size
+    if not 0 < horizontal_fov < 180 or min(size) < 1:
+        raise UsageError(f"horizontal_fov {horizontal_fov} or size {size} is not 0..180 degrees, or empty")
+    focal = width / (2 * np.tan(np.radians(horizontal_fov) / 2))
+    y, x = np.mgrid[:height, :width]
+    rays = np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones((height, width))])
+    a, b, c = np.radians((yaw, pitch, roll))
+    turn_y = np.array([[np.cos(a), 0, np.sin(a)], [0, 1, 0], [-np.sin(a), 0, np.cos(a)]])
+    turn_x = np.array([[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]])
+    turn_z = np.array([[np.cos(c), -np.sin(c), 0], [np.sin(c), np.cos(c), 0], [0, 0, 1]])
+    right, down, forward = np.einsum("ij,jhw->ihw", turn_y @ turn_x @ turn_z, rays)
+    return right, down, forward

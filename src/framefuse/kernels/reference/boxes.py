@@ -1,0 +1,252 @@
+"""Detections: raw outputs of a model to boxes in source pixels, and non-maximum suppression.
+
+Scores and overlaps are computed in float32, as the training frameworks do, since thresholds and ties are decided by
+the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+class Found(NamedTuple):
+    """Boxes of a batch of pictures, padded to K = max_det rows; rows at and beyond counts[b] are undefined."""
+
+    boxes: Any
+    """(batch, K, 4) float32: x1, y1, x2, y2 in source pixels."""
+    scores: Any
+    """(batch, K) float32, descending."""
+    classes: Any
+    """(batch, K) int32."""
+    counts: Any
+    """(batch,) int32."""
+    non_finite: Any
+    """(batch,) int32: anchors or queries left out because one of their values is NaN or infinite."""
+
+
+class Candidates(NamedTuple):
+    """Boxes above the confidence threshold, in the order of the model's anchors or queries."""
+
+    boxes: Floats
+    """(n, 4) x1 y1 x2 y2 in the units of the model."""
+    scores: Floats
+    """(n,)"""
+    classes: NDArray[np.int32]
+    """(n,)"""
+    non_finite: int
+    """Anchors or queries with a NaN or infinite value, which are left out."""
+
+    def take(self, index: NDArray[Any]) -> Candidates:
+        return Candidates(self.boxes[index], self.scores[index], self.classes[index], self.non_finite)
+
+
+def detections(
+    outputs: Sequence[NDArray[Any]],
+    layout: str,
+    maps: NDArray[np.float32],
+    *,
+    conf: float,
+    iou: float,
+    max_det: int,
+    max_candidates: int = 30_000,
+    classes: Sequence[int] | None = None,
+    agnostic: bool = False,
+    activation: str | None = None,
+) -> Found:
+    """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
+
+    Each anchor or query gives its best class only (the lowest class number wins a tie), except sigmoid detr models,
+    where every (query, class) pair competes, as in RT-DETR. Boxes leave by descending score, equal scores in the order
+    of their anchors. An anchor with a NaN or infinite value is counted and left out.
+
+    Args:
+        outputs: arrays (batch, ...) of float32 or float16 in the order of the layout:
+            yolov8: (batch, 4 + nc, N): cx cy w h, then a score per class;
+            yolov5: (batch, N, 5 + nc): cx cy w h, objectness, then a score per class; an anchor counts only if its
+            objectness alone exceeds `conf`, and its confidence is objectness * class score;
+            end2end: (batch, K, 6): x1 y1 x2 y2 score class, without duplicates;
+            detr: (batch, Q, 4 + nc); or boxes (batch, Q, 4) and logits (batch, Q, nc); or labels (batch, Q), boxes
+            (batch, Q, 4) and scores (batch, Q). Boxes are cx cy w h, with three outputs x1 y1 x2 y2.
+        maps: (batch, 8) float32: units in x and y, left, top, inverse scale in x and y, width, height. A position p of
+            the model becomes clip((p * unit - left) * inverse, 0, width), and so in y.
+        conf: confidence that a box must exceed.
+        iou: overlap above which the weaker of two boxes is dropped (`nms`); yolov5 and yolov8 only.
+        max_det: boxes a picture at most.
+        max_candidates: boxes that suppression looks at, those with the highest scores.
+        classes: class numbers to keep, before anything else is counted; None keeps all.
+        agnostic: a box suppresses those of other classes too.
+        activation: detr: sigmoid, softmax (the last class is "no object") or none; None: sigmoid for two outputs.
+    """
+    batch = len(maps)
+    found = Found(
+        np.zeros((batch, max_det, 4), np.float32),
+        np.zeros((batch, max_det), np.float32),
+        np.zeros((batch, max_det), np.int32),
+        np.zeros(batch, np.int32),
+        np.zeros(batch, np.int32),
+    )
+    for picture, row in enumerate(maps):
+        candidates = READERS[layout]([output[picture].astype(np.float32) for output in outputs], conf, activation)
+        found.non_finite[picture] = candidates.non_finite
+        if classes is not None:
+            candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
+        candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
+        if layout in ("yolov5", "yolov8"):
+            groups = None if agnostic else candidates.classes
+            candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
+        boxes, scores, labels, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
+        unit, start, inverse, size = (np.tile(row[k : k + 2], 2) for k in range(0, 8, 2))
+        count = found.counts[picture] = len(scores)
+        with np.errstate(over="ignore"):
+            found.boxes[picture, :count] = ((boxes * unit - start) * inverse).clip(0, size)
+        found.scores[picture, :count] = scores
+        found.classes[picture, :count] = labels
+    return found
+
+
+def nms(
+    boxes: NDArray[Any],
+    scores: NDArray[Any],
+    classes: NDArray[Any] | None = None,
+    *,
+    iou: float,
+    max_det: int | None = None,
+) -> NDArray[np.int32]:
+    """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
+
+        overlap(a, b) = intersection / (area(a) + area(b) - intersection)
+
+    in float32, compared with `iou` in float64: the arithmetic of torchvision.ops.nms. Two boxes without area overlap
+    by 0 / 0, which suppresses nothing. Of rotated boxes, the intersection is a polygon, in float64 here: its area need
+    not be the same to the last bit in other implementations.
+
+    Args:
+        boxes: (n, 4) x1 y1 x2 y2, or (n, 5) rotated: centre x and y, width, height, angle in radians from x towards y.
+        scores: (n,) equal scores are taken in the order of the boxes.
+        classes: (n,) only boxes of one class suppress each other; None: all do.
+        iou: 0..1.
+        max_det: stop after this many.
+
+    Returns:
+        (k,) int32: which boxes are kept, by descending score. Boxes with a NaN or infinite value are left out.
+    """
+    rotated = boxes.shape[1] == 5
+    order = np.argsort(-scores, kind="stable")
+    order = order[(np.isfinite(boxes).all(axis=1) & np.isfinite(scores))[order]]
+    areas = boxes[:, 2] * boxes[:, 3] if rotated else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    kept: list[int] = []
+    for i in order:
+        if len(kept) == max_det:
+            break
+        rivals = [k for k in kept if classes is None or classes[k] == classes[i]]
+        if rotated:
+            shared = np.array([rotated_intersection(boxes[k], boxes[i]) for k in rivals])
+        else:
+            x1, y1, x2, y2 = boxes[i]
+            width = np.minimum(boxes[rivals, 2], x2) - np.maximum(boxes[rivals, 0], x1)
+            height = np.minimum(boxes[rivals, 3], y2) - np.maximum(boxes[rivals, 1], y1)
+            shared = np.maximum(width, 0) * np.maximum(height, 0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            overlap = shared / (areas[rivals] + areas[i] - shared)
+        if not (overlap.astype(np.float64) > iou).any():
+            kept.append(int(i))
+    return np.array(kept, np.int32)
+
+
+def rotated_intersection(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Area that two rotated boxes share: a, clipped by each side of b in b's frame (Sutherland and Hodgman)."""
+    ax, ay, aw, ah, aa = map(float, a)
+    bx, by, bw, bh, ba = map(float, b)
+    polygon = []
+    for across, down in ((-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)):
+        x = ax - bx + across * aw * math.cos(aa) - down * ah * math.sin(aa)
+        y = ay - by + across * aw * math.sin(aa) + down * ah * math.cos(aa)
+        polygon.append((x * math.cos(ba) + y * math.sin(ba), y * math.cos(ba) - x * math.sin(ba)))
+    for axis, sign, limit in ((0, 1, bw / 2), (0, -1, bw / 2), (1, 1, bh / 2), (1, -1, bh / 2)):
+        clipped = []
+        for p, q in zip(polygon, polygon[1:] + polygon[:1], strict=True):
+            room, next_room = limit - sign * p[axis], limit - sign * q[axis]
+            if room >= 0:
+                clipped.append(p)
+            if (room >= 0) != (next_room >= 0):
+                part = room / (room - next_room)
+                clipped.append((p[0] + part * (q[0] - p[0]), p[1] + part * (q[1] - p[1])))
+        polygon = clipped
+    pairs = zip(polygon, polygon[1:] + polygon[:1], strict=True)
+    return abs(sum(p[0] * q[1] - q[0] * p[1] for p, q in pairs)) / 2
+
+
+def yolov8(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
+    """(4 + nc, N): cx cy w h, then a score per class."""
+    (output,) = outputs
+    finite = np.isfinite(output).all(axis=0)
+    anchors = output[:, finite].T
+    return _best_class(_corners(anchors[:, :4]), anchors[:, 4:], conf, int((~finite).sum()))
+
+
+def yolov5(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
+    """(N, 5 + nc): cx cy w h, objectness, then a score per class."""
+    (output,) = outputs
+    finite = np.isfinite(output).all(axis=1)
+    anchors = output[finite & (output[:, 4] > conf)]
+    return _best_class(_corners(anchors[:, :4]), anchors[:, 5:] * anchors[:, 4:5], conf, int((~finite).sum()))
+
+
+def end2end(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
+    """(K, 6): x1 y1 x2 y2 score class; duplicates are already gone."""
+    (output,) = outputs
+    finite = np.isfinite(output).all(axis=1)
+    rows = output[finite & (output[:, 4] > conf)]
+    return Candidates(rows[:, :4], rows[:, 4], np.rint(rows[:, 5]).astype(np.int32), int((~finite).sum()))
+
+
+def detr(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
+    """One output (Q, 4 + nc), two (boxes (Q, 4), logits (Q, nc)), or three (labels (Q,), boxes (Q, 4), scores (Q,))."""
+    finite = np.logical_and.reduce([np.isfinite(output.reshape(len(output), -1)).all(axis=1) for output in outputs])
+    non_finite = int((~finite).sum())
+    outputs = [output[finite] for output in outputs]
+    if len(outputs) == 3:
+        labels, boxes, scores = outputs
+        index = np.flatnonzero(scores > conf)
+        return Candidates(boxes[index], scores[index], np.rint(labels[index]).astype(np.int32), non_finite)
+    boxes, values = (outputs[0][:, :4], outputs[0][:, 4:]) if len(outputs) == 1 else outputs
+    activation = activation or ("sigmoid" if len(outputs) == 2 else "none")
+    if activation == "softmax":
+        exponents = np.exp(values - values.max(axis=1, keepdims=True))
+        values = (exponents / exponents.sum(axis=1, keepdims=True))[:, :-1]
+    if activation != "sigmoid":
+        return _best_class(_corners(boxes), values, conf, non_finite)
+    with np.errstate(over="ignore"):  # exp of a large negative logit is infinite: the score is 0
+        values = np.float32(1) / (np.float32(1) + np.exp(-values))
+    query, class_id = np.nonzero(values > conf)
+    return Candidates(_corners(boxes[query]), values[query, class_id], class_id.astype(np.int32), non_finite)
+
+
+def _best_class(boxes: Floats, scores: Floats, conf: float, non_finite: int) -> Candidates:
+    """The best class of each row of scores (n, nc), where it exceeds `conf`."""
+    classes = scores.argmax(axis=1).astype(np.int32)
+    best = scores[np.arange(len(scores)), classes]
+    return Candidates(boxes, best, classes, non_finite).take(np.flatnonzero(best > conf))
+
+
+def _corners(boxes: Floats) -> Floats:
+    """(n, 4) cx cy w h to x1 y1 x2 y2."""
+    centre, half = boxes[:, :2], boxes[:, 2:] / 2
+    with np.errstate(over="ignore"):
+        return np.concatenate((centre - half, centre + half), axis=1)
+
+
+READERS: dict[str, Callable[[Sequence[Floats], float, str | None], Candidates]] = {
+    "yolov5": yolov5,
+    "yolov8": yolov8,
+    "end2end": end2end,
+    "detr": detr,
+}
+"""Reads each layout's outputs of one picture."""

@@ -1,0 +1,32 @@
+"""Pieces of pixel arithmetic that every loop nest shares, on the CPU and on CUDA."""
+
+from tvm import tirx
+
+SAMPLES = {"u8": "uint8", "u16": "uint16"}
+OUTPUTS = {"f32": "float32", "f16": "float16", "bf16": "uint16", "u8": "uint8", "i8": "int8"}
+"""Output types, and as what they are stored: bfloat16 as its bits."""
+
+
+def lerp(a, b, weight):
+    return a + (b - a) * weight
+
+
+def colour(coefficients, channel, components):
+    """One output channel from the components of a pixel; coefficients are M (9), o (3), lo (3), hi (3), pad (3)."""
+    value = coefficients[9 + channel]
+    for column, component in enumerate(components):
+        value = value + coefficients[3 * channel + column] * component
+    return tirx.min(tirx.max(value, coefficients[12 + channel]), coefficients[15 + channel])
+
+
+def stored(value, output):
+    """Value as it is written. Integers round to nearest, halves up, and must be in range; floats, halves to even."""
+    if output in ("u8", "i8"):  # truncation rounds, once nothing is negative
+        lowest = {"u8": 0, "i8": -128}[output]
+        level = (value + tirx.const(0.5 - lowest, "float32")).astype("int32") + lowest
+        return level.astype(OUTPUTS[output])
+    if output == "bf16":
+        bits = tirx.reinterpret("uint32", value)
+        last = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
+        return ((bits + last + tirx.const(0x7FFF, "uint32")) >> tirx.const(16, "uint32")).astype("uint16")
+    return value.astype(OUTPUTS[output])

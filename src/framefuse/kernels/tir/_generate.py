@@ -1,0 +1,131 @@
+"""CUDA C and launch shape of kernels, as TVM generates them. Read by `kernels/build.py` alone.
+
+TVM lists the parameters of a generated kernel in an order of its own, and computes the grid on the host from the
+arguments. Both are read off the host half of the compiled function, so nothing is guessed: each parameter is named
+after the PrimFunc's own, and each extent of the grid becomes a Python expression in those names.
+"""
+
+import tvm
+from tvm import tirx
+from tvm.tirx.build import split_host_device_mods
+
+# The architecture only decides which instructions TVM may choose; the oldest that is supported suits all later ones.
+TARGET = {"kind": "cuda", "arch": "sm_72", "host": {"kind": "llvm"}}
+
+AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+
+# The end of what TVM puts before its own helpers and kernels: types, and headers that a machine without the CUDA
+# toolkit does not have. `prelude.cuh` stands in for it.
+TVM_PRELUDE_END = "  #define ushort unsigned short\n#endif\n"
+
+OPERATORS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%"}
+FUNCTIONS = {"Min": "min", "Max": "max"}
+
+
+def generate(symbol, function):
+    """Source and launch description of one PrimFunc with exactly one kernel in it.
+
+    Returns:
+        CUDA C without prelude, and a dict of JSON values: `entry`, the name of the kernel; `parameters`, its [name,
+        type] in order; `arguments`, names of the function's own, used or not; `grid` and `block`, each x, y, z, the
+        grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory; `options` for NVRTC.
+
+    Raises:
+        ValueError: the function has more than one kernel, or needs something that cannot be described so.
+    """
+    scheduled = "s_tir" in function.attrs
+    target = tvm.target.Target(TARGET)
+    module = tirx.transform.BindTarget(target)(tvm.IRModule({symbol: function}))
+    pipeline, _, finalize = tirx.get_tir_pipeline("default" if scheduled else "tirx")
+    host, devices = split_host_device_mods(pipeline(module))
+    kernels = [kernel for device in devices.values() for kernel in device.functions.values()]
+    if len(kernels) != 1:
+        raise ValueError(f"{symbol} has {len(kernels)} kernels; a variant is one kernel")
+    ((device_target, device),) = devices.items()
+    code = tvm.get_global_func("target.build.cuda")(finalize()(device), device_target).inspect_source()
+    _, found, body = code.partition(TVM_PRELUDE_END)
+    if not found:
+        raise ValueError(f"{symbol}: the code that TVM generates begins in an unknown way")
+    return body.strip() + "\n", _launch(symbol, function, host, kernels[0])
+
+
+def _launch(symbol, function, host, kernel):
+    (main,) = host.functions.values()
+    given = {parameter.name for parameter in function.params}
+    names, pointers, calls = {}, {}, []
+
+    def visit(statement):
+        kind = type(statement).__name__
+        if kind == "SeqStmt":
+            for part in statement.seq:
+                visit(part)
+        elif kind == "Bind":
+            names[statement.var.name] = statement.value
+        elif kind == "DeclBuffer":
+            if _operator(statement.data) == "tirx.reinterpret":
+                pointers[statement.buffer.name] = statement.data.args[0]
+        elif kind == "Evaluate" and _operator(statement.value) == "tirx.call_ffi_kernel":
+            calls.append(statement.value)
+        elif hasattr(statement, "body"):
+            visit(statement.body)
+
+    def expression(value):
+        """An integer or an address as Python text. Everything but the arguments of the launch is written out."""
+        kind = type(value).__name__
+        if kind == "Var":
+            bound = names.get(value.name)
+            known = value.name in given or bound is None or _is_argument(bound)
+            return value.name if known else expression(bound)
+        if _operator(value) == "tirx.buffer_data":
+            buffer = value.args[0].name
+            address = pointers.get(buffer)
+            return buffer if address is None or _is_argument(address) else expression(address)
+        if kind == "IntImm":
+            return str(value.value)
+        if kind == "Cast":
+            return expression(value.value)
+        if kind in OPERATORS:
+            return f"({expression(value.a)} {OPERATORS[kind]} {expression(value.b)})"
+        if kind in FUNCTIONS:
+            return f"{FUNCTIONS[kind]}({expression(value.a)}, {expression(value.b)})"
+        raise ValueError(f"{symbol}: {value} ({kind}) cannot be computed by the launcher; pass it as an argument")
+
+    visit(main.body)
+    if len(calls) != 1:
+        raise ValueError(f"{symbol} launches its kernel {len(calls)} times")
+    arguments = list(calls[0].args)[1:]
+    count = len(kernel.params)
+    axes = [str(axis) for axis in calls[0].attrs.launch_params]
+    extents = {axis: expression(value) for axis, value in zip(axes, arguments[count:], strict=True)}
+    shape = [extents.get(axis, "1") for axis in AXES]
+    if not all(extent.isdigit() for extent in shape[3:]):
+        raise ValueError(f"{symbol}: threads per block {shape[3:]} are not constants")
+    return {
+        "entry": str(kernel.attrs["global_symbol"]),
+        "parameters": [
+            [expression(value), _type(parameter)]
+            for value, parameter in zip(arguments[:count], kernel.params, strict=True)
+        ],
+        "arguments": sorted(given),
+        "grid": shape[:3],
+        "block": [int(extent) for extent in shape[3:]],
+        "shared": int(extents.get(DYNAMIC_SHARED, 0)),
+        "options": [] if bool(function.attrs.get("fmad", True)) else ["--fmad=false"],
+    }
+
+
+def _operator(value):
+    return value.op.name if type(value).__name__ == "Call" and hasattr(value.op, "name") else None
+
+
+def _is_argument(value):
+    """Whether a value is read from the arguments of the host function: the address of a buffer, or one of its sizes."""
+    while type(value).__name__ == "Cast":
+        value = value.value
+    return _operator(value) == "tirx.tvm_struct_get"
+
+
+def _type(parameter):
+    text = str(parameter.ty)
+    return "pointer" if "handle" in text else text.removeprefix("T.")

@@ -1,0 +1,138 @@
+"""Generated CUDA kernels on the CPU: g++ compiles the source, and loops take the place of blocks and threads.
+
+`install` puts this in the place of the GPU, for kernels whose threads do not talk to each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse.kernels import cuda
+
+SHIM = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <algorithm>
+using std::min; using std::max;
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+#define __restrict__
+#define __align__(n) alignas(n)
+struct dim { int x, y, z; };
+static thread_local dim threadIdx, blockIdx;
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(4) ushort2 { unsigned short x, y; };
+struct alignas(2) uchar2 { unsigned char x, y; };
+struct alignas(2) char2 { signed char x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(8) ushort4 { unsigned short x, y, z, w; };
+struct alignas(4) uchar4 { unsigned char x, y, z, w; };
+template <class T> T __ldg(const T* address) { return *address; }
+static unsigned short half_bits(float value) {
+  _Float16 half = (_Float16)value; unsigned short bits; memcpy(&bits, &half, 2); return bits;
+}
+static float half_value(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return (float)half; }
+#define FRAMEFUSE_HALF_FROM_FLOAT half_bits
+#define FRAMEFUSE_HALF_TO_FLOAT half_value
+"""
+
+LOOPS = """
+extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
+  for (blockIdx.z = 0; blockIdx.z < gz; ++blockIdx.z) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
+  for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x) for (threadIdx.z = 0; threadIdx.z < bz; ++threadIdx.z)
+  for (threadIdx.y = 0; threadIdx.y < by; ++threadIdx.y) for (threadIdx.x = 0; threadIdx.x < bx; ++threadIdx.x)
+    call({entry}, p);
+}}
+"""
+
+# Each parameter lies in a slot of 8 bytes, as the launcher packs it.
+CALL = """
+template <class... A, size_t... I> void spread(void (*f)(A...), char* p, std::index_sequence<I...>) {
+  f(*(A*)(p + 8 * I)...);
+}
+template <class... A> void call(void (*f)(A...), char* p) { spread(f, p, std::index_sequence_for<A...>()); }
+"""
+
+
+class Compiled:
+    """Kernels by symbol, compiled when first launched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.library = lru_cache(maxsize=None)(self._compile)
+
+    def _compile(self, symbol: str) -> Any:
+        description = cuda.describe(symbol)
+        source = self.folder / f"{symbol}.cpp"
+        text = SHIM + "#include <utility>\n" + description.source + CALL + LOOPS.format(entry=description.entry)
+        source.write_text(text, encoding="utf-8")
+        flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
+        subprocess.run(["g++", *flags, str(source), "-o", str(source.with_suffix(".so"))], check=True)
+        return ctypes.CDLL(str(source.with_suffix(".so")))
+
+    def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
+        description = cuda.describe(symbol)
+        slots = ctypes.create_string_buffer(8 * cuda.SLOTS)
+        grid = cuda.Packing(description)(arguments, slots)
+        self.library(symbol).run(slots, *grid, *description.block)
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """A numpy array that passes for one of CuPy."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.__array_interface__
+
+
+def on_device(array: np.ndarray[Any, Any]) -> HostArray:
+    """The same memory as an array of the pretended GPU."""
+    return array.view(HostArray)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Compiled:
+    """Make `kernels.cuda` launch on the CPU."""
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0,
+        streamIsCapturing=lambda stream: False,
+        streamSynchronize=lambda stream: None,
+        memcpyHostToDevice=1,
+        memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
+    )
+    module = SimpleNamespace(
+        ndarray=HostArray,
+        zeros=lambda shape, dtype: on_device(np.zeros(shape, dtype)),
+        empty=lambda shape, dtype: on_device(np.empty(shape, dtype)),
+        asarray=lambda array: on_device(np.ascontiguousarray(array)),
+        cuda=SimpleNamespace(
+            runtime=runtime,
+            Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
+        ),
+    )
+    compiled = Compiled(folder)
+    monkeypatch.setattr(cuda, "cupy", lambda: module)
+    monkeypatch.setattr(cuda, "current_stream", lambda: 0)
+    monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
+    monkeypatch.setattr(cuda, "launch", compiled.launch)
+    return compiled

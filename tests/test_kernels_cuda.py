@@ -1,0 +1,190 @@
+"""kernels.preprocess on a GPU: against the reference, on streams, in graphs, in batches; and the launcher itself."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse import kernels
+from framefuse.errors import CapabilityError, UsageError
+from framefuse.frame import PIXEL_FORMATS
+from framefuse.kernels import cuda
+from framefuse.kernels.preprocess_cuda import PreprocessTable
+from preprocess_cases import TOLERANCE, blank, cases, difference, moved
+from test_kernels_preprocess import GREY, random_frame
+
+try:
+    cp = cuda.cupy()
+except CapabilityError as error:
+    cp, missing = None, error.message
+else:
+    missing = ""
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cp is None, reason=missing)]
+
+OPTIONS: dict[str, Any] = {"interpolation": "linear", "pad_value": 114.0, "channel_order": "rgb", **GREY}
+FAMILIES = (
+    ("yuv420p", "yuv422p", "yuv444p", "gbrp", "yuv411p", "yuv440p"),
+    ("yuv420p10", "yuv444p16", "gbrp12"),
+    ("nv12", "nv21", "nv16"),
+    ("p010", "p016"),
+    ("bgr24", "rgba", "rgb0"),
+    ("rgb48",),
+    ("gray",),
+    ("gray12",),
+)
+
+
+@pytest.mark.parametrize("channels", [None, 3, 4, 8])
+@pytest.mark.parametrize("formats", FAMILIES, ids=lambda formats: formats[0])
+def test_against_the_reference(formats: tuple[str, ...], channels: int | None) -> None:
+    known = tuple(name for name in formats if name in PIXEL_FORMATS)
+    memory = {} if channels is None else {"memory_format": "nhwc"}
+    dtypes = itertools.cycle(TOLERANCE)
+    for case in cases(known, 40, seed=channels or 0):
+        dtype = next(dtypes)
+        found = cp.asarray(blank(case.size, dtype, channels))
+        kernels.preprocess(moved(case.frame, cp.asarray), found, content=case.content, **case.options, **memory)
+        assert difference(found.get(), case, dtype, channels) <= TOLERANCE[dtype], (dtype, case)
+
+
+@pytest.mark.parametrize(("width", "height", "side"), [(1920, 1080, 640), (1366, 768, 640), (1440, 1080, 608)])
+def test_integers_are_off_by_one_at_most_in_one_of_a_thousand(width: int, height: int, side: int) -> None:
+    frame = random_frame("nv12", width, height, pitch=64)
+    wanted, found = np.zeros((3, side, side), np.uint8), cp.zeros((3, side, side), np.uint8)
+    kernels.reference.preprocess(frame, wanted, content=(0, 0, side, side), **OPTIONS)
+    kernels.preprocess(moved(frame, cp.asarray), found, content=(0, 0, side, side), **OPTIONS)
+    off = np.abs(found.get().astype(int) - wanted)
+    assert off.max() <= 1 and (off > 0).mean() <= 0.001
+
+
+def many(count: int) -> tuple[list[Any], list[tuple[int, int, int, int]], np.ndarray[Any, Any]]:
+    """NV12 frames of different sizes, where they go, and what must come out."""
+    frames = [random_frame("nv12", 64 + 13 * i, 48 + 7 * i, pitch=i % 5, seed=i) for i in range(count)]
+    contents = [(i % 7, i % 5, 60 + i % 9, 50 + i % 3) for i in range(count)]
+    wanted = np.zeros((count, 3, 64, 80), np.float32)
+    for frame, slot, content in zip(frames, wanted, contents, strict=True):
+        kernels.reference.preprocess(frame, slot, content=content, **OPTIONS)
+    return frames, contents, wanted
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_a_batch_of_differently_sized_frames(count: int) -> None:
+    frames, contents, wanted = many(count)
+    out = cp.full((count + 1, 3, 64, 80), np.nan, np.float32)
+    kernels.preprocess_batch([moved(frame, cp.asarray) for frame in frames], out, contents=contents, **OPTIONS)
+    np.testing.assert_allclose(out[:count].get(), wanted, atol=0.02)
+    assert cp.isnan(out[count]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])
+def test_output_is_a_torch_tensor(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    frame = random_frame("yuv420p", 99, 77)
+    out = torch.zeros((3, 40, 50), dtype=getattr(torch, dtype), device="cuda")
+    torch.cuda.synchronize()
+    kernels.preprocess(moved(frame, cp.asarray), out, content=(0, 0, 50, 40), **OPTIONS)
+    cp.cuda.get_current_stream().synchronize()
+    wanted = np.zeros((3, 40, 50), np.float32)
+    kernels.reference.preprocess(frame, wanted, content=(0, 0, 50, 40), **OPTIONS)
+    assert np.abs(out.float().cpu().numpy() - wanted).max() <= {"float32": 0.02, "float16": 0.1}.get(dtype, 1.0)
+
+
+def test_runs_in_order_on_the_callers_stream() -> None:
+    """The planes are written late on a stream of its own; nobody waits, and the kernel still sees them."""
+    frame = random_frame("gray", 640, 480)
+    picture = cp.asarray(frame.planes[0])
+    wanted = np.zeros((3, 64, 64), np.float32)
+    kernels.reference.preprocess(frame, wanted, content=(0, 0, 64, 64), **OPTIONS)
+    late = moved(frame, lambda plane: cp.zeros(plane.shape, plane.dtype))
+    out = cp.zeros((3, 64, 64), np.float32)
+    kernels.preprocess(late, out, content=(0, 0, 64, 64), **OPTIONS)  # so that nothing is compiled below
+    busy = cp.ones((4096, 4096), np.float32)
+    cp.cuda.Device().synchronize()
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        for _ in range(20):
+            busy @ busy
+        late.planes[0][...] = picture
+        kernels.preprocess(late, out, content=(0, 0, 64, 64), **OPTIONS)
+        stream.synchronize()
+    np.testing.assert_allclose(out.get(), wanted, atol=0.02)
+    late.planes[0][...] = 0
+    cp.cuda.Device().synchronize()
+    kernels.preprocess(late, out, content=(0, 0, 64, 64), stream=stream.ptr, **OPTIONS)
+    stream.synchronize()
+    assert float(out.max()) == 0.0
+
+
+def test_graph_of_a_batch_and_what_it_has_not_seen() -> None:
+    frames, contents, wanted = many(4)
+    frames = [moved(frame, cp.asarray) for frame in frames]
+    out = cp.full((4, 3, 64, 80), np.nan, np.float32)
+    kernels.preprocess_batch(frames, out, contents=contents, **OPTIONS)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        kernels.preprocess_batch(frames, out, contents=contents, **OPTIONS)
+        with pytest.raises(UsageError, match="before the capture"):
+            kernels.preprocess_batch(frames, out, contents=contents[::-1], **OPTIONS)
+        graph = stream.end_capture()
+        for _ in range(2):
+            out.fill(np.nan)
+            graph.launch(stream)
+            np.testing.assert_allclose(out.get(), wanted, atol=0.02)
+
+
+def test_table_is_updated_without_capturing_again() -> None:
+    frames, contents, wanted = many(6)
+    frames = [moved(frame, cp.asarray) for frame in frames]
+    out = cp.full((3, 3, 64, 80), np.nan, np.float32)
+    table = PreprocessTable(frames[0].format, out)
+    stream = cp.cuda.Stream(non_blocking=True)
+    stream.begin_capture()
+    table.launch(stream.ptr)
+    graph = stream.end_capture()
+    graph.launch(stream)
+    assert not out.get(stream).any()  # slots that were never set
+    for first in (0, 3, 1):
+        for slot in range(3):
+            table.set(slot, frames[first + slot], content=contents[first + slot], **OPTIONS)
+        table.upload(stream.ptr)
+        graph.launch(stream)
+        np.testing.assert_allclose(out.get(stream), wanted[first : first + 3], atol=0.02)
+
+
+def test_launches_from_threads() -> None:
+    frames, contents, wanted = many(8)
+    frames = [moved(frame, cp.asarray) for frame in frames]
+    out = cp.full((8, 3, 64, 80), np.nan, np.float32)
+    cp.cuda.Device().synchronize()
+
+    def job(slot: int) -> None:
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(50):
+                kernels.preprocess(frames[slot], out[slot], content=contents[slot], **OPTIONS)
+            stream.synchronize()
+
+    threads = [threading.Thread(target=job, args=(slot,)) for slot in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose(out.get(), wanted, atol=0.02)
+
+
+def test_every_kernel_loads_on_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where the cache cannot be written: a file lies in the place of its folder."""
+    (tmp_path / "framefuse").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cuda, "_kernels", {})
+    cuda.prepare(cuda.descriptions())
+
+
+def test_arrays_on_the_host_are_refused() -> None:
+    frame = moved(random_frame("gray", 16, 16), cp.asarray)
+    with pytest.raises(UsageError, match="not an array on a GPU"):
+        kernels.preprocess(frame, np.zeros((3, 8, 8), np.float32), content=(0, 0, 8, 8), **OPTIONS)

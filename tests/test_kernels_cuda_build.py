@@ -1,0 +1,266 @@
+"""CUDA kernels without a GPU: the description beside the source, NVRTC for every architecture, preprocess in loops."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda_on_cpu import install, on_device
+from framefuse import kernels
+from framefuse.errors import CapabilityError, UsageError
+from framefuse.frame import PIXEL_FORMATS
+from framefuse.kernels import cuda, nvrtc
+from framefuse.kernels.nvrtc import Nvrtc
+from framefuse.kernels.preprocess_cuda import PreprocessTable
+from preprocess_cases import TOLERANCE, blank, cases, difference, moved
+from test_kernels_preprocess import GREY, random_frame
+
+COMPILERS = {
+    "nvidia-cuda-nvrtc==13.*": (75, 80, 86, 87, 89, 90, 100, 120),
+    "nvidia-cuda-nvrtc-cu12==12.9.*": (72,),
+}
+"""CUDA 13 has forgotten sm_72 (Xavier)."""
+
+requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
+
+
+def nvrtc_of(requirement: str) -> Nvrtc:
+    """The compiler of a wheel, which is installed apart from this environment, once."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framefuse-tests"
+    target = base / requirement.replace("=", "").replace("*", "x")
+    if not target.exists():
+        scratch = target.with_name(f"{target.name}.{os.getpid()}")
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(scratch),
+            requirement,
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        scratch.rename(target)
+    (library,) = (path for path in target.rglob("libnvrtc.so.*") if "alt" not in path.name)
+    return Nvrtc(library)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("requirement", "capability"),
+    [(requirement, capability) for requirement, all_ in COMPILERS.items() for capability in all_],
+)
+def test_every_kernel_compiles_for_every_architecture(requirement: str, capability: int) -> None:
+    compiler = nvrtc_of(requirement)
+    assert cuda.descriptions()
+    for symbol, description in cuda.descriptions().items():
+        code = compiler.compile(description.source, symbol, capability, description.options)
+        assert code.startswith(b"\x7fELF") and description.entry.encode() in code
+
+
+def test_every_kernel_is_described() -> None:
+    for symbol, description in cuda.descriptions().items():
+        assert f"{description.entry}(" in description.source, symbol
+        assert 0 < np.prod(description.block) <= 1024
+        assert len(description.parameters) <= cuda.SLOTS
+        cuda.Packing(description)
+
+
+def test_arguments_are_checked_by_name_and_type() -> None:
+    packing = cuda.Packing(cuda.describe("preprocess_gray_u8_nchw"))
+    good = {"table": 0, "frames": 2, "width": 9, "height": 7, "channel_pitch": 63, "vectors": 0, "store": 0}
+    buffer = bytearray(8 * cuda.SLOTS)
+    assert packing(good, buffer) == (1, 2, 2)
+    for wrong in ({"width": 2**31}, {"width": 1.5}, {"extra": 1}, {"frames": 65536}):
+        with pytest.raises(UsageError, match="preprocess_gray_u8_nchw"):
+            packing({**good, **wrong}, buffer)
+    del good["store"]
+    with pytest.raises(UsageError, match="store"):
+        packing(good, buffer)
+    with pytest.raises(UsageError, match="no CUDA kernel"):
+        cuda.describe("nonsense")
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    cuda.cupy.cache_clear()
+    with pytest.raises(CapabilityError, match="cuda13"):
+        cuda.prepare(["preprocess_gray_u8_nchw"])
+
+
+@requires_compiler
+@pytest.mark.parametrize(
+    "formats",
+    [
+        ("yuv420p", "yuv422p", "yuv444p", "gbrp", "yuv411p"),
+        ("yuv420p10", "yuv444p16", "gbrp12"),
+        ("nv12", "nv21"),
+        ("p010",),
+        ("bgr24", "rgba", "rgb0"),
+        ("rgb48",),
+        ("gray",),
+        ("gray12",),
+    ],
+    ids=lambda formats: formats[0],
+)
+def test_generated_preprocess_in_loops(
+    formats: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, tmp_path)
+    dtypes = itertools.cycle(TOLERANCE)
+    for case in cases(formats, 40):
+        dtype = next(dtypes)
+        found = blank(case.size, dtype, None)
+        kernels.preprocess(moved(case.frame, on_device), on_device(found), content=case.content, **case.options)
+        assert difference(found, case, dtype, None) <= TOLERANCE[dtype], case
+
+
+@requires_compiler
+@pytest.mark.parametrize("channels", [3, 4, 8])
+def test_generated_preprocess_in_loops_nhwc(channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path)
+    dtypes = itertools.cycle(TOLERANCE)
+    for case in cases(("nv12",), 30, seed=channels):
+        dtype = next(dtypes)
+        found = blank(case.size, dtype, channels)
+        kernels.preprocess(
+            moved(case.frame, on_device),
+            on_device(found),
+            content=case.content,
+            **case.options,
+            memory_format="nhwc",
+        )
+        assert difference(found, case, dtype, channels) <= TOLERANCE[dtype], case
+
+
+@requires_compiler
+def test_batch_table_and_row_ranges_in_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of many sizes and two kinds in one tensor; the slots after them and the rows not asked for stay."""
+    install(monkeypatch, tmp_path)
+    frames = [random_frame(name, 30 + 7 * i, 20 + 5 * i, seed=i) for i, name in enumerate(["nv12", "yuv420p"] * 3)]
+    contents = [(i, 2, 40, 30) for i in range(6)]
+    options = {"interpolation": "linear", "pad_value": 9.0, "channel_order": "bgr", **GREY}
+    wanted = np.zeros((6, 3, 36, 44), np.float32)
+    for frame, slot, content in zip(frames, wanted, contents, strict=True):
+        kernels.reference.preprocess(frame, slot, content=content, **options)
+    found = np.full((7, 3, 36, 44), np.nan, np.float32)
+    moved_frames = [moved(frame, on_device) for frame in frames]
+    for rows in ((0, 5), (5, 36)):
+        kernels.preprocess_batch(moved_frames, on_device(found), contents=contents, rows=rows, **options)
+        assert np.isnan(found[:6, :, rows[1] :]).all() and not np.isnan(found[:6, :, : rows[1]]).any()
+    assert np.isnan(found[6]).all()
+    np.testing.assert_allclose(found[:6], wanted, atol=0.02)
+
+    found[:] = np.nan
+    table = PreprocessTable(PIXEL_FORMATS["nv12"], on_device(found))
+    for slot in (0, 2, 4):
+        table.set(slot, moved_frames[slot], content=contents[slot], **options)
+    table.upload()
+    table.launch()
+    np.testing.assert_allclose(found[[0, 2, 4]], wanted[[0, 2, 4]], atol=0.02)
+    assert not found[[1, 3, 5, 6]].any()
+    with pytest.raises(UsageError, match="yuv420p"):
+        table.set(1, moved_frames[1], content=contents[1], **options)
+
+
+@requires_compiler
+def test_what_a_gpu_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path)
+    options = {"content": (0, 0, 8, 8), "interpolation": "linear", "pad_value": 0.0, "channel_order": "rgb", **GREY}
+    frame = moved(random_frame("nv12", 16, 16), on_device)
+    with pytest.raises(UsageError, match="5 channels"):
+        kernels.preprocess(frame, on_device(np.zeros((8, 8, 5), np.float32)), memory_format="nhwc", **options)
+    with pytest.raises(UsageError, match="strides"):
+        kernels.preprocess(frame, on_device(np.zeros((3, 8, 16), np.float32)[:, :, ::2]), **options)
+    with pytest.raises(UsageError, match="32 bits"):
+        kernels.preprocess(
+            moved(random_frame("gray", 40000, 1), on_device),
+            on_device(np.zeros((3, 1, 8), np.float32)),
+            **{**options, "content": (-30000, 0, 40000, 1)},
+        )
+    with pytest.raises(UsageError, match="not an array on a GPU"):
+        kernels.preprocess(frame, np.zeros((3, 8, 8), np.float32), **options)
+
+
+def reset_warning() -> None:
+    cuda._warn_once.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = nvrtc_of("nvidia-cuda-nvrtc==13.*")
+    compiled = []
+    compile_ = compiler.compile
+    monkeypatch.setattr(compiler, "compile", lambda *given: compiled.append(given[1]) or compile_(*given))
+    monkeypatch.setattr(nvrtc, "find", lambda: compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    description = cuda.describe("preprocess_gray_u8_nchw")
+
+    def count_of_compilations() -> int:
+        before = len(compiled)
+        assert cuda.machine_code(description, 75) == code
+        return len(compiled) - before
+
+    code = cuda.machine_code(description, 75)
+    assert code.startswith(b"\x7fELF") and count_of_compilations() == 0
+    (kept,) = cuda.cache_directory().iterdir()
+    for damage in (b"", b"\x7fELF", kept.read_bytes()[:-1], kept.read_bytes()[:100] + b"x" + kept.read_bytes()[101:]):
+        kept.write_bytes(damage)
+        assert count_of_compilations() == 1  # and it is whole again
+        assert count_of_compilations() == 0
+    assert cuda.machine_code(description, 90) != code  # another GPU, another file
+    assert len(list(cuda.cache_directory().iterdir())) == 2
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reset_warning()
+    kept.unlink()
+    with monkeypatch.context() as patch, caplog.at_level("WARNING"):
+        patch.setattr(cuda, "_write", full)
+        assert count_of_compilations() == 1
+        assert count_of_compilations() == 1
+    assert [record.message for record in caplog.records] == [
+        f"compiled kernels are kept in memory only: {kept.parent}: No space left on device"
+    ]
+    # A file where the folder should be.
+    caplog.clear()
+    reset_warning()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parent / next(kept.parent.iterdir()).name))
+    assert count_of_compilations() == 1
+    assert "kept in memory only" in caplog.text
+
+    with pytest.raises(CapabilityError, match="sm_72"):
+        cuda.machine_code(description, 72)
+    newer = cuda.machine_code(description, 999)
+    assert b".target" in newer  # PTX, from which the driver of that GPU makes code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
+    library = nvrtc_of("nvidia-cuda-nvrtc==13.*").path
+    code = (
+        "from framefuse.kernels import cuda, nvrtc\n"
+        f"compiler = nvrtc.Nvrtc({str(library)!r}); nvrtc.find = lambda: compiler\n"
+        "for symbol in list(cuda.descriptions())[:6]: cuda.machine_code(cuda.describe(symbol), 80)\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    files = list((tmp_path / "framefuse" / "kernels").iterdir())
+    assert len(files) == 6 and all(path.suffix == ".cubin" for path in files)

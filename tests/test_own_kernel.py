@@ -1,0 +1,89 @@
+"""docs/own-kernel.md: a user's kernel is built and run, and `framefuse kernels` shows what runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda_on_cpu import install, on_device
+from framefuse.cli import main
+from framefuse.errors import UsageError
+from framefuse.kernels import cpu, cuda
+from framefuse.kernels.build import build_file
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_kernel.py"
+PICTURE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("built")
+    build_file(EXAMPLE, directory)
+    return directory
+
+
+def wanted(gain: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    bright = np.minimum(PICTURE @ np.array([0.299, 0.587, 0.114]) * gain, 255)
+    return np.stack([bright * 0.3, bright, bright * 0.3], axis=2)
+
+
+def test_own_kernel_on_the_cpu(built: Path) -> None:
+    import tvm_ffi
+
+    library = built / f"own_kernel-{cpu.describe().level}.so"
+    out = np.zeros_like(PICTURE)
+    tvm_ffi.load_module(str(library))["night"](PICTURE.ctypes.data, out.ctypes.data, 37 * 53, 2.0)
+    assert np.abs(out - wanted(2.0)).max() <= 0.501
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
+def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict(cuda.descriptions())
+    monkeypatch.setattr(cuda, "descriptions", lambda: known)
+    cuda.add(built / "cuda")
+    assert cuda.describe("night").arguments == ("gain", "pixels", "source", "target")
+    install(monkeypatch, tmp_path)
+    out = np.zeros_like(PICTURE)
+    cuda.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)
+    assert np.abs(out - wanted(0.7)).max() <= 0.501
+    (built / "other").mkdir()
+    for path in (built / "cuda").iterdir():
+        shutil.copy(path, built / "other")
+    with pytest.raises(UsageError, match="already"):
+        cuda.add(built / "other")
+
+
+def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "list", "--json"]) == 0
+    rows = {(row["kernel"], row["device"]): row["family"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["preprocess_semiplanar_u8_nchw", "cuda"] == "preprocess"
+    assert rows["preprocess_semiplanar_u8", "cpu"] == "preprocess"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["preprocess_gray_u8_nchw"], "T.prim_func"),
+        (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),
+        (["preprocess_gray_u8", "--emit", "asm"], ".globl"),
+    ],
+)
+def test_kernels_are_shown(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "show", *words]) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_what_cannot_be_shown_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "show", "preprocess_gray_u8", "--emit", "ptx"]) == 2
+    assert "one for cpu is" in capsys.readouterr().err
+    assert main(["kernels", "show", "nonsense"]) == 2
+    code = "import sys; sys.modules['tvm'] = None; from framefuse.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "kernels", "show", "preprocess_gray_u8_nchw"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "framefuse[tvm]" in done.stderr

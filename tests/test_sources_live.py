@@ -20,10 +20,10 @@ import pytest
 
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.frame import Frame
+from framefuse.redact import redact
 from framefuse.sources import Source, SourceOptions, open_source
 from framefuse.sources.connection import Address
 from framefuse.sources.live import open_live
-from framefuse.redact import redact
 from framefuse.sources.resume import Backoff, Timeline
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 

@@ -63,7 +63,7 @@ class Settings(BaseModel):
     )
     batch: int = Field(1, ge=1, le=64, description="frames a batch at most")
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
-    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at the same time; 0: as fits the cores")
+    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: as fits the cores")
     threads: int = Field(0, ge=0, le=1024, description="engine threads in all; 0: the cores this process may use")
     slots: int = Field(0, ge=0, le=1024, description="requests in flight; 0: streams + 1")
     workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may take, MiB; 0: its default")

@@ -86,8 +86,8 @@ def _open_streams() -> None:
     while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
     os.close(spare)
-    sys.stdout = _Stdout(open(1, "wb", closefd=False), *_encoding(sys.stdout), line_buffering=True)
-    sys.stderr = _Stderr(open(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
+    sys.stdout = _Stdout(os.fdopen(1, "wb", closefd=False), *_encoding(sys.stdout), line_buffering=True)
+    sys.stderr = _Stderr(os.fdopen(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
 
 
 def _encoding(stream: object) -> tuple[str | None, str]:

@@ -47,9 +47,9 @@ class _Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)  # type: ignore[arg-type]
         if self._depth > DEPTH:
             raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=event.start_mark)
         self._depth += 1
@@ -62,5 +62,5 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except yaml.YAMLError:
             raise
-        except Exception as error:  # PyYAML's constructors raise nearly anything on values that their type does not have
+        except Exception as error:  # PyYAML's constructors raise nearly anything on values that do not suit their type
             raise yaml.MarkedYAMLError(problem=str(error)[:100], problem_mark=node.start_mark) from error

@@ -12,15 +12,14 @@ from framefuse.kernels.cpu import Library, describe
 from framefuse.kernels.drawing import draw_boxes, overlay
 from framefuse.kernels.geometry import flip, remap, split_stereo, warp_affine, warp_perspective
 from framefuse.kernels.instances import (
-    DeviceRuns,
     Runs,
-    Workspace,
     instance_labels,
     instance_masks,
     instance_runs,
     mask_runs,
     native_content,
 )
+from framefuse.kernels.instances_cuda import DeviceRuns, Workspace
 from framefuse.kernels.masks import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
 from framefuse.kernels.preprocess import preprocess, preprocess_batch
 from framefuse.kernels.preprocess_cuda import PreprocessTable

@@ -104,7 +104,8 @@ def _names_from_file(folder: Path, name: str) -> Any:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CardError(f"class names {brief(name)} cannot be read: {reason}", remedy="correct the key names") from error
+        message = f"class names {brief(name)} cannot be read: {reason}"
+        raise CardError(message, remedy="correct the key names") from error
 
 
 def check_names(names: Any, where: str) -> dict[int, str]:

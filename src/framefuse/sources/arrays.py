@@ -28,8 +28,8 @@ def is_image(item: object) -> bool:
 def open_arrays(source: Any, options: SourceOptions) -> PullSource:
     """Read pictures from memory, without a copy where the rows of an array are contiguous.
 
-    Pictures of an iterator are copied: it may refill one array again and again, as `capture.read(array)` does, while the
-    pipeline still reads earlier ones.
+    Pictures of an iterator are copied: it may refill one array again and again, as `capture.read(array)` does, while
+    the pipeline still reads earlier ones.
 
     Args:
         source: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA array, (n, h, w, 3) stack, PIL image, or an iterable of such

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.errors import SourceError, UsageError
+from framefuse.redact import redact_source
 from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, open_source
 from framefuse.sources.planes import note
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.redact import redact_source
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and what opens it."""

@@ -28,9 +28,9 @@ import av
 from av.stream import Discard
 
 from framefuse.errors import FramefuseError, SourceError
+from framefuse.redact import redact
 from framefuse.sources import SCHEMES, SourceOptions
 from framefuse.sources.files import NOT_VIDEO, exact
-from framefuse.redact import redact
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",

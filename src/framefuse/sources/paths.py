@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from framefuse.errors import SourceError
-from framefuse.sources import Source, SourceOptions
 from framefuse.redact import redact_source
+from framefuse.sources import Source, SourceOptions
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif"}

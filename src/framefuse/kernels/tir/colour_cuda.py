@@ -1,6 +1,8 @@
 """yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for CUDA.
 
-yuv_to_rgb: a thread makes PIXELS neighbouring pixels of a row, so that a warp writes whole lines of float32 planes;
+yuv_to_rgb: a thread makes PIXELS neighbouring pixels of a row, so that a warp writes whole lines of float32 planes.
+Where the host finds that four luma samples and their two chroma pairs are whole words (`paired`), they come in one
+load each;
 blockIdx.z is the frame, whose addresses come from a table on the device when there are several. rgb_to_yuv: a thread
 takes 2x2 pixels. The others: a thread takes a pixel.
 """
@@ -37,12 +39,8 @@ def rgb_variant(sample, output):
     def load(address):
         return T.call_extern("float32", f"load_{sample}", address)
 
-    def packed(plane, pitch, y, index):
+    def at(plane, pitch, y, index):
         return load(plane + (wide(y) * wide(pitch) + wide(index)) * size)
-
-    @T.inline
-    def nearest(comps, k, plane, pitch, y, x, step, add, shift_x, shift_y):
-        comps[k] = load(plane + (wide(y >> shift_y) * wide(pitch) + wide((x >> shift_x) * step + add)) * size)
 
     @T.inline
     def neighbour(near, far, weight, slot, position, shift, count):
@@ -54,9 +52,9 @@ def rgb_variant(sample, output):
         weight[slot] = T.Cast("float32", T.max(offset, -offset)) / T.Cast("float32", 2 * stretch)
 
     @T.inline
-    def interpolated(comps, k, plane, pitch, step, add, near, far, weight):
-        upper = plane + (wide(near[1]) * wide(pitch) + add) * size
-        lower = plane + (wide(far[1]) * wide(pitch) + add) * size
+    def interpolated(comps, k, plane, pitch, step, near, far, weight):
+        upper = plane + wide(near[1]) * wide(pitch) * size
+        lower = plane + wide(far[1]) * wide(pitch) * size
         here = wide(near[0] * step) * size
         beside = wide(far[0] * step) * size
         comps[k] = lerp(
@@ -141,7 +139,10 @@ def rgb_variant(sample, output):
                                 if paired != 0:
                                     words_of(words, 0, PIXELS, plane0 + (wide(y) * wide(pitch0) + wide(x)) * size)
                                     words_of(
-                                        words, size, PIXELS, plane1 + (wide(y >> shift_y) * wide(pitch1) + wide(x)) * size
+                                        words,
+                                        size,
+                                        PIXELS,
+                                        plane1 + (wide(y >> shift_y) * wide(pitch1) + wide(x)) * size,
                                     )
                                     for p in T.unroll(PIXELS):
                                         comps[3 * p] = sample_of(words, 0, p)
@@ -154,31 +155,34 @@ def rgb_variant(sample, output):
                                         column = T.min(x + p, width - 1)
                                         if layout == PACKED3:
                                             for k in T.unroll(3):
-                                                comps[3 * p + k] = packed(plane0, pitch0, y, 3 * column + k)
+                                                comps[3 * p + k] = at(plane0, pitch0, y, 3 * column + k)
                                         elif layout == PACKED4:
                                             for k in T.unroll(3):
-                                                comps[3 * p + k] = packed(plane0, pitch0, y, 4 * column + k)
+                                                comps[3 * p + k] = at(plane0, pitch0, y, 4 * column + k)
                                         else:
-                                            comps[3 * p] = load(plane0 + (wide(y) * wide(pitch0) + wide(column)) * size)
+                                            comps[3 * p] = at(plane0, pitch0, y, column)
                                             if layout != GRAY:
+                                                # Of semiplanar frames, the other chroma samples lie between the first ones.
+                                                planar = layout == PLANAR
+                                                other = T.Select(planar, plane2, plane1 + T.int64(size))
+                                                pitch = T.Select(planar, pitch2, pitch1)
+                                                step = T.Select(planar, 1, 2)
                                                 if linear == 0:
-                                                    if layout == PLANAR:
-                                                        nearest(comps, 3 * p + 1, plane1, pitch1, y, column, 1, 0, shift_x, shift_y)
-                                                        nearest(comps, 3 * p + 2, plane2, pitch2, y, column, 1, 0, shift_x, shift_y)
-                                                    else:
-                                                        nearest(comps, 3 * p + 1, plane1, pitch1, y, column, 2, 0, shift_x, shift_y)
-                                                        nearest(comps, 3 * p + 2, plane1, pitch1, y, column, 2, 1, shift_x, shift_y)
+                                                    row = y >> shift_y
+                                                    index = (column >> shift_x) * step
+                                                    comps[3 * p + 1] = at(plane1, pitch1, row, index)
+                                                    comps[3 * p + 2] = at(other, pitch, row, index)
                                                 else:
                                                     down = (height + (1 << shift_y) - 1) >> shift_y
                                                     across = (width + (1 << shift_x) - 1) >> shift_x
                                                     neighbour(near, far, weight, 0, column, shift_x, across)
                                                     neighbour(near, far, weight, 1, y, shift_y, down)
-                                                    if layout == PLANAR:
-                                                        interpolated(comps, 3 * p + 1, plane1, pitch1, 1, 0, near, far, weight)
-                                                        interpolated(comps, 3 * p + 2, plane2, pitch2, 1, 0, near, far, weight)
-                                                    else:
-                                                        interpolated(comps, 3 * p + 1, plane1, pitch1, 2, 0, near, far, weight)
-                                                        interpolated(comps, 3 * p + 2, plane1, pitch1, 2, 1, near, far, weight)
+                                                    interpolated(
+                                                        comps, 3 * p + 1, plane1, pitch1, step, near, far, weight
+                                                    )
+                                                    interpolated(
+                                                        comps, 3 * p + 2, other, pitch, step, near, far, weight
+                                                    )
                                 for p in T.unroll(PIXELS):
                                     red = m0 * comps[3 * p] + m1 * comps[3 * p + 1] + m2 * comps[3 * p + 2] + o0
                                     green = m3 * comps[3 * p] + m4 * comps[3 * p + 1] + m5 * comps[3 * p + 2] + o1

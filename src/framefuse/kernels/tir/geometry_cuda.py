@@ -2,8 +2,9 @@
 
 A thread makes PIXELS neighbouring pixels of a row of one picture, blockIdx.z, and all its planes. Positions are those
 of `_positions.py`; along a row the fixed-point ones are summed, which is exact. A tile is nearly square, so that the
-source of a turned picture stays in the first cache. Three or four bytes of a pixel and those of its neighbour come as
-aligned words that are shifted together: half the loads of single bytes.
+source of a turned picture stays in the first cache. Where all its pixels lie within the source, a thread issues all
+loads first; three or four bytes of a pixel and those of its neighbour come as aligned words that are shifted together.
+Threads next to the border take their pixels one after the other, which keeps the registers few for all.
 """
 
 from tvm import tirx
@@ -136,9 +137,8 @@ def variant(sample, channels):
             for c in T.unroll(channels):
                 values[c] = taken[4 * c]
                 if linear != 0:
-                    values[c] = lerp(
-                        lerp(taken[4 * c], taken[4 * c + 2], down), lerp(taken[4 * c + 1], taken[4 * c + 3], down), right
-                    )
+                    beside = lerp(taken[4 * c + 1], taken[4 * c + 3], down)
+                    values[c] = lerp(lerp(taken[4 * c], taken[4 * c + 2], down), beside, right)
 
     def chosen(array, k, p):
         """array[2 p + k], for p of a loop, without an address in memory for the array."""

@@ -39,7 +39,7 @@ def rgb_variant(sample, output):
     def load(address):
         return T.call_extern("float32", f"load_{sample}", address)
 
-    def at(plane, pitch, y, index):
+    def sample_at(plane, pitch, y, index):
         return load(plane + (wide(y) * wide(pitch) + wide(index)) * size)
 
     @T.inline
@@ -155,14 +155,14 @@ def rgb_variant(sample, output):
                                         column = T.min(x + p, width - 1)
                                         if layout == PACKED3:
                                             for k in T.unroll(3):
-                                                comps[3 * p + k] = at(plane0, pitch0, y, 3 * column + k)
+                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 3 * column + k)
                                         elif layout == PACKED4:
                                             for k in T.unroll(3):
-                                                comps[3 * p + k] = at(plane0, pitch0, y, 4 * column + k)
+                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 4 * column + k)
                                         else:
-                                            comps[3 * p] = at(plane0, pitch0, y, column)
+                                            comps[3 * p] = sample_at(plane0, pitch0, y, column)
                                             if layout != GRAY:
-                                                # Of semiplanar frames, the other chroma samples lie between the first ones.
+                                                # Of semiplanar frames, V lies between the samples of U.
                                                 planar = layout == PLANAR
                                                 other = T.Select(planar, plane2, plane1 + T.int64(size))
                                                 pitch = T.Select(planar, pitch2, pitch1)
@@ -170,8 +170,8 @@ def rgb_variant(sample, output):
                                                 if linear == 0:
                                                     row = y >> shift_y
                                                     index = (column >> shift_x) * step
-                                                    comps[3 * p + 1] = at(plane1, pitch1, row, index)
-                                                    comps[3 * p + 2] = at(other, pitch, row, index)
+                                                    comps[3 * p + 1] = sample_at(plane1, pitch1, row, index)
+                                                    comps[3 * p + 2] = sample_at(other, pitch, row, index)
                                                 else:
                                                     down = (height + (1 << shift_y) - 1) >> shift_y
                                                     across = (width + (1 << shift_x) - 1) >> shift_x

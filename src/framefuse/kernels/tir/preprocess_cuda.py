@@ -5,8 +5,9 @@ warp writes whole lines; blockIdx.z is the frame, whose facts are a row of a tab
 (`_frame_row.py`), so a captured launch can be given other frames by writing the table alone.
 
 Taps of `nearest` and `linear` are computed here, in exact integers: a float guess of the quotient is off by one at
-most, and the remainder corrects it; the other pixels of the thread follow by adding. Filters of more taps come as tables. Both clamp to the samples that exist, so what
-a thread computes outside the picture is harmless, and it is replaced by padding.
+most, and the remainder corrects it; the other pixels of the thread follow by adding. Filters of more taps come as
+tables. Both clamp to the samples that exist, so what a thread computes outside the picture is harmless, and it is
+replaced by padding.
 """
 
 from tvm import tirx
@@ -179,53 +180,60 @@ def variant(layout, sample, memory):
                 two(comps, 3 * p + 1, plane1, ups, wys, 1, lefts, wxs, 2 * p + 1)
 
     @T.inline
-    def pixels(values, addresses, integers, row, extents, x, y):
+    def pixels(values, addresses, integers, row, x, y):
         """values = PIXELS neighbouring pixels, converted and laid out."""
         coefficients = T.alloc_buffer((24,), "int32", scope="local")
+        extents = T.alloc_buffer((4,), "int32", scope="local")
+        along0 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
+        along1 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
+        across0 = T.alloc_buffer((8,), "int32", scope="local")
+        across1 = T.alloc_buffer((8,), "int32", scope="local")
+        # All that is needed of the row but the coefficients, before any branch: so it arrives at once.
+        fetch(extents, 0, 1, integers, row, WORD["along_begin"])
+        fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
+        fetch(along0, 0, 3, integers, row, WORD["along_step0"])
+        fetch(across0, 0, 2, integers, row, WORD["across_step0"])
+        if chroma:
+            fetch(along1, 0, 3, integers, row, WORD["along_step1"])
+            fetch(across1, 0, 2, integers, row, WORD["across_step1"])
+        plane0 = addresses[row, ADDRESS["plane0"]]
+        plane1 = addresses[row, ADDRESS["plane1"]]
+        plane2 = addresses[row, ADDRESS["plane2"]]
         if T.And(
             T.And(y >= extents[2], y < extents[3]),
             T.And(x + PIXELS > extents[0], x < extents[1]),
         ):
-            along = T.alloc_buffer((len(AXIS),), "int32", scope="local")
-            across = T.alloc_buffer((8,), "int32", scope="local")
             lefts = T.alloc_buffer((4 * PIXELS,), "int32", scope="local")
             wxs = T.alloc_buffer((2 * PIXELS,), "float32", scope="local")
             ups = T.alloc_buffer((4,), "int32", scope="local")
             wys = T.alloc_buffer((2,), "float32", scope="local")
             comps = T.alloc_buffer((3 * PIXELS,), "float32", scope="local")
-            plane0 = addresses[row, ADDRESS["plane0"]]
-            plane1 = addresses[row, ADDRESS["plane1"]]
-            plane2 = addresses[row, ADDRESS["plane2"]]
-            fetch(along, 0, 3, integers, row, WORD["along_step0"])
-            fetch(across, 0, 2, integers, row, WORD["across_step0"])
-            mode = along[11]
+            mode = along0[11]
             if mode != MODES["filtered"]:
-                taps(along, x, PIXELS, lefts, wxs, 0, 2)
-                taps(across, y, 1, ups, wys, 0, 1)
+                taps(along0, x, PIXELS, lefts, wxs, 0, 2)
+                taps(across0, y, 1, ups, wys, 0, 1)
                 if chroma:
-                    fetch(along, 0, 3, integers, row, WORD["along_step1"])
-                    fetch(across, 0, 2, integers, row, WORD["across_step1"])
-                    taps(along, x, PIXELS, lefts, wxs, 1, 2)
-                    taps(across, y, 1, ups, wys, 1, 1)
+                    taps(along1, x, PIXELS, lefts, wxs, 1, 2)
+                    taps(across1, y, 1, ups, wys, 1, 1)
                 if mode == MODES["picked"]:
                     linear(comps, True, plane0, plane1, plane2, ups, wys, lefts, wxs)
                 else:
                     linear(comps, False, plane0, plane1, plane2, ups, wys, lefts, wxs)
             else:
-                along0 = addresses[row, ADDRESS["along0"]]
-                across0 = addresses[row, ADDRESS["across0"]]
-                along1 = addresses[row, ADDRESS["along1"]]
-                across1 = addresses[row, ADDRESS["across1"]]
+                along_table0 = addresses[row, ADDRESS["along0"]]
+                across_table0 = addresses[row, ADDRESS["across0"]]
+                along_table1 = addresses[row, ADDRESS["along1"]]
+                across_table1 = addresses[row, ADDRESS["across1"]]
                 j = y - extents[2]
                 for p in T.unroll(PIXELS):
                     i = T.min(T.max(x + p, extents[0]), extents[1] - 1) - extents[0]
-                    filtered(comps, 3 * p, 0, side_by_side, integers, row, plane0, along0, across0, i, j)
+                    filtered(comps, 3 * p, 0, side_by_side, integers, row, plane0, along_table0, across_table0, i, j)
                     if layout == "planar":
-                        filtered(comps, 3 * p + 1, 1, 1, integers, row, plane1, along1, across1, i, j)
-                        filtered(comps, 3 * p + 2, 1, 1, integers, row, plane2, along1, across1, i, j)
+                        filtered(comps, 3 * p + 1, 1, 1, integers, row, plane1, along_table1, across_table1, i, j)
+                        filtered(comps, 3 * p + 2, 1, 1, integers, row, plane2, along_table1, across_table1, i, j)
                     if layout == "semiplanar":
-                        filtered(comps, 3 * p + 1, 1, 2, integers, row, plane1, along1, across1, i, j)
-            fetch(coefficients, 0, 6, integers, row, COEFFICIENT)
+                        filtered(comps, 3 * p + 1, 1, 2, integers, row, plane1, along_table1, across_table1, i, j)
+            fetch(coefficients, 0, 4, integers, row, COEFFICIENT)
             for p in T.unroll(PIXELS):
                 for c in T.unroll(3):
                     values[place(c, p)] = T.Select(
@@ -234,7 +242,6 @@ def variant(layout, sample, memory):
                         fraction(coefficients[18 + c]),
                     )
         else:
-            fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
             for p in T.unroll(PIXELS):
                 for c in T.unroll(3):
                     values[place(c, p)] = fraction(coefficients[18 + c])
@@ -285,10 +292,8 @@ def variant(layout, sample, memory):
                             x = (block_x * COLUMNS + thread_x) * PIXELS
                             y = block_y * ROWS + thread_y
                             if T.And(x < width, y < height):
-                                extents = T.alloc_buffer((4,), "int32", scope="local")
                                 values = T.alloc_buffer((channels * PIXELS,), "float32", scope="local")
-                                fetch(extents, 0, 1, integers, frame, WORD["along_begin"])
-                                pixels(values, addresses, integers, frame, extents, x, y)
+                                pixels(values, addresses, integers, frame, x, y)
                                 target = addresses[frame, ADDRESS["output"]]
                                 if store == STORES["f32"]:
                                     write(values, target, "f32", x, y, width, channel_pitch, vectors)

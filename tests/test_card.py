@@ -223,7 +223,21 @@ def test_wrong_cards(write: Any, card: Any, words: str) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "{0: 'a'", "[" * 5000, "3", "{'x': 'a'}", "{}", "{None: 'a'}", "{(1, 2): 'a'}", "{1e999: 'a'}", '["\\ud800"]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "{0: 'a'",
+        "[" * 5000,
+        "3",
+        "{'x': 'a'}",
+        "{}",
+        "{None: 'a'}",
+        "{(1, 2): 'a'}",
+        "{1e999: 'a'}",
+        '["\\ud800"]',
+    ],
+)
 def test_names_in_metadata_are_parsed_never_run(write: Any, text: str) -> None:
     with pytest.raises(CardError, match="names"):
         read_card(write(("o", [1, 84, 8400]), names=text))

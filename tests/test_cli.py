@@ -360,6 +360,23 @@ def test_interrupted_while_a_server_is_silent() -> None:
     assert err.endswith("error: interrupted\n") and "Traceback" not in err
 
 
+def test_a_signal_after_another_thread_freed_the_engine() -> None:
+    code = """
+import gc, os, signal, threading
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.models import find_model
+
+engines = [open_engine("openvino", find_model("squares"), EngineOptions())]
+thread = threading.Thread(target=lambda: (engines.clear(), gc.collect()))
+thread.start()
+thread.join()
+signal.signal(signal.SIGUSR1, lambda number, frame: print("handled"))
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "handled\n")
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_further_signals_change_nothing(long: Path, count: int) -> None:
     with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:

@@ -111,6 +111,7 @@ def test_an_empty_file_changes_nothing(write: Any, text: str) -> None:
         ('project: "\\ud800"\n', "project is '\\ud800'", "project takes a path"),
         ("classes: [99999999999999999999]\n", "classes is [99999999999999999999]", "whole numbers from 0 to 65535"),
         ("timeout: 1e300\n", "timeout is", "a number above 0 to 86400"),
+        ("? [1, 2]\n: 3\n", "a key is no text, line 1", "name: value"),
         ("threads: 100000\n", "threads is 100000", "a whole number from 0 to 1024"),
     ],
 )

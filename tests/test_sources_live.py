@@ -363,7 +363,7 @@ def test_a_protocol_that_ffmpeg_lacks_is_a_missing_capability() -> None:
         ("rtsp:me:pw@host/a", "***@host/a"),
         ("rtsp:/me:pw//1@host/a", "***@host/a"),
         ("no such file: me:pw@host:554/a", "no such file: ***@host:554/a"),
-        ("\" rtsp://me:pw@host/a\"", "\" rtsp://***@host/a\""),
+        ('" rtsp://me:pw@host/a"', '" rtsp://***@host/a"'),
         ("rtsp://host/user=admin&password=x&channel=1", "rtsp://host/user=***&password=***&channel=1"),
         ("udp://@:5000", "udp://@:5000"),
         ("udp://@239.0.0.1:5000", "udp://@239.0.0.1:5000"),

@@ -28,6 +28,8 @@ def read_mapping(text: bytes) -> dict[str, tuple[Any, int]]:
         found: dict[str, tuple[Any, int]] = {}
         for key_node, value_node in root.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ValueError(f"a key is no text, line {line}")
             if key in found:
                 raise ValueError(f"{key} is set twice, in line {found[key][1]} and line {line}")
             found[key] = (loader.construct_object(value_node, deep=True), line)

@@ -31,6 +31,7 @@ from framefuse import Frame, Pipeline, Report, open_source
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.null import NullEngine
 from framefuse.preprocess import Preprocess
+from framefuse.profiling import thread_named
 from framefuse.sources import SourceInfo
 
 RECORDED = 24
@@ -54,8 +55,9 @@ class Decoded:
 
 def recorded_answers(video: Path, weights: Path, shape: tuple[int, int]) -> list[tuple[NDArray[Any], ...]]:
     """The real model's outputs for the first frames."""
-    engine = open_engine("openvino", weights, EngineOptions())
-    lane = engine.lane(1, *shape, 1)
+    with thread_named("ff-engine"):  # OpenVINO keeps its threads for later engines, and reports know them by this name
+        engine = open_engine("openvino", weights, EngineOptions())
+        lane = engine.lane(1, *shape, 1)
     answers = []
     spec = Preprocess(rectangular=True)
     for frame in islice(open_source(video), RECORDED):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -75,9 +75,6 @@ class Preprocess:
             raise UsageError(f"interpolation {self.interpolation!r} is not one of {', '.join(get_args(Interpolation))}")
         if 0.0 in self.std:
             raise UsageError(f"std {self.std} has a zero")
-
-    def sized(self, width: int, height: int) -> Preprocess:
-        return replace(self, width=width, height=height)
 
     def place(self, width: int, height: int, roi: Region | None = None) -> Placement:
         """Where a shown picture of width x height pixels lands, or the part `roi` of it.

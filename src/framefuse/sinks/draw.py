@@ -21,14 +21,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from framefuse.errors import UsageError
 from framefuse.frame import Matrix, PixelFormat
+from framefuse.kernels.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
 """Red, green, blue in 0..255."""
-
-KR_KB = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
-"""Weights of red and blue in luma: ITU-R BT.601, BT.709, BT.2020."""
 
 TILES_KEPT = 512
 """Rendered labels kept: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
@@ -73,7 +71,7 @@ def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str,
     y = kr r + (1 - kr - kb) g + kb b; u = (b - y) / (2 (1 - kb)); v = (r - y) / (2 (1 - kr)), then scaled to the range.
     """
     red, green, blue = (channel / 255 for channel in colour)
-    kr, kb = KR_KB.get(matrix, KR_KB["bt601"])
+    kr, kb = LUMA_WEIGHTS.get(matrix, LUMA_WEIGHTS["bt601"])
     luma = kr * red + (1 - kr - kb) * green + kb * blue
     u, v = (blue - luma) / (2 * (1 - kb)), (red - luma) / (2 * (1 - kr))
     base, luma_span, chroma_span = (0, 255, 255) if full_range else (16, 219, 224)

@@ -30,13 +30,14 @@ ALLOWED: dict[str, set[str]] = {
     "sinks": {"frame", "prediction", "sources", "kernels"},
     "batching": set(),
     "config": {"machine", "plain_yaml", "redact"},
-    "profiling": {"machine"},
+    "threads": set(),
+    "profiling": {"machine", "threads"},
     "report": {"machine", "profiling", "redact", "report_html", "sources", "verdict"},
     "verdict": {"profiling"},
     "report_html": {"report", "profiling"},
-    "channel": {"profiling"},
+    "channel": {"threads"},
     "choices": {"config", "models", "preprocess"},
-    "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling"},
+    "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling", "threads"},
 }
 FREE = {"__init__", "__main__", "entry", "pipeline", "doctor", "cli"}
 

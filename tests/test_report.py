@@ -26,12 +26,10 @@ from framefuse.profiling import (
     Recorder,
     Spread,
     StageStats,
-    cpu_by_thread_name,
-    name_thread,
-    thread_named,
 )
 from framefuse.report import ModelFacts, Report, build_report
 from framefuse.sources import SourceInfo
+from framefuse.threads import cpu_by_thread_name, name_thread, thread_named
 from framefuse.verdict import Verdict, verdict
 
 linux = pytest.mark.skipif(cpu_by_thread_name() is None, reason="per-thread CPU time is known on Linux only")

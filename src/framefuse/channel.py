@@ -14,7 +14,7 @@ from time import monotonic, perf_counter, thread_time
 from typing import Final, Generic, Literal, TypeVar
 
 from framefuse.errors import FramefuseError
-from framefuse.profiling import name_thread
+from framefuse.threads import name_thread
 
 Item = TypeVar("Item")
 

@@ -16,7 +16,8 @@ from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
 from framefuse.prediction import Detections, FrameInfo, Predictions, Result
 from framefuse.preprocess import Placement, Preprocess
-from framefuse.profiling import Recorder, thread_named
+from framefuse.profiling import Recorder
+from framefuse.threads import thread_named
 
 MAX_LANES = 4
 """Input shapes kept ready at the same time; the one unused for longest gives way."""

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "channel": {"threads"},
     "choices": {"config", "models", "preprocess"},
     "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling", "threads"},
+    "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
 }
 FREE = {"__init__", "__main__", "entry", "pipeline", "doctor", "cli"}
 

@@ -1,0 +1,274 @@
+"""COCO files as data: images and annotations, checked before anything runs.
+
+Category ids may have gaps; class numbers count them in ascending order. Annotations with `iscrowd` are regions that
+count neither way. Where `images` is a video, each image of the file is the frame whose number is in its key `frame`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import CapabilityError, DecodeError, SourceError
+from framefuse.evaluation.data import Dataset, Key, Labels
+from framefuse.prediction import FrameInfo
+from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources.pull import Frames, PullSource
+
+Record = dict[str, Any]
+NAMED = 3
+"""Examples in a message."""
+
+
+def open_coco(path: Path, images: Path | None = None) -> Dataset:
+    """Read a COCO file.
+
+    Args:
+        images: folder or video; the folder is looked for beside the file when left out.
+
+    Raises:
+        DecodeError: not JSON, or not COCO.
+        SourceError: a missing file or image, an unknown or repeated id, or nothing to find in it.
+    """
+    records = _read(path)
+    pictures, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
+    names = _class_names(path, categories)
+    number_of = {category: number for number, category in enumerate(sorted(categories))}
+    objects, notes = _objects(path, records["annotations"], pictures, categories)
+    folder = images or _find_folder(path, pictures)
+    place = _frames_of if folder.is_file() else _files_of
+    by_key = place(path, folder, pictures)
+    labels = partial(_labels, by_key, objects, number_of)
+    outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
+    shared: dict[str, Any] = {
+        "uri": str(path),
+        "names": names,
+        "keys": list(by_key),
+        "notes": notes,
+        "mask_names": _mask_names(names) if outlined else {},
+    }
+    if folder.is_file():
+        return Dataset(open=partial(_open_video, folder), key_of=_index_of, labels=labels, **shared)
+    return Dataset(open=_open_images, key_of=_file_of, labels=labels, **shared)
+
+
+def _read(path: Path) -> Mapping[str, list[Any]]:
+    remedy = "pass a file with the lists images, annotations and categories"
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"{path} is not JSON: {error}", remedy=remedy) from error
+    for key in ("images", "annotations", "categories"):
+        rows = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DecodeError(f"{path} is no COCO file: it has no list {key!r}", remedy=remedy)
+        if not rows:
+            raise SourceError(f"{path} has no {key}: there is nothing to compare with", remedy=remedy)
+    found: Mapping[str, list[Any]] = content
+    return found
+
+
+def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[int, Record]:
+    text = {"images": "file_name", "categories": "name"}[kind]
+    for record in records[kind]:
+        if not _is_id(record.get("id")) or not isinstance(record.get(text), str):
+            raise DecodeError(f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}")
+    counts = Counter(record["id"] for record in records[kind])
+    if repeated := [number for number, count in counts.items() if count > 1]:
+        raise SourceError(
+            f"{path}: {kind} has the id {repeated[0]} {counts[repeated[0]]} times",
+            remedy="give each its own",
+        )
+    return {record["id"]: record for record in records[kind]}
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _class_names(path: Path, categories: Mapping[int, Record]) -> dict[int, str]:
+    names = {number: str(categories[category]["name"]) for number, category in enumerate(sorted(categories))}
+    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise SourceError(f"{path}: two categories are called {repeated[0]!r}", remedy="rename or merge them")
+    return names
+
+
+def _objects(
+    path: Path, annotations: Iterable[Record], pictures: Mapping[int, Record], categories: Mapping[int, Record]
+) -> tuple[dict[int, list[Record]], list[str]]:
+    """Annotations by image id, and what was left out."""
+    found: dict[int, list[Record]] = defaultdict(list)
+    seen: set[int] = set()
+    flat = 0
+    for record in annotations:
+        for key, known in (("image_id", pictures), ("category_id", categories)):
+            if not _is_id(record.get(key)) or record[key] not in known:
+                raise SourceError(
+                    f"{path}: an annotation has the {key} {_short(record.get(key))}, which does not exist: "
+                    f"{_short(record)}",
+                    remedy=f"correct it, or add the {key.removesuffix('_id')}",
+                )
+        number = record.get("id")
+        if number in seen:
+            raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
+        if _is_id(number):
+            seen.add(int(number or 0))
+        box = record.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
+            raise DecodeError(f"{path}: bbox is not [x, y, width, height]: {_short(record)}")
+        if min(box[2:]) <= 0:
+            flat += 1
+        else:
+            found[record["image_id"]].append(record)
+    if not found:
+        raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
+    return found, [f"{flat} annotations without an area were left out"] if flat else []
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
+    """The first folder near the file that holds the first image."""
+    name = next(iter(pictures.values()))["file_name"]
+    split = path.stem.removeprefix("instances_")
+    near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
+    for folder in near:
+        if (folder / name).is_file():
+            return folder
+    tried = ", ".join(map(str, near))
+    raise SourceError(f"{path} names {name!r}, which is in none of {tried}", remedy="say where with --images FOLDER")
+
+
+def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+    if not folder.is_dir():
+        raise SourceError(f"there is no folder {folder}", remedy="check --images")
+    files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in pictures.values()}
+    if len(files) < len(pictures):
+        raise SourceError(f"{path}: two images have the same file_name", remedy="name each image once")
+    if missing := [str(file) for file in files if not Path(str(file)).is_file()]:
+        raise SourceError(
+            f"{len(missing)} of {len(files)} images of {path.name} are missing: {_some(missing)}",
+            remedy="check --images, or take them out of the file",
+        )
+    return files
+
+
+def _frames_of(path: Path, video: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+    frames: dict[Any, Record] = {record.get("frame"): record for record in pictures.values()}
+    if len(frames) < len(pictures) or not all(_is_id(number) for number in frames):
+        raise SourceError(
+            f"{path} does not say which frames of {video} it means",
+            remedy="give each image a number: frame: 0, ...",
+        )
+    return {int(number): frames[number] for number in sorted(frames)}
+
+
+def _open_images(keys: Sequence[Key]) -> Source:
+    from framefuse.sources.images import open_images
+
+    return open_images([Path(str(key)) for key in keys], SourceOptions())
+
+
+def _open_video(video: Path, keys: Sequence[Key]) -> Source:
+    """The video, without the frames that were not asked for."""
+    from framefuse.sources import open_source
+
+    inner, wanted = open_source(video), set(keys)
+    info = SourceInfo(**{**vars(inner.info), "frames": len(keys)})
+
+    def frames(closed: threading.Event) -> Frames:
+        for frame in inner:
+            if frame.index in wanted:
+                yield frame
+
+    return PullSource(info, frames, release=inner.close, interrupt=inner.close)
+
+
+def _file_of(frame: FrameInfo) -> Key:
+    return frame.source_id
+
+
+def _index_of(frame: FrameInfo) -> Key:
+    return frame.index
+
+
+def _labels(
+    by_key: Mapping[Key, Record], objects: Mapping[int, list[Record]], number_of: Mapping[int, int], key: Key
+) -> Labels:
+    picture = by_key[key]
+    rows = objects.get(picture["id"], [])
+    boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
+    areas = [row["area"] if _is_length(row.get("area")) else row["bbox"][2] * row["bbox"][3] for row in rows]
+    boxes[:, 2:] += boxes[:, :2]
+    complexity: Any = picture.get("complexity")
+    size = picture.get("width"), picture.get("height")
+    if not all(_is_id(side) for side in size):
+        raise DecodeError(f"image {picture['file_name']!r} has no width and height", remedy="add both to the COCO file")
+    return Labels(
+        xyxy=boxes,
+        class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
+        crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
+        area=np.array(areas, np.float64),
+        size=(int(size[0] or 0), int(size[1] or 0)),
+        class_mask=partial(_class_mask, rows, number_of, picture),
+        complexity=float(complexity) if _is_length(complexity) else None,
+    )
+
+
+def _mask_names(names: Mapping[int, str]) -> dict[int, str]:
+    """Values of a class mask painted from annotations: 0 where there is nothing, then the classes."""
+    return {0: "background", **{number + 1: name for number, name in names.items()}} if len(names) < 255 else {}
+
+
+def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: Record) -> NDArray[np.uint8]:
+    """Outlines painted from the largest to the smallest, so that what lies within another is seen."""
+    height, width = int(picture["height"]), int(picture["width"])
+    mask = np.zeros((height, width), np.uint8)
+    if not rows or len(number_of) >= 255:
+        return mask
+    tools = mask_tools()
+    for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
+        outline = row["segmentation"]
+        if isinstance(outline, list) or isinstance(outline.get("counts"), list):
+            outline = tools.frPyObjects(outline, height, width)
+        decoded = tools.decode(outline)
+        mask[decoded.any(axis=2) if decoded.ndim == 3 else decoded.astype(bool)] = number_of[row["category_id"]] + 1
+    return mask
+
+
+def mask_tools() -> Any:
+    """Run lengths and polygons of COCO to pixels.
+
+    Raises:
+        CapabilityError: the extra `val` is not installed.
+    """
+    try:
+        from faster_coco_eval import mask
+    except ImportError as error:
+        raise missing("faster-coco-eval") from error
+    return mask
+
+
+def missing(package: str) -> CapabilityError:
+    return CapabilityError(f"package {package} is not installed", remedy="pip install 'framefuse[val]'")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:NAMED]) + (", ..." if len(paths) > NAMED else "")

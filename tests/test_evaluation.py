@@ -1,0 +1,293 @@
+"""Evaluation: average precision against hand-counted cases and pycocotools, the real pipeline, and bad data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from framefuse.errors import DecodeError, SourceError, UsageError
+from framefuse.evaluation import Labels, open_data, validate
+from framefuse.evaluation.boxes import BoxCounter, confusion
+from framefuse.models.clip import squares_scene
+from framefuse.models.squares import NAMES
+
+Coco = dict[str, Any]
+
+
+def labels(boxes: list[list[float]], classes: list[int], crowd: list[int] | None = None, **more: Any) -> Labels:
+    xyxy = np.array(boxes, np.float64).reshape(-1, 4)
+    area = (xyxy[:, 2:] - xyxy[:, :2]).prod(axis=1)
+    crowds = np.array(crowd or [0] * len(boxes), bool)
+    return Labels(xyxy, np.array(classes, np.int64), crowds, area, (640, 480), **more)
+
+
+def found(rows: list[tuple[list[float], float, int]]) -> tuple[Any, Any, Any]:
+    boxes, scores, classes = zip(*rows, strict=True) if rows else ([], [], [])
+    return np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64)
+
+
+A, B, C = [10, 10, 50, 50], [100, 100, 140, 140], [300, 300, 500, 450]
+FAR = [200, 10, 240, 50]
+
+
+def test_perfect_detections_score_1() -> None:
+    counter = BoxCounter(["a", "b"], max_det=300)
+    counter.add(labels([A, B], [0, 1]), *found([(A, 0.9, 0), (B, 0.8, 1)]))
+    scores = counter.scores()
+    assert (scores.map50_95, scores.map50, scores.precision, scores.recall) == (1, 1, 1, 1)
+    assert scores.by_size == {"small": None, "medium": 1, "large": None}
+
+
+def test_average_precision_by_hand() -> None:
+    """Found: A, then a ghost, then B; C is missed. Precision at recall 1/3 is 1, at 2/3 it is 2/3, above it is 0."""
+    counter = BoxCounter(["a"], max_det=300)
+    counter.add(labels([A, B, C], [0, 0, 0]), *found([(A, 0.9, 0), (FAR, 0.8, 0), (B, 0.7, 0)]))
+    scores = counter.scores()
+    expected = (34 * 1 + 33 * 2 / 3) / 101  # recalls 0..0.33, 0.34..0.66, 0.67..1 in steps of 0.01
+    assert scores.map50 == pytest.approx(expected, abs=1e-12)
+    assert scores.by_class["a"].objects == 3
+    assert scores.confusion == [[2, 1], [1, 0]]
+    assert (scores.precision, scores.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+def test_overlap_decides_which_thresholds_count() -> None:
+    """A box of IoU 0.8 is right at 0.50, ..., 0.80: 7 of the 10 overlaps."""
+    counter = BoxCounter(["a"], max_det=300)
+    counter.add(labels([[0, 0, 100, 100]], [0]), *found([([0, 0, 100, 80], 0.9, 0)]))
+    scores = counter.scores()
+    assert scores.map50_95 == pytest.approx(0.7)
+    assert scores.map75 == pytest.approx(1)
+
+
+def test_what_lies_in_a_crowd_counts_neither_way() -> None:
+    counter = BoxCounter(["a"], max_det=300)
+    crowd = labels([A, C], [0, 0], [0, 1])
+    counter.add(crowd, *found([([310, 310, 350, 350], 0.95, 0), (A, 0.9, 0)]))
+    scores = counter.scores()
+    assert (scores.map50_95, scores.objects) == (1, 1)
+    assert scores.confusion == [[1, 0], [0, 0]]
+
+
+def test_confusion_names_the_wrong_class() -> None:
+    table = confusion(labels([A, B], [0, 1]), *found([(A, 0.9, 1), (FAR, 0.9, 0)]), 2)
+    assert table.tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_calm_and_crowded_frames_are_scored_apart() -> None:
+    counter = BoxCounter(["a"], max_det=300)
+    counter.add(labels([A], [0], complexity=0.1), *found([(A, 0.9, 0)]))
+    counter.add(labels([A, B], [0, 0], complexity=1.0), *found([]))
+    split = counter.scores().by_complexity
+    assert (split["calm"].map50_95, split["calm"].frames, split["calm"].objects) == (1, 1, 1)
+    assert (split["busy"].map50_95, split["busy"].frames) == (None, 0)
+    assert (split["crowded"].map50_95, split["crowded"].objects) == (0, 2)
+
+
+def noisy(seed: int, classes: int = 3, frames: int = 12) -> list[tuple[Labels, tuple[Any, Any, Any]]]:
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(frames):
+        n = int(random.integers(0, 9))
+        corner = random.uniform(0, 400, (n, 2))
+        boxes = np.hstack((corner, corner + random.uniform(4, 200, (n, 2))))
+        kinds = random.integers(0, classes, n)
+        crowd = (random.random(n) < 0.15).astype(int)
+        keep = random.random(n) < 0.8
+        shaken = boxes[keep] + random.normal(0, 4, (int(keep.sum()), 4))
+        ghosts = random.uniform(0, 300, (4, 2))
+        all_boxes = np.vstack((shaken, np.hstack((ghosts, ghosts + 60))))
+        all_boxes[:, 2:] = np.maximum(all_boxes[:, 2:], all_boxes[:, :2] + 1)
+        ids = np.concatenate((kinds[keep], random.integers(0, classes, 4)))
+        scores = random.random(len(all_boxes)).astype(np.float32)
+        rows.append(
+            (labels(boxes.tolist(), kinds.tolist(), crowd.tolist()), (all_boxes.astype(np.float32), scores, ids))
+        )
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_equal_those_of_pycocotools(seed: int) -> None:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    counter = BoxCounter(["a", "b", "c"], max_det=100)
+    truth: Coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": str(i)} for i in range(3)]}
+    results = []
+    for image, (known, (boxes, scores, ids)) in enumerate(noisy(seed), 1):
+        counter.add(known, boxes, scores, ids)
+        truth["images"].append({"id": image})
+        for box, area, kind, crowd in zip(known.xyxy, known.area, known.class_id, known.crowd, strict=True):
+            row = {"id": len(truth["annotations"]) + 1, "image_id": image, "category_id": int(kind), "area": area}
+            x1, y1, x2, y2 = box.tolist()
+            truth["annotations"].append({**row, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(crowd)})
+        for box, score, kind in zip(boxes.astype(float).tolist(), scores.tolist(), ids.tolist(), strict=True):
+            corner = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
+            results.append({"image_id": image, "category_id": kind, "bbox": corner, "score": score})
+    with contextlib.redirect_stdout(io.StringIO()):
+        known_truth = COCO()
+        known_truth.dataset = truth
+        known_truth.createIndex()
+        peer = COCOeval(known_truth, known_truth.loadRes(results), "bbox")
+        peer.evaluate()
+        peer.accumulate()
+        peer.summarize()
+    ours = counter.scores()
+    sizes = [-1 if value is None else value for value in ours.by_size.values()]
+    assert [ours.map50_95, ours.map50, ours.map75, *sizes] == pytest.approx(peer.stats[:6].tolist(), abs=1e-12)
+    assert 0.1 < ours.map50_95 < 0.9
+
+
+# -- COCO folders through the real pipeline ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Coco]:
+    """A COCO folder of squares; category ids have gaps and are in another order than the model's classes."""
+    folder = tmp_path_factory.mktemp("coco")
+    (folder / "images").mkdir()
+    category = {0: 40, 1: 7, 2: 90}
+    content: Coco = {"images": [], "annotations": [], "categories": []}
+    content["categories"] = [{"id": category[number], "name": name.upper()} for number, name in NAMES.items()]
+    for index, (picture, truth) in enumerate(squares_scene(6, (640, 384), seed=3)):
+        name = f"frame {index}.png"
+        Image.fromarray(picture).save(folder / "images" / name, compress_level=1)
+        content["images"].append({"id": 10 + index, "file_name": name, "width": 640, "height": 384})
+        for kind, x1, y1, x2, y2 in truth:
+            row = {"id": len(content["annotations"]), "image_id": 10 + index, "category_id": category[kind]}
+            content["annotations"].append({**row, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0})
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return folder, content
+
+
+def test_a_coco_folder_through_the_pipeline(squares: tuple[Path, Coco]) -> None:
+    seen: list[tuple[int, int]] = []
+    scores = validate("squares", squares[0] / "annotations.json", on_frame=lambda *at: seen.append(at))
+    assert seen == [(n, 6) for n in range(1, 7)]
+    assert (scores.frames, scores.task, scores.model) == (6, "detect", "squares")
+    assert scores.names == ["GREEN", "RED", "BLUE"]  # by ascending category id
+    assert scores.map50 == pytest.approx(1, abs=0.01)
+    assert scores.map50_95 is not None and scores.map50_95 > 0.85
+    assert scores.boxes is not None and scores.boxes.objects == 36
+    assert scores.boxes.recall == 1
+    assert json.loads(json.dumps(scores.to_dict()))["boxes"]["map50"] == scores.map50
+
+
+def test_engines_agree(squares: tuple[Path, Coco]) -> None:
+    data = open_data(squares[0] / "annotations.json")
+    first, second = (validate("squares", data, engine=name, precision="fp32") for name in ("openvino", "onnxruntime"))
+    assert first.map50_95 == pytest.approx(second.map50_95, abs=0.005)
+
+
+def test_limit_spreads_over_all_pictures(squares: tuple[Path, Coco]) -> None:
+    data = open_data(squares[0] / "annotations.json")
+    assert [Path(str(key)).stem for key in data.spread(2)] == ["frame 1", "frame 4"]
+    assert validate("squares", data, limit=2).frames == 2
+    with pytest.raises(UsageError, match="limit is 0"):
+        data.spread(0)
+
+
+def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
+    from framefuse.models.clip import squares_clip
+
+    video = tmp_path / "clip.mp4"
+    truth = squares_clip(video, frames=8, size=(640, 384), seed=3)
+    content: Coco = {"images": [], "annotations": [], "categories": [{"id": i + 1, "name": NAMES[i]} for i in NAMES]}
+    for frame in (1, 4, 6):
+        content["images"].append(
+            {"id": frame, "file_name": f"{frame}.jpg", "frame": frame, "width": 640, "height": 384}
+        )
+        for kind, x1, y1, x2, y2 in truth[frame]:
+            box = [x1, y1, x2 - x1, y2 - y1]
+            content["annotations"].append({"image_id": frame, "category_id": kind + 1, "bbox": box})
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps(content))
+    scores = validate("squares", path, images=video)
+    assert scores.frames == 3
+    assert scores.map50 == pytest.approx(1, abs=0.01)
+
+
+# -- bad data ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("images"), "no list 'images'"),
+        (lambda c: c.update(annotations=[]), "has no annotations"),
+        (lambda c: c.update(categories=[3]), "no list 'categories'"),
+        (lambda c: c["annotations"][0].update(image_id=999), "image_id 999, which does not exist"),
+        (lambda c: c["annotations"][0].update(category_id=1), "category_id 1, which does not exist"),
+        (lambda c: c["annotations"][1].update(id=0), "two annotations have the id 0"),
+        (lambda c: c["images"][1].update(id=10), "images has the id 10 2 times"),
+        (lambda c: c["images"][1].update(file_name="frame 0.png"), "same file_name"),
+        (lambda c: c["categories"][1].update(id=40), "categories has the id 40 2 times"),
+        (lambda c: c["categories"][1].update(name="RED"), "two categories are called 'RED'"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "bbox is not"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "bbox is not"),
+        (lambda c: [row.update(bbox=[1, 2, 0, 0]) for row in c["annotations"]], "no annotation has an area"),
+        (lambda c: c["images"][2].update(file_name="gone.png"), r"1 of 6 images of bad\.json are missing: .*gone\.png"),
+        (
+            lambda c: [row.update(file_name="x" + row["file_name"]) for row in c["images"]],
+            "'xframe 0.png', which is in",
+        ),
+        (lambda c: c["images"][0].update(width=100), "is 640x384, but the data say 100x384"),
+        (lambda c: c["images"][0].update(width=384, height=640), "640x384, but the data say 384x640"),
+        (lambda c: c["images"][0].pop("width"), "no width and height"),
+    ],
+)
+def test_bad_coco_files_say_what_is_wrong(
+    squares: tuple[Path, Coco], change: Callable[[Coco], None], message: str
+) -> None:
+    folder, content = squares
+    content = json.loads(json.dumps(content))
+    change(content)
+    path = folder / "bad.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises((SourceError, DecodeError), match=message):
+        validate("squares", path)
+
+
+def test_what_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="No such file"):
+        open_data(tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"images": [')
+    with pytest.raises(DecodeError, match="is not JSON"):
+        open_data(tmp_path / "half.json")
+    for data in ("rtsp://camera", "", 3):
+        with pytest.raises(UsageError, match="no data with known truth"):
+            open_data(data)
+
+
+def test_a_picture_that_cannot_be_read_is_an_error(squares: tuple[Path, Coco], tmp_path: Path) -> None:
+    folder, content = squares
+    for row in content["images"]:
+        (tmp_path / row["file_name"]).write_bytes((folder / "images" / row["file_name"]).read_bytes())
+    (tmp_path / "frame 3.png").write_bytes(b"not a picture")
+    with pytest.raises(SourceError, match=r"1 of 6 pictures .* could not be read: .*frame 3\.png"):
+        validate("squares", folder / "annotations.json", images=tmp_path)
+
+
+def test_classes_are_matched_by_name(squares: tuple[Path, Coco]) -> None:
+    folder, content = squares
+    content = json.loads(json.dumps(content))
+    for row, name in zip(content["categories"], ("red", "cat", "dog"), strict=True):
+        row["name"] = name
+    (folder / "other.json").write_text(json.dumps(content))
+    scores = validate("squares", folder / "other.json")
+    assert scores.names == ["red"]
+    assert scores.notes == [
+        "not scored, as the model does not know them: cat, dog",
+        "not scored, as the data do not have them: green, blue",
+    ]
+    content["categories"][0]["name"] = "cow"
+    (folder / "other.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"no class in common: the model has red, green, blue, the data cat, cow, dog"):
+        validate("squares", folder / "other.json")

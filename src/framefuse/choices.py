@@ -81,6 +81,18 @@ def choose_batch(card: Card, settings: Settings) -> int:
     return settings.batch if card.dynamic_batch else card.batch
 
 
+def check_task(card: Card, settings: Settings) -> None:
+    """Raise UsageError where something is asked for that the model's task does not give."""
+    if card.task != "semantic":
+        return
+    for field in ("save_txt", "save_csv", "classes"):
+        if getattr(settings, field):
+            raise UsageError(
+                f"{field} was asked for, but {card.path.name} gives each pixel a class and finds no boxes",
+                remedy="leave it out; --save, --save-json and --save-jsonl are for masks too",
+            )
+
+
 def check_classes(card: Card, settings: Settings) -> None:
     """Raise UsageError where a class is asked for that the model does not have."""
     unknown = [number for number in settings.classes or () if card.names and number not in card.names]

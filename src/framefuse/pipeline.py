@@ -21,7 +21,7 @@ from typing import Any
 
 from framefuse.batching import Batcher
 from framefuse.channel import EMPTY, Threaded
-from framefuse.choices import check_classes, choose_batch, choose_engine, choose_preprocess
+from framefuse.choices import check_classes, check_task, choose_batch, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine, EngineOptions, open_engine
 from framefuse.errors import SinkError, UsageError
@@ -165,6 +165,7 @@ class Pipeline:
             load_opencv()
         engine_name, engine_reason = choose_engine(settings)
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
+        check_task(self.card, settings)
         check_classes(self.card, settings)
         preprocess, size_reason = choose_preprocess(self.card, settings)
         batch = choose_batch(self.card, settings)

@@ -1,4 +1,4 @@
-"""What comes out: Predictions (a batch, where the model ran) and Detections and Result (one frame, on the host)."""
+"""What comes out: Predictions (a batch, where the model ran); Detections, Masks and Result (one frame, on the host)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ class Detections:
     tracker_id: Array | None = None
     """(n,) int64, or None."""
 
+    @classmethod
+    def none(cls, names: Mapping[int, str]) -> Detections:
+        """No objects."""
+        return cls(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64), names)
+
     def __len__(self) -> int:
         return len(self.xyxy)
 
@@ -85,6 +90,25 @@ class Detections:
         return rows
 
 
+@dataclass(eq=False)
+class Masks:
+    """What each pixel of one frame shows, on the host."""
+
+    class_id: Array
+    """(height, width) uint8: the class of each pixel of the shown picture."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Class names by class_id."""
+
+    def name(self, class_id: int) -> str:
+        """Name of a class; its number as text when the model has no name for it."""
+        return self.names.get(int(class_id), str(int(class_id)))
+
+    def shares(self) -> dict[str, float]:
+        """The part of the picture, 0..1, that each class covers; classes that cover nothing are left out."""
+        counts = np.bincount(self.class_id.ravel(), minlength=1)
+        return {self.name(n): count / self.class_id.size for n, count in enumerate(counts.tolist()) if count}
+
+
 @dataclass(frozen=True)
 class FrameInfo:
     """The facts of a frame without its pixels."""
@@ -112,9 +136,12 @@ class Result:
 
     frame: FrameInfo
     detections: Detections
+    """None found where the model is a segmenter."""
     rung: str = ""
     """Which model, size and precision produced it."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds that this frame (or its batch) spent in each stage."""
     arrival: float | None = None
     """time.monotonic() at which the frame was decoded, or received from a live source."""
+    masks: Masks | None = None
+    """Where the model gives each pixel a class (task: semantic)."""

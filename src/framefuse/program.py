@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.engines import Engine, Lane, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
-from framefuse.prediction import Detections, FrameInfo, Predictions, Result
+from framefuse.postprocess.semantic import ClassMasks
+from framefuse.prediction import Detections, FrameInfo, Masks, Predictions, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.profiling import Recorder
 from framefuse.threads import thread_named
@@ -105,6 +107,7 @@ class HostProgram:
         self._batch = batch
         self._slots = slots
         self._keep_frames = keep_frames
+        self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._rung = f"{card.path.stem} {engine.name} {engine.precision}"
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._flights: deque[_Flight] = deque()
@@ -164,18 +167,7 @@ class HostProgram:
         finished, cpu_finished = perf_counter(), thread_time()
         outputs = [flight.slot.outputs[index] for index in self._card.output_indices]
         self._card.check_outputs(outputs)
-        predictions = postprocess(
-            outputs,
-            self._card.layout,
-            flight.placements,
-            conf=self._selection.conf,
-            iou=self._selection.iou,
-            max_det=self._selection.max_det,
-            classes=self._selection.classes,
-            agnostic=self._selection.agnostic,
-            activation=self._card.activation,
-            box_units=self._card.box_units,
-        )
+        found = self._postprocess(outputs, flight.placements)
         flight.lane.release(flight.slot)
         ended = perf_counter()
         count = len(flight.infos)
@@ -184,10 +176,31 @@ class HostProgram:
         )
         self._clocks["postprocess"].add(ended - finished, items=count, cpu=thread_time() - cpu_finished)
         timings = {**flight.timings, "inference": finished - flight.submitted, "postprocess": ended - finished}
-        rows = zip(flight.infos, flight.frames, flight.arrivals, strict=True)
-        for row, (info, frame, arrival) in enumerate(rows):
-            detections = _to_host(predictions, row, self._card)
-            yield Done(Result(info, detections, self._rung, timings, arrival), frame)
+        rows = zip(flight.infos, flight.frames, flight.arrivals, found, strict=True)
+        for info, frame, arrival, (detections, masks) in rows:
+            yield Done(Result(info, detections, self._rung, timings, arrival, masks), frame)
+
+    def _postprocess(
+        self, outputs: Sequence[NDArray[Any]], placements: Sequence[Placement]
+    ) -> list[tuple[Detections, Masks | None]]:
+        """What was found in each picture. Nothing of it lies in `outputs`."""
+        card = self._card
+        if self._class_masks is not None:
+            pictures = self._class_masks(outputs[0], placements)
+            return [(Detections.none(card.names), Masks(picture, card.names)) for picture in pictures]
+        predictions = postprocess(
+            outputs,
+            card.layout,
+            placements,
+            conf=self._selection.conf,
+            iou=self._selection.iou,
+            max_det=self._selection.max_det,
+            classes=self._selection.classes,
+            agnostic=self._selection.agnostic,
+            activation=card.activation,
+            box_units=card.box_units,
+        )
+        return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
 
     def drain(self) -> Iterator[Done]:
         while self._flights:

@@ -68,7 +68,7 @@ class PixelScores:
     by_class: Mapping[str, float | None]
     """None where neither truth nor model has a pixel of it."""
     confusion: Sequence[Sequence[int]]
-    """[truth][found] pixels."""
+    """[truth][found] pixels; the last column is classes that are not compared."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from framefuse.engines import Engine
 from framefuse.errors import SourceError, UsageError
 from framefuse.evaluation.boxes import BoxCounter
 from framefuse.evaluation.data import Dataset, Labels, open_data
-from framefuse.evaluation.pixels import PixelCounter
+from framefuse.evaluation.pixels import OTHER, PixelCounter
 from framefuse.evaluation.scores import BoxScores, PixelScores, Scores
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
@@ -138,11 +138,15 @@ class _Pixels:
                 remedy="use data with a segmentation for each annotation, or synthetic://bodies",
             )
         self.names, model_to, data_to, self.notes = match_names(card.names, data.mask_names, card)
-        self._model_to, self._data_to = _table(model_to), _table(data_to)
+        self._model_to, self._data_to = (
+            _table(numbers, OTHER)[:256].astype(np.uint8) for numbers in (model_to, data_to)
+        )
         self._counter = PixelCounter(self.names)
 
     def add(self, result: Result, labels: Labels) -> None:
-        raise NotImplementedError
+        if labels.class_mask is None or result.masks is None:
+            raise SourceError(f"{result.frame.source_id}, frame {result.frame.index}, has no mask to compare with")
+        self._counter.add(self._data_to[labels.class_mask()], self._model_to[result.masks.class_id])
 
     def scores(self) -> PixelScores:
         return self._counter.scores()
@@ -192,9 +196,9 @@ def _some(names: Mapping[int, str]) -> str:
     return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
 
 
-def _table(numbers: Mapping[int, int]) -> NDArray[np.int64]:
-    """numbers[i] for any class number i; -1 where there is none."""
-    table = np.full(65536, -1, np.int64)
+def _table(numbers: Mapping[int, int], other: int = -1) -> NDArray[np.int64]:
+    """numbers[i] for any class number i; `other` where there is none."""
+    table = np.full(65536, other, np.int64)
     for number, position in numbers.items():
         table[number] = position
     return table

@@ -31,6 +31,8 @@ class Card:
         end2end: (b, K, 6)       x1 y1 x2 y2 score class
         detr:    two outputs, boxes (b, K, 4) cx cy w h in 0..1 and logits (b, K, nc); or three: labels (b, K),
                  boxes (b, K, 4) x1 y1 x2 y2, scores (b, K); or one (b, K, 4 + nc): cx cy w h in 0..1, probabilities
+        semantic: (b, nc, h, w)  a score of each class for each pixel, background included; h and w are those of the
+                 input, or the same part of both (task: semantic)
     """
 
     path: Path
@@ -161,9 +163,17 @@ def read_card(model: Path) -> Card:
 
 def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     image = _image_input(onnx_facts)
-    task = facts.get("task", "detect", "default: detect")
-    if task != "detect":
-        raise CardError(f"task {task!r} is not supported", remedy="use a detection model (task: detect)")
+    stated_layout = facts.stated("layout")
+    default_task = "semantic" if stated_layout == "semantic" else "detect"
+    task = facts.get("task", default_task, f"default: {default_task}")
+    if task not in ("detect", "semantic"):
+        raise CardError(
+            f"task {task!r} is not supported", remedy="use a detector (task: detect) or a segmenter (task: semantic)"
+        )
+    if stated_layout is not None and (task == "semantic") != (stated_layout == "semantic"):
+        raise CardError(
+            f"task {task!r} and layout {stated_layout!r} contradict each other", remedy="leave one of them out"
+        )
 
     height, width = _input_size(image, facts)
     names = facts.stated("names")
@@ -171,7 +181,7 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         onnx_facts.outputs,
         size=(height, width),
         class_count=None if names is None else len(names),
-        layout=facts.stated("layout"),
+        layout="semantic" if task == "semantic" else stated_layout,
         wanted=facts.stated("outputs"),
         activation=facts.stated("activation"),
         box_units=facts.stated("box_units"),

@@ -29,7 +29,7 @@ class CardFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: str | None = Field(None, description="detect")
+    task: str | None = Field(None, description="detect, or semantic: a class for each pixel")
     layout: OutputLayout | None = Field(None, description="what the outputs mean")
     outputs: list[str] | None = Field(
         None, min_length=1, description="names of the outputs to read, in the order of the layout"

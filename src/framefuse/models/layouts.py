@@ -9,7 +9,7 @@ from typing import Literal
 from framefuse.errors import CardError
 from framefuse.models.onnx_file import TensorFacts
 
-OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr"]
+OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "semantic"]
 Activation = Literal["none", "sigmoid", "softmax"]
 BoxUnits = Literal["pixels", "relative"]
 
@@ -101,6 +101,8 @@ def count_classes(
         shapes: of the outputs that are read, in the order of the layout.
         activation: softmax models have one more column of logits, for no object.
     """
+    if layout == "semantic":
+        return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 4 else None
     if layout == "detr" and len(shapes) == 2:
         return _minus(shapes[1][-1], int(activation == "softmax")) if shapes[1] else None
     if len(shapes) != 1 or len(shapes[0]) != 3:
@@ -116,10 +118,14 @@ def _single(
     shape = tensor.shape
     if layout is not None and not shape:
         return layout, None, "only output"
+    if layout == "semantic":
+        return layout, _check_semantic(tensor, size), "only output"
     if len(shape) != 3:
         raise CardError(
             f"output {tensor} is in no known layout",
-            remedy="framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
+            remedy="add task: semantic to the card if it is the scores of each class for each pixel"
+            if len(shape) == 4
+            else "framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
         )
     if layout is not None:
         count = count_classes(layout, [shape], None)
@@ -138,6 +144,23 @@ def _single(
         )
     ((name, count),) = (fitting or found).items()
     return name, count, f"onnx output shape {tensor}" + (f" and {class_count} names" if class_count else "")
+
+
+def _check_semantic(tensor: TensorFacts, size: tuple[int, int]) -> int | None:
+    """Number of classes of an output (b, classes, h, w), h and w being those of the input or the same part of both."""
+    shape = tensor.shape
+    if len(shape) != 4 or (shape[1] is not None and not 2 <= shape[1] <= 256):
+        raise CardError(
+            f"output {tensor} is not (b, 2 to 256 classes, h, w)",
+            remedy="export the logits of all classes, background included",
+        )
+    height, width = shape[2:]
+    if height and width and height * size[1] != width * size[0]:
+        raise CardError(
+            f"output {tensor} is no even part of the input {size[1]}x{size[0]}",
+            remedy="export logits at the size of the input, or at 1/2, 1/4, ... of it",
+        )
+    return shape[1]
 
 
 def _minus(size: int | None, fixed: int) -> int | None:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
-from framefuse.prediction import Result
+from framefuse.kernels.instances import mask_runs
+from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile, encode, write_error
+from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
 RESERVE = 8192
@@ -19,7 +23,8 @@ RESERVE = 8192
 
 
 class CocoSink:
-    """Writes <stem>.json as COCO annotations with a `score` each; category ids are the model's class ids.
+    """Writes <stem>.json as COCO annotations with a `score` each; category ids are the model's class ids. All that a
+    segmenter finds of a class in a picture is one annotation with a run-length `segmentation`; background is none.
 
     Memory does not grow with the number of frames: annotations are written as they come, and image rows go to a second
     file that is joined on at `close`. Until then the two are called <stem>.json.part and <stem>.images.part. A full
@@ -70,6 +75,9 @@ class CocoSink:
         for number, row in enumerate(found.to_coco(image_id), self._annotation_count + 1):
             _, _, width, height = row["bbox"]
             annotations.append({"id": number, **row, "area": round(width * height, 3), "iscrowd": 0})
+        if result.masks is not None:
+            rows = _outlines(result.masks, image_id)
+            annotations = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
         if annotations:
             self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
             self._annotation_count += len(annotations)
@@ -102,6 +110,21 @@ class CocoSink:
             self._images.truncate(0)
             self._main.truncate(end)
             self._main.append(b'],\n"images": [' + rows + b"]}\n")
+
+
+def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
+    """One row for each class that is there."""
+    rows = []
+    for number in np.unique(masks.class_id).tolist():
+        if masks.name(number).lower() == UNTINTED:
+            continue
+        mask = masks.class_id == number
+        across, along = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
+        box = [int(across[0]), int(along[0]), int(across[-1] - across[0]) + 1, int(along[-1] - along[0]) + 1]
+        (outline,) = mask_runs(mask[None]).to_coco()
+        row = {"image_id": image_id, "category_id": number, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
+        rows.append({**row, "segmentation": {**outline, "counts": outline["counts"].decode()}})
+    return rows
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> bytes:

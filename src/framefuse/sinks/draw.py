@@ -1,4 +1,4 @@
-"""Boxes and labels, drawn straight into the planes of a picture: no conversion, a few slice assignments a box.
+"""Boxes, labels and masks, drawn straight into the planes of a picture: no conversion, a few slice assignments a box.
 
 Each plane is taken apart into components (Y, U, V, or R, G, B), each a 2-D view with its own subsampling. A line is
 then one assignment a component, and a label one copy of a ready-made tile a component.
@@ -21,12 +21,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from framefuse.errors import UsageError
 from framefuse.frame import Matrix, PixelFormat
+from framefuse.kernels import drawing
+from framefuse.kernels.masks import composite
 from framefuse.kernels.plan import LUMA_WEIGHTS
-from framefuse.prediction import Detections
+from framefuse.prediction import Detections, Masks
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
 """Red, green, blue in 0..255."""
+
+TINT = 115
+"""Opacity of masks, 0..255."""
+UNTINTED = "background"
+"""The class that masks leave as it is."""
 
 TILES_KEPT = 512
 """Rendered labels kept: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
@@ -172,13 +179,18 @@ class Annotator:
         self._classes: dict[int, Inks] = {}
         self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
 
-    def draw(self, planes: Sequence[Plane], detections: Detections) -> None:
-        """Draw into `planes`, in place, the surest detection on top.
+    def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
+        """Draw into `planes`, in place: masks, then boxes, the surest detection on top.
 
         Args:
             planes: (height, width) or packed (height, width, c) arrays as `PixelFormat.plane_shapes` says, writable.
-            detections: in pixels of this picture.
+            detections, masks: in pixels of this picture. It may be a column and a row larger than the masks.
+
+        Raises:
+            UsageError: masks into a picture that is neither 4:2:0 nor packed RGB.
         """
+        if masks is not None:
+            self._tint(planes, masks)
         if not len(detections):
             return
         parts = components(planes, self.format)
@@ -193,6 +205,24 @@ class Annotator:
             number = "" if trackers[i] is None else f"#{trackers[i]} "
             tile = self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}")
             self._label(parts, boxes[i], tile)
+
+    def _tint(self, planes: Sequence[Plane], masks: Masks) -> None:
+        width, height = self._size
+        rows, columns = masks.class_id.shape
+        labels = np.pad(masks.class_id, ((0, height - rows), (0, width - columns)), "edge")
+        opacity = np.full(256, TINT, np.uint8)
+        opacity[[number for number, name in masks.names.items() if name.lower() == UNTINTED and number < 256]] = 0
+        packed = self.format.layout == "packed"
+        roles = self.format.channels if packed else "yuv"
+        if packed and len(roles) != 3:
+            raise UsageError(f"cannot draw masks into {self.format.name}", remedy="convert the picture to rgb24 first")
+        known = range(min(256, len(masks.names) or 256))
+        inks = np.zeros((256, 3), np.uint8)
+        inks[: len(known)] = [[self._inks(number).line[role] for role in roles] for number in known]
+        if packed:
+            composite(inks[labels], planes[0], opacity[labels], out=planes[0])
+        else:
+            drawing.overlay(planes, self.format, labels, inks, opacity)
 
     def _snap(self, xyxy: NDArray[Any]) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the picture and at least one line wide."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.prediction import Detections, Result
+from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import check_unmoved, write_error
 from framefuse.sinks.draw import Annotator
@@ -22,19 +22,19 @@ JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
 class AnnotatedRgb:
-    """Frames as upright RGB pictures with their boxes drawn in."""
+    """Frames as upright RGB pictures with what was found drawn in."""
 
     def __init__(self) -> None:
         self._reader = PictureReader()
         self._annotator: tuple[tuple[int, int], Annotator] | None = None
 
-    def draw(self, frame: Frame, detections: Detections) -> NDArray[np.uint8]:
+    def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """(height, width, 3) RGB, overwritten by the next call."""
         picture = self._reader.rgb(frame)
         size = frame.width, frame.height
         if self._annotator is None or self._annotator[0] != size:
             self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator[1].draw((picture,), detections)
+        self._annotator[1].draw((picture,), result.detections, result.masks)
         return picture
 
 
@@ -66,7 +66,7 @@ class ImagesSink:
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink images needs the frame"
-        picture = self._pictures.draw(frame, result.detections)
+        picture = self._pictures.draw(frame, result)
         source = Path(frame.source_id)
         still = self._context.source.kind == "images"
         stem = shorten(source.stem) if still else f"{self._context.stem}_{frame.index}"

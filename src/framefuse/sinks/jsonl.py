@@ -17,7 +17,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     """One line of JSON, without the newline.
 
     {"frame": int, "pts": seconds or null, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
-    "confidence": 4 decimals, "class_id", "class"}]}, in pixels of the source.
+    "confidence": 4 decimals, "class_id", "class"}]}, in pixels of the source. For a segmenter also
+    "shares": {class: the part of the picture that it covers, 4 decimals}.
 
     Args:
         name_source: begin with "source", the file or address: for lines of several sources.
@@ -39,6 +40,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         "height": frame.height,
         "detections": detections,
     }
+    if result.masks is not None:
+        line["shares"] = {name: round(share, 4) for name, share in result.masks.shares().items()}
     return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 

@@ -55,7 +55,7 @@ class ShowSink:
         if not self._title:
             return
         assert frame is not None, "the sink show needs the frame"
-        cv2.imshow(self._title, self._pictures.draw(frame, result.detections)[..., ::-1])
+        cv2.imshow(self._title, self._pictures.draw(frame, result)[..., ::-1])
         if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 

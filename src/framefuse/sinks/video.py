@@ -165,7 +165,7 @@ class VideoSink:
             self._file = self._start(frame, look)
         picture = self._file.picture()
         fill(picture, planes, frame.rotation)
-        self._annotator.draw(picture, result.detections)
+        self._annotator.draw(picture, result.detections, result.masks)
         pts = self._times.stamp(frame)
         self._file.encode(pts, self._times.source_seconds)
 

@@ -1,0 +1,220 @@
+"""Segmenters: what their card says, masks in source pixels, drawn, written and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from framefuse import Pipeline
+from framefuse.errors import CardError, NonFiniteError, UsageError
+from framefuse.evaluation import validate
+from framefuse.evaluation.coco import mask_tools
+from framefuse.evaluation.pixels import OTHER, PixelCounter
+from framefuse.models.card import read_card
+from framefuse.postprocess.semantic import ClassMasks
+from framefuse.prediction import Masks
+from framefuse.preprocess import Preprocess
+
+NAMES = {0: "background", 1: "red", 2: "green"}
+
+
+def write_segmenter(
+    path: Path, *, stride: int = 1, dynamic: bool = True, task: str | None = "semantic", scale: float = 8.0
+) -> Path:
+    """A model whose scores are 0.25 for background, and how red or green a pixel is beyond the other channels."""
+    kernel = np.zeros((3, 3, stride, stride), np.float32)
+    kernel[1, 0], kernel[1, 1], kernel[1, 2] = 1, -0.5, -0.5
+    kernel[2, 1], kernel[2, 0], kernel[2, 2] = 1, -0.5, -0.5
+    weights = numpy_helper.from_array(scale * kernel / stride**2, "weights")
+    bias = numpy_helper.from_array(np.array([0.25 * scale, 0, 0], np.float32), "bias")
+    node = helper.make_node("Conv", ["images", "weights", "bias"], ["scores"], strides=[stride, stride])
+    side: list[Any] = ["batch", 3, "height", "width"] if dynamic else [1, 3, 64, 96]
+    out: list[Any] = ["batch", 3, "rows", "columns"] if dynamic else [1, 3, 64 // stride, 96 // stride]
+    graph = helper.make_graph(
+        [node],
+        "segmenter",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, side)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, out)],
+        [weights, bias],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    facts = {"names": repr(NAMES), "imgsz": "[64, 96]", "stride": "32"} | ({"task": task} if task else {})
+    helper.set_model_props(model, facts)
+    onnx.save(model, path)
+    return path
+
+
+def picture(width: int, height: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Grey with a red and a green rectangle, RGB, and its class mask."""
+    truth = np.zeros((height, width), np.uint8)
+    truth[height // 4 : height // 2, width // 8 : width // 2] = 1
+    truth[height // 2 : height - height // 8, width // 2 : width - width // 5] = 2
+    colours = np.array([(120, 120, 120), (230, 60, 60), (50, 210, 60)], np.uint8)
+    return colours[truth], truth
+
+
+def agreement(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> float:
+    return float((found == truth).mean())
+
+
+@pytest.mark.parametrize(("width", "height"), [(96, 64), (384, 256), (640, 361), (200, 333)])
+@pytest.mark.parametrize("stride", [1, 4])
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_masks_are_in_source_pixels(tmp_path: Path, width: int, height: int, stride: int, engine: str) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx", stride=stride)
+    pixels, truth = picture(width, height)
+    (result,) = Pipeline([pixels[..., ::-1]], model, engine=engine, precision="fp32")
+    assert result.masks is not None
+    assert result.masks.class_id.shape == (height, width)
+    assert result.masks.class_id.dtype == np.uint8
+    assert len(result.detections) == 0
+    edge = 4 * stride * max(width / 96, height / 64) * (width + height) / (width * height)
+    assert agreement(result.masks.class_id, truth) > 1 - edge
+
+
+def test_shares_say_how_much_of_the_picture_a_class_covers() -> None:
+    masks = Masks(np.array([[0, 0, 2, 2], [0, 0, 2, 7]], np.uint8), NAMES)
+    assert masks.shares() == {"background": 0.5, "green": 0.375, "7": 0.125}
+
+
+def test_what_predict_writes(tmp_path: Path) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx")
+    pixels, truth = picture(192, 128)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    pipeline = Pipeline(
+        tmp_path / "one.png", model, save=True, save_jsonl=True, save_json=True, project=tmp_path / "runs"
+    )
+    pipeline.run()
+    assert pipeline.folder is not None
+    (lines,) = pipeline.folder.glob("*.jsonl")
+    line = json.loads(lines.read_text())
+    assert line["detections"] == []
+    assert line["shares"]["red"] == pytest.approx((truth == 1).mean(), abs=0.01)
+
+    drawn = np.asarray(Image.open(pipeline.folder / "one.png")).astype(int)
+    changed = np.abs(drawn - pixels).max(axis=2) > 8
+    assert agreement(changed, truth > 0) > 0.98  # the background stays as it is
+
+    (boxes,) = set(pipeline.folder.glob("*.json")) - {pipeline.folder / "report.json"}
+    coco = json.loads(boxes.read_text())
+    rows = {row["category_id"]: row for row in coco["annotations"]}
+    assert sorted(rows) == [1, 2]
+    assert agreement(mask_tools().decode(rows[2]["segmentation"]), truth == 2) > 0.98
+    left, top, wide, high = rows[1]["bbox"]
+    assert np.abs(np.array([left, top, wide, high]) - [24, 32, 72, 32]).max() <= 2
+
+
+def test_masks_are_drawn_into_video_of_odd_size(tmp_path: Path) -> None:
+    from framefuse.sources import SourceOptions
+    from framefuse.sources.arrays import open_arrays
+
+    model = write_segmenter(tmp_path / "seg.onnx")
+    pixels, truth = picture(193, 127)
+    source = open_arrays([pixels[..., ::-1]] * 3, SourceOptions())
+    source.info.kind = "file"
+    pipeline = Pipeline(source, model, save=True, crf=5, project=tmp_path / "runs")
+    pipeline.run()
+    assert pipeline.folder is not None
+    (written,) = pipeline.folder.glob("*.mp4")
+    with av.open(written) as video:
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    assert len(frames) == 3
+    changed = np.abs(frames[0][:127, :193].astype(int) - pixels).max(axis=2) > 25
+    assert agreement(changed, truth > 0) > 0.95
+
+
+def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx")
+    pixels, truth = picture(192, 128)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    content: dict[str, Any] = {
+        "images": [{"id": 1, "file_name": "one.png", "width": 192, "height": 128}],
+        "categories": [{"id": 5, "name": "Green"}, {"id": 9, "name": "red"}, {"id": 11, "name": "blue"}],
+        "annotations": [],
+    }
+    for category, number in ((5, 2), (9, 1)):
+        y, x = np.nonzero(truth == number)
+        x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
+        row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        content["annotations"].append({**row, "segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]]})
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    scores = validate(model, tmp_path / "truth.json", precision="fp32")
+    assert scores.task == "semantic"
+    assert scores.names == ["background", "Green", "red"]
+    assert scores.pixels is not None
+    assert min(value or 0 for value in scores.pixels.by_class.values()) > 0.95
+    assert scores.miou == scores.value
+    assert scores.notes == ["not scored, as the model does not know them: blue"]
+
+    for row in content["annotations"]:
+        del row["segmentation"]
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="has no masks"):
+        validate(model, tmp_path / "boxes.json")
+
+
+def test_iou_by_hand() -> None:
+    counter = PixelCounter(["a", "b", "c"])
+    truth = np.array([[0, 0, 0, 0, 1, 1, OTHER]], np.uint8)
+    found = np.array([[0, 0, 1, OTHER, 1, 0, 0]], np.uint8)
+    counter.add(truth, found)
+    scores = counter.scores()
+    assert scores.by_class == {"a": 2 / 5, "b": 1 / 3, "c": None}
+    assert scores.miou == pytest.approx((2 / 5 + 1 / 3) / 2)
+    assert scores.accuracy == pytest.approx(3 / 6)
+    assert scores.confusion == [[2, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+# -- cards -------------------------------------------------------------------------------------------------------------
+
+
+def test_card_of_a_segmenter(tmp_path: Path) -> None:
+    card = read_card(write_segmenter(tmp_path / "a.onnx"))
+    assert (card.task, card.layout, dict(card.names)) == ("semantic", "semantic", NAMES)
+    fixed = read_card(write_segmenter(tmp_path / "b.onnx", dynamic=False, stride=4))
+    assert fixed.layout == "semantic"
+    plain = write_segmenter(tmp_path / "c.onnx", dynamic=False, task=None)
+    with pytest.raises(CardError, match="in no known layout") as error:
+        read_card(plain)
+    assert "task: semantic" in str(error.value.remedy)
+    (tmp_path / "c.yaml").write_text("layout: semantic\n")
+    assert read_card(plain).task == "semantic"
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ("task: pose", "task 'pose' is not supported"),
+        ("task: detect\nlayout: semantic", "contradict each other"),
+        ("layout: yolov8", "contradict each other"),
+        ("names: [a, b]", "2 class names are given, but the outputs have 3 classes"),
+    ],
+)
+def test_bad_cards(tmp_path: Path, card: str, message: str) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx", dynamic=False)
+    (tmp_path / "seg.yaml").write_text(card + "\n")
+    with pytest.raises(CardError, match=message):
+        read_card(model)
+
+
+def test_what_a_segmenter_cannot_give(tmp_path: Path) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx")
+    with pytest.raises(UsageError, match="save_txt was asked for"):
+        Pipeline([picture(96, 64)[0]], model, save_txt=True)
+
+
+def test_scores_that_are_not_numbers(tmp_path: Path) -> None:
+    scores = np.zeros((1, 3, 8, 12), np.float32)
+    scores[0, 1, 2, 3] = np.nan
+    with pytest.raises(NonFiniteError):
+        ClassMasks()(scores, [Preprocess(96, 64).place(96, 64)])
+    with pytest.raises(CardError, match="8x12 scores for an input of 96x64"):
+        ClassMasks()(np.zeros((1, 3, 12, 8), np.float32), [Preprocess(96, 64).place(96, 64)])

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from framefuse import __version__
-from framefuse.cli import config, demo, doctor, kernels, models, predict
+from framefuse.cli import config, demo, doctor, kernels, models, predict, synth
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
 from framefuse.entry import INTERRUPTED, interrupted
@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
 app.command(cls=Command)(demo.demo)
+app.command(cls=Command, epilog="Example: framefuse synth 'synthetic://street?seed=7&frames=300' --out clip")(
+    synth.synth
+)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(config.app)

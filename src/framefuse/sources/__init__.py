@@ -121,9 +121,9 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """Open anything that frames come from.
 
     Args:
-        source: path, glob, folder, camera (0, "0", "/dev/video0"), rtsp:// http:// udp:// tcp:// address, numpy array
-            or PIL image or iterable of them, an object that already is a Source, or a list of any of these, which is
-            read one after the other.
+        source: path, glob, folder, camera (0, "0", "/dev/video0"), rtsp:// http:// udp:// tcp:// address,
+            synthetic://street?seed=7 (see `framefuse.synthetic`), numpy array or PIL image or iterable of them, an
+            object that already is a Source, or a list of any of these, which is read one after the other.
 
     Raises:
         SourceError: nothing can be read there (with what was tried).
@@ -179,11 +179,15 @@ def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
     if scheme in SCHEMES:
         opened: Source = importlib.import_module(SCHEMES[scheme]).open_live(uri, options)
         return opened
+    if scheme == "synthetic":
+        from framefuse.sources.synthetic import open_synthetic
+
+        return open_synthetic(uri, options)
     from importlib.metadata import entry_points
 
     plugins = {point.name: point for point in entry_points(group="framefuse.sources")}
     if scheme not in plugins:
-        known = ", ".join(sorted({"file", *SCHEMES, *plugins}))
+        known = ", ".join(sorted({"file", "synthetic", *SCHEMES, *plugins}))
         raise UsageError(f"no source reads {scheme}:// addresses", remedy=f"known are {known}")
     opened = plugins[scheme].load()(uri, options)
     return opened

@@ -1,0 +1,82 @@
+"""framefuse synth: a clip of the synthetic world, and its truth as a COCO file."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from framefuse.cli.console import stderr
+from framefuse.cli.options import Quiet
+from framefuse.errors import SinkError
+
+if TYPE_CHECKING:
+    from framefuse.sinks.mp4 import Mp4File
+    from framefuse.synthetic import World
+
+
+def synth(
+    uri: Annotated[
+        str, typer.Argument(help="synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="folder for the video and its truth")],
+    images: Annotated[bool, typer.Option("--images", help="write each frame as a PNG too, for COCO tools")] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Write a video of a seeded scene, and exactly what is in it."""
+    from framefuse.entry import stop_if_interrupted
+    from framefuse.sinks.picture import planes_of
+    from framefuse.sources.synthetic import to_video
+    from framefuse.synthetic import World
+    from framefuse.synthetic.coco import CocoTruth
+
+    world = World.parse(uri)
+    stem = f"{world.scene}-{world.split}-{world.seed}"
+    video, truth = out / f"{stem}.mp4", out / f"{stem}.json"
+    for path in (video, truth):
+        if path.exists():
+            raise SinkError(f"{path} exists already", remedy="choose another --out, or remove it first")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = _open(video, world)
+        try:
+            with CocoTruth(truth, world, stem) as coco:
+                for snapshot in world:
+                    stop_if_interrupted()
+                    for target, source in zip(file.picture(), planes_of(to_video(snapshot.picture)), strict=True):
+                        target[...] = source
+                    file.encode(snapshot.index, Fraction(0))
+                    coco.add(snapshot)
+                    if images:
+                        from PIL import Image
+
+                        Image.fromarray(snapshot.picture).save(out / f"{stem}_{snapshot.index}.png", compress_level=1)
+        finally:
+            file.close(Fraction(0))
+    except OSError as error:
+        raise SinkError(f"cannot write into {out}: {error.strerror or error}", remedy="choose another --out") from error
+    if not quiet:
+        stderr().print(f"wrote    {video}\nwrote    {truth}", markup=False)
+    return 0
+
+
+def _open(path: Path, world: World) -> Mp4File:
+    from framefuse.sinks.mp4 import Encoding, Mp4File
+
+    return Mp4File(
+        path,
+        Encoding(
+            encoder="libx264",
+            options={"crf": "18", "preset": "veryfast"},
+            width=world.size[0],
+            height=world.size[1],
+            threads=0,
+            time_base=1 / world.fps,
+            rate=world.fps,
+            matrix="bt709",
+            full_range=False,
+            sample_aspect_ratio=Fraction(1),
+        ),
+    )

@@ -1,0 +1,56 @@
+"""Seeded chance. Everything random in a world comes from here, so a frame needs no earlier frame to be drawn.
+
+Style (shape, colour, texture, schedule) is drawn from stripes of its range, and each split owns its own stripes: what
+the test split shows lies between what the training split shows, and is never the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Literal, TypeVar
+
+Split = Literal["train", "val", "test"]
+T = TypeVar("T")
+
+STRIPES = 24
+OWNER: tuple[Split, ...] = ("train", "train", "test", "train", "train", "train", "val", "train")
+"""Which split owns stripe k, by k modulo 8."""
+
+
+class Chance:
+    """A stream of random numbers named by a key; `random.Random` promises the same stream in every Python version."""
+
+    def __init__(self, split: Split, key: str) -> None:
+        self._random = Random(f"framefuse/{split}/{key}")
+        self._stripes = [k for k in range(STRIPES) if OWNER[k % len(OWNER)] == split]
+
+    def unit(self) -> float:
+        """Uniform in 0..1."""
+        return self._random.random()
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + (high - low) * self._random.random()
+
+    def style(self, low: float = 0.0, high: float = 1.0) -> float:
+        """Uniform over the split's own stripes of low..high."""
+        stripe = self._stripes[int(self._random.random() * len(self._stripes))]
+        return low + (high - low) * (stripe + self._random.random()) / STRIPES
+
+    def integer(self, low: int, high: int) -> int:
+        """low <= value < high."""
+        return low + int(self._random.random() * (high - low))
+
+    def pick(self, items: Sequence[T]) -> T:
+        return items[int(self._random.random() * len(items))]
+
+    def sign(self) -> int:
+        return 1 if self._random.random() < 0.5 else -1
+
+    def happens(self, probability: float) -> bool:
+        return self._random.random() < probability
+
+
+def stripe_owner(value: float) -> Split:
+    """The split that owns a style value of the range 0..1."""
+    return OWNER[int(value * STRIPES) % len(OWNER)]

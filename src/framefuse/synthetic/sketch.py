@@ -1,0 +1,218 @@
+"""Sketch: the polygons of one figure, each in an ink; and Paint: the picture that inks and textures make of it.
+
+Figures are solid shapes seen from a little above, in parallel projection. Their own axes are `forward`, `up` and
+`side`, in units of the figure's longer side; the ground is up = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
+
+from framefuse.synthetic.chance import Chance, Split
+from framefuse.synthetic.textures import BANK, Colour, Texture, colour, texture
+
+HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
+SKIN, SKIN_DARK = 12, 13
+EDGE = 15
+"""Inks. MAIN* and SECOND* are textures, at three brightnesses; the others flat colours. EDGE outlines every polygon."""
+TEXTURED_SECOND = (SECOND, SECOND_DARK)
+TEXTURED = (MAIN, MAIN_DARK, MAIN_LIGHT, *TEXTURED_SECOND)
+PART_SHIFT = 4
+"""A byte of the drawing holds the body part in its upper and the ink in its lower four bits."""
+
+Point = tuple[float, float]
+Solid = tuple[float, float, float]
+"""forward, up, side"""
+
+
+@dataclass
+class Sketch:
+    """Polygons in drawing order; x to the right, y up.
+
+    Args:
+        yaw: radians from "forward is to the right"; elevation: radians that the camera looks down.
+    """
+
+    yaw: float = 0.0
+    elevation: float = 0.0
+    polygons: list[tuple[int, list[Point]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._cos, self._sin = math.cos(self.yaw), math.sin(self.yaw)
+        self._up, self._deep = math.cos(self.elevation), math.sin(self.elevation)
+
+    def see(self, point: Solid) -> Point:
+        """Where a point of the solid figure is seen."""
+        forward, up, side = point
+        depth = side * self._cos - forward * self._sin
+        return forward * self._cos + side * self._sin, up * self._up + depth * self._deep
+
+    def depth(self, point: Solid) -> float:
+        """How far behind the figure's middle a point lies."""
+        return point[2] * self._cos - point[0] * self._sin
+
+    def flat(self, ink: int, points: Sequence[Point], part: int = 0) -> None:
+        self.polygons.append((part << PART_SHIFT | ink, list(points)))
+
+    def face(self, ink: int, points: Sequence[Solid], part: int = 0) -> None:
+        self.flat(ink, [self.see(point) for point in points], part)
+
+    def disc(self, ink: int, centre: Point, across: float, along: float, turn: float = 0.0, part: int = 0) -> None:
+        """An ellipse with these half axes."""
+        cos, sin = math.cos(turn), math.sin(turn)
+        points = [(across * c, along * s) for c, s in CIRCLE]
+        self.flat(ink, [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points], part)
+
+    def wheel(self, ink: int, centre: Solid, radius: float) -> None:
+        """A disc that stands in the plane of forward and up."""
+        forward, up, side = centre
+        self.face(ink, [(forward + radius * c, up + radius * s, side) for c, s in CIRCLE])
+
+    def limb(self, ink: int, start: Point, end: Point, wide: float, narrow: float, part: int = 0) -> None:
+        """A rounded stroke of width 2 * wide at `start` and 2 * narrow at `end`."""
+        angle = math.atan2(end[1] - start[1], end[0] - start[0])
+        points = []
+        for (x, y), radius, turn in ((start, wide, angle + math.pi / 2), (end, narrow, angle - math.pi / 2)):
+            for step in (0, 0.25, 0.5, 0.75, 1):
+                points.append(
+                    (x + radius * math.cos(turn + math.pi * step), y + radius * math.sin(turn + math.pi * step))
+                )
+        self.flat(ink, points, part)
+
+    def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
+        """A profile in the plane of forward and up, drawn out sideways; only faces turned to the viewer are drawn.
+
+        Args:
+            profile: (forward, up), anticlockwise.
+            inks: of the face that begins at each point of the profile.
+        """
+        half = width / 2
+        near = -half if self._cos >= 0 else half
+        for number, (a, b) in enumerate(zip(profile, [*profile[1:], profile[0]], strict=True)):
+            normal = (b[1] - a[1], a[0] - b[0])
+            toward = normal[0] * self._sin * self._up + normal[1] * self._deep
+            if toward > 1e-9:
+                self.face(inks[number], [(*a, -half), (*b, -half), (*b, half), (*a, half)])
+        self.face(side_ink, [(*point, near) for point in profile])
+
+
+CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k in range(18)]
+
+
+class Stamp(NamedTuple):
+    """A figure rendered for one place in one frame."""
+
+    x: int
+    y: int
+    colours: Image.Image
+    """RGB"""
+    alpha: Image.Image
+    """L: how much of each pixel the figure covers while the shutter is open."""
+    covered: NDArray[np.bool_]
+    """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
+    parts: NDArray[np.uint8] | None
+    """(h, w) body part of each pixel, where parts were asked for."""
+
+
+class Paint:
+    """What one object is painted with, in every frame."""
+
+    def __init__(self, split: Split, chance: Chance) -> None:
+        self._main = texture(split, chance.integer(0, BANK))
+        self._second = texture(split, chance.integer(0, BANK))
+        self._span = chance.style(0.25, 0.95)
+        self._offset = chance.unit(), chance.unit()
+        palette: list[Colour] = [(0, 0, 0)] * 16
+        dark = chance.uniform(0.5, 0.75)
+        for ink, level in ((MAIN, 0.88), (MAIN_DARK, 0.88 * dark), (MAIN_LIGHT, 1.0), (SECOND, 0.92)):
+            palette[ink] = _grey(level)
+        palette[SECOND_DARK] = _grey(0.92 * dark)
+        palette[THIRD] = colour(chance)
+        palette[THIRD_DARK] = _scaled(palette[THIRD], dark)
+        palette[DARK] = _scaled(colour(chance), 0.45)
+        palette[LIGHT] = _raised(colour(chance), 0.5)
+        palette[GLASS] = _scaled(colour(chance), 0.8)
+        palette[GLOW] = _raised(colour(chance), 0.3)
+        palette[SKIN] = colour(chance)
+        palette[SKIN_DARK] = _scaled(palette[SKIN], 0.8)
+        palette[EDGE] = _scaled(colour(chance), chance.uniform(0.15, 0.5))
+        palette[HOLE] = palette[MAIN]
+        self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
+
+    def stamp(
+        self, sketch: Sketch, size: float, x: float, y: float, mirror: bool, blur: Point, *, parts: bool = False
+    ) -> Stamp:
+        """Render a sketch.
+
+        Args:
+            size: pixels of one unit of the sketch.
+            x, y: pixel position of its origin.
+            mirror: swap left and right.
+            blur: half of the way that it moves while the shutter is open, in pixels.
+        """
+        fine = 2 if size >= 48 else 4 if size >= 20 else 6
+        scale = np.array((-size if mirror else size, -size))
+        outlines = [(np.array(points) * scale + (x, y)) for _, points in sketch.polygons]
+        corners = np.concatenate(outlines)
+        pad = 1 + math.ceil(max(blur))
+        left, top = (int(value) - pad for value in np.floor(corners.min(0)))
+        right, bottom = (int(value) + pad + 1 for value in np.floor(corners.max(0)))
+        width, height = right - left, bottom - top
+        drawing = Image.new("L", (width * fine, height * fine))
+        pen = ImageDraw.Draw(drawing)
+        shift = np.array((left, top))
+        for (ink, _), outline in zip(sketch.polygons, outlines, strict=True):
+            edge = ink & 0xF0 | EDGE
+            pen.polygon(((outline - shift) * fine).ravel().tolist(), fill=ink, outline=edge)
+        alpha = drawing.point(COVERED).reduce(fine)
+        covered = np.asarray(alpha) >= 128
+        found = _parts(np.asarray(drawing), fine) if parts else None
+        second = drawing.point(IS_SECOND).reduce(fine)
+        flat = drawing.point(IS_FLAT).reduce(fine)
+        drawing.putpalette(self._palette)
+        shade = drawing.convert("RGB").reduce(fine)
+        colours = self._main.patch(width, height, self._span, *self._offset)
+        colours.paste(self._second.patch(width, height, self._span, *self._offset), (0, 0), second)
+        colours.paste((255, 255, 255), (0, 0), flat)
+        colours = ImageChops.multiply(colours, shade)
+        if max(blur) > 0.4:
+            soft = ImageFilter.BoxBlur(blur)
+            colours, alpha = colours.filter(soft), alpha.filter(soft)
+        return Stamp(left, top, colours, alpha, covered, found)
+
+
+COVERED = [0 if ink % 16 == HOLE else 255 for ink in range(256)]
+IS_SECOND = [255 if ink % 16 in TEXTURED_SECOND else 0 for ink in range(256)]
+IS_FLAT = [0 if ink % 16 in (HOLE, *TEXTURED) else 255 for ink in range(256)]
+
+
+def _parts(drawing: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
+    """Body part in the middle of each pixel, or else the largest number in it."""
+    height, width = drawing.shape[0] // fine, drawing.shape[1] // fine
+    numbers = drawing >> PART_SHIFT
+    middle = numbers[fine // 2 :: fine, fine // 2 :: fine]
+    largest = numbers.reshape(height, fine, width, fine).max(axis=(1, 3))
+    return np.where(middle > 0, middle, largest)
+
+
+def _grey(level: float) -> Colour:
+    return (round(255 * level),) * 3
+
+
+def _scaled(rgb: Colour, factor: float) -> Colour:
+    return round(rgb[0] * factor), round(rgb[1] * factor), round(rgb[2] * factor)
+
+
+def _raised(rgb: Colour, share: float) -> Colour:
+    r, g, b = (round(value + (255 - value) * share) for value in rgb)
+    return r, g, b
+
+
+__all__ = ["Paint", "Sketch", "Stamp", "Texture"]

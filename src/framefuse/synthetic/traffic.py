@@ -1,0 +1,218 @@
+"""Who is in the picture, where, and when: tracks with analytic paths, admitted by a complexity schedule.
+
+Places are in frame heights: x from the left edge, y from the top. Nothing here knows pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from framefuse.synthetic.chance import Chance, Split
+from framefuse.synthetic.living import Bird, Dog, Person
+from framefuse.synthetic.sketch import Paint, Sketch
+from framefuse.synthetic.things import Ball, Box, Cone, Decoy, Sign
+from framefuse.synthetic.vehicles import Bicycle, Bus, Car
+
+NAMES = ("person", "car", "bus", "bicycle", "sign", "dog", "bird", "ball", "box", "cone")
+MOVING = (0, 1, 2, 3, 5, 6, 7)
+STANDING = (4, 8, 9)
+DECOY = -1
+UPRIGHT = {0: 1.0, 4: 1.0, 5: 0.8, 6: 0.6, 7: 0.6, 8: 0.85, 9: 0.8}
+"""Length of a figure's unit as a share of its track's size, by class; 1.15 for the long ones."""
+
+CALM, SMALLEST, LARGEST = 3, 0.036, 0.32
+"""Objects of the calm scene; sizes of the others, in frame heights."""
+KEPT = 1000
+"""Tracks kept in memory; any can be drawn up again."""
+SHUTTER = 0.5
+"""Share of the frame time that the shutter is open."""
+
+
+class Figure(Protocol):
+    """A class's shape: fixed style, moved by a phase in seconds (or in its own lengths, where it rolls)."""
+
+    def sketch(self, phase: float) -> Sketch: ...
+
+
+FIGURES = (Person, Car, Bus, Bicycle, Sign, Dog, Bird, Ball, Box, Cone)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a track is at one moment."""
+
+    x: float
+    y: float
+    size: float
+    """Of the figure's unit, in frame heights."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """One object from where it enters to where it leaves."""
+
+    track_id: int
+    class_id: int
+    """-1: a decoy."""
+    figure: Figure
+    paint: Paint
+    begin: float
+    """Seconds at which it enters; it may lie before the start of the world."""
+    duration: float
+    start: float
+    span: float
+    """Frame heights from where it enters to where it leaves, to the right or, negative, to the left."""
+    size: float
+    growth: float
+    baseline: float
+    hover: float
+    wobble: float
+    bounce: float
+    rhythm: float
+    horizon: float
+
+    @property
+    def mirror(self) -> bool:
+        return self.span < 0
+
+    def place(self, seconds: float) -> Place:
+        share = (seconds - self.begin) / self.duration
+        eased = share + self.wobble * math.sin(4 * math.pi * share) / (4 * math.pi)
+        growth = math.exp(self.growth * (share - 0.5))
+        y = self.horizon + (self.baseline - self.horizon) * growth - self.hover
+        if self.bounce:
+            y -= self.bounce * abs(math.sin(math.pi * self.rhythm * seconds))
+        elif self.hover:
+            y += 0.15 * self.hover * math.sin(2 * math.pi * 0.4 * self.rhythm * seconds)
+        return Place(self.start + self.span * eased, y, self.size * growth)
+
+    def phase(self, seconds: float) -> float:
+        """What drives its joints: seconds; for wheels the way rolled, in its own lengths."""
+        if self.class_id in (1, 2, 3, 7):
+            return abs(self.place(seconds).x - self.start) / self.size
+        return seconds + self.rhythm
+
+
+@dataclass
+class Traffic:
+    """All tracks of a street.
+
+    Args:
+        seconds: length of the world.
+        aspect: width over height of the picture.
+        complexity: fixed value 0..1; None: calm, crowded, calm.
+    """
+
+    split: Split
+    seed: int
+    seconds: float
+    aspect: float
+    complexity: float | None = None
+    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        chance = Chance(self.split, f"street/{self.seed}")
+        self.horizon = chance.style(0.28, 0.46)
+        self.speed = chance.sign() * chance.uniform(0.1, 0.24)
+        """Of the scenery past the camera, frame heights a second."""
+        self.crowd = round(chance.style(24, 36))
+        cycles = max(1, round(self.seconds / 40))
+        self.period = self.seconds / cycles
+        rise = chance.style(0.16, 0.3)
+        self._ramp = (
+            rise,
+            rise + chance.style(0.1, 0.2),
+            0.62 + chance.style(0.0, 0.06),
+            0.74 + chance.style(0.0, 0.14),
+        )
+        self._hurry = min(1.0, max(0.2, self.period / 20))
+        self._pan = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
+        self._shake = chance.style(0.0, 0.006)
+        self._slots = [self._slot(slot) for slot in range(self.crowd)]
+
+    def _slot(self, number: int) -> tuple[bool, float, float]:
+        """Whether its tracks stand on the ground, how long each lasts, and when the first began, in seconds."""
+        chance = Chance(self.split, f"slot/{self.seed}/{number}")
+        standing = chance.happens(0.3)
+        duration = (self.aspect + 1.1) / abs(self.speed) if standing else chance.uniform(4, 10) * self._hurry
+        return standing, duration, chance.uniform(0, duration)
+
+    def level(self, seconds: float) -> float:
+        """Complexity at a moment, 0 calm .. 1 crowded."""
+        if self.complexity is not None:
+            return self.complexity
+        at = (min(max(seconds, 0.0), self.seconds) / self.period) % 1
+        a, b, c, d = self._ramp
+        return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
+
+    def camera(self, seconds: float) -> tuple[float, float]:
+        """How far the camera has turned to the right and down, in frame heights."""
+        turns = [reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._pan]
+        shake = [math.sin(2 * math.pi * (rate * seconds + 0.3)) for rate in (3.1, 4.7, 2.3, 5.9)]
+        return turns[0] + self._shake * (shake[0] + shake[1]), 0.4 * turns[1] + self._shake * (shake[2] + shake[3])
+
+    def present(self, seconds: float) -> list[Track]:
+        """Tracks at a moment, those behind first."""
+        found = [track for slot in range(self.crowd) if (track := self._at(slot, seconds)) is not None]
+        found.sort(key=lambda track: (track.baseline, track.track_id))
+        return found
+
+    def _at(self, slot: int, seconds: float) -> Track | None:
+        standing, duration, offset = self._slots[slot]
+        number = math.floor((seconds + offset) / duration)
+        begin = number * duration - offset
+        middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
+        if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
+            return None
+        key = slot, number
+        if key not in self._tracks:
+            if len(self._tracks) > KEPT:
+                self._tracks.clear()
+            self._tracks[key] = self._enter(slot, number, standing, begin, duration)
+        return self._tracks[key]
+
+    def _enter(self, slot: int, number: int, standing: bool, begin: float, duration: float) -> Track:
+        chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
+        calm = slot < CALM
+        decoy = chance.happens(0.12) and not calm
+        class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
+        size = chance.uniform(0.24, 0.5) if calm else SMALLEST * (LARGEST / SMALLEST) ** (chance.unit() ** 1.25)
+        size *= UPRIGHT.get(class_id, 1.15)
+        near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
+        baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near
+        margin = 0.6 * size + 0.1
+        away = self.aspect + 2 * margin
+        if standing:
+            start, span = (-0.55, self.aspect + 1.1) if self.speed < 0 else (self.aspect + 0.55, -self.aspect - 1.1)
+        else:
+            start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
+        flies = class_id == 6
+        figure = Decoy.draw_lots(chance) if class_id == DECOY else FIGURES[class_id].draw_lots(chance)
+        if isinstance(figure, Bird) and figure.stands:
+            flies = False
+        return Track(
+            track_id=1 + number * self.crowd + slot,
+            class_id=class_id,
+            figure=figure,
+            paint=Paint(self.split, chance),
+            begin=begin,
+            duration=duration,
+            start=start,
+            span=span,
+            size=size,
+            growth=0.0 if standing else chance.uniform(-0.35, 0.35),
+            baseline=baseline,
+            hover=chance.uniform(0.1, 0.7) * baseline if flies or (class_id == DECOY and chance.happens(0.5)) else 0.0,
+            wobble=0.0 if standing else chance.uniform(-0.8, 0.8),
+            bounce=chance.uniform(0.1, 0.9) * size if class_id == 7 and chance.happens(0.5) else 0.0,
+            rhythm=chance.uniform(0.7, 1.6),
+            horizon=self.horizon,
+        )
+
+
+def smooth(share: float) -> float:
+    """0 below 0, 1 above 1, and smooth between."""
+    share = min(1.0, max(0.0, share))
+    return share * share * (3 - 2 * share)

@@ -1,0 +1,189 @@
+"""The synthetic world: the same bytes every time, truth that matches the pixels, splits that share nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from framefuse.errors import UsageError
+from framefuse.synthetic import Snapshot, Truth, World
+from framefuse.synthetic.address import write
+from framefuse.synthetic.chance import Chance, Split, stripe_owner
+from framefuse.synthetic.textures import BANK, texture
+from framefuse.synthetic.traffic import NAMES, Traffic
+
+STREET = "synthetic://street?seed=7&frames=900&size=320x180&split=test"
+BODIES = "synthetic://bodies?seed=4&frames=300&size=512x192&stereo=sbs&split=val"
+FRAMES = (0, 250, 455, 899)
+
+
+def digest(snapshot: Snapshot) -> str:
+    truth = snapshot.truth
+    arrays = [snapshot.picture, truth.boxes, truth.class_id, truth.track_id, truth.visibility, truth.instances]
+    arrays += [truth.class_mask, *([] if truth.disparity is None else [truth.disparity])]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+@pytest.mark.parametrize("uri", [STREET, BODIES])
+def test_same_bytes_in_any_order_any_world_and_any_process(uri: str) -> None:
+    world = World.parse(uri)
+    frames = [number * (world.frames - 1) // 3 for number in range(4)]
+    forward = [digest(world[frame]) for frame in frames]
+    backward = [digest(World.parse(uri)[frame]) for frame in reversed(frames)]
+    assert forward == backward[::-1]
+    assert forward == [digest(pickle.loads(pickle.dumps(world))[frame]) for frame in frames]
+    code = f"from tests.test_synthetic import *; w = World.parse({uri!r}); print(*(digest(w[i]) for i in {frames}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == forward
+    assert len(set(forward)) == len(forward)
+
+
+@pytest.mark.parametrize("uri", [STREET, BODIES])
+def test_truth_is_what_the_masks_say(uri: str) -> None:
+    world = World.parse(uri)
+    for frame in range(0, world.frames, 50):
+        truth = world[frame].truth
+        count = len(truth.boxes)
+        assert truth.instances.max(initial=0) == count == len(truth.class_id) == len(truth.visibility)
+        assert truth.boxes.dtype == np.float32 and truth.class_id.dtype == np.int64
+        for row, box in enumerate(truth.boxes):
+            y, x = np.nonzero(truth.instances == row + 1)
+            assert box.tolist() == [x.min(), y.min(), x.max() + 1, y.max() + 1]
+            if world.scene == "street":
+                assert np.all(truth.class_mask[y, x] == truth.class_id[row] + 1)
+        assert np.all((truth.class_mask > 0) == (truth.instances > 0))
+        assert truth.class_mask.max() < 11
+        assert np.all((truth.visibility > 0) & (truth.visibility <= 1.0))
+        if world.stereo == "none":
+            assert len(set(truth.track_id.tolist())) == count
+
+
+def test_an_object_keeps_its_identity_and_moves_smoothly() -> None:
+    world = World.parse(STREET)
+    last: Truth | None = None
+    for frame in range(440, 450):
+        truth = world[frame].truth
+        for row, track in enumerate(truth.track_id):
+            before = np.flatnonzero(last.track_id == track) if last is not None else np.array([], int)
+            if last is not None and before.size and min(truth.visibility[row], last.visibility[before[0]]) > 0.97:
+                assert truth.class_id[row] == last.class_id[before[0]]
+                moved = np.abs(truth.boxes[row] - last.boxes[before[0]]).max()
+                assert moved < 0.2 * world.size[1], f"track {track} jumped by {moved} pixels in frame {frame}"
+        last = truth
+
+
+def test_the_schedule_goes_from_calm_to_crowded_and_back() -> None:
+    world = World.parse(STREET)
+    truths = {frame: world[frame].truth for frame in (0, 450, 899)}
+    assert truths[0].complexity == truths[899].complexity == 0 and truths[450].complexity == 1
+    assert len(truths[0].boxes) <= 4 and len(truths[899].boxes) <= 12 < len(truths[450].boxes)
+    areas = {frame: np.median(np.prod(t.boxes[:, 2:] - t.boxes[:, :2], axis=1)) for frame, t in truths.items()}
+    assert areas[0] > 4 * areas[450]
+    assert len(World.parse(STREET + "&complexity=1")[0].truth.boxes) > 12
+    assert len(World.parse(STREET + "&complexity=0")[450].truth.boxes) <= 4
+
+
+def test_the_scene_does_not_depend_on_the_resolution() -> None:
+    small, large = (World.parse(STREET.replace("320x180", size))[455].truth for size in ("320x180", "960x540"))
+    both = sorted(set(small.track_id.tolist()) & set(large.track_id.tolist()))
+    assert len(both) >= len(small.track_id) - 1
+    for track in both:
+        boxes = [truth.boxes[truth.track_id == track][0] for truth in (small, large)]
+        seen = min(truth.visibility[truth.track_id == track][0] for truth in (small, large))
+        if seen > 0.9:
+            assert np.abs(3 * boxes[0] - boxes[1]).max() <= 6
+
+
+def test_every_class_comes_up() -> None:
+    found: set[int] = set()
+    for seed in range(3):
+        world = World(seed=seed, frames=900, size=(160, 90), split="val")
+        for frame in range(300, 600, 60):
+            found |= set(world[frame].truth.class_id.tolist())
+    assert found == set(range(len(NAMES)))
+
+
+def test_splits_share_no_style_texture_or_schedule() -> None:
+    splits: tuple[Split, ...] = ("train", "val", "test")
+    for split in splits:
+        chance = Chance(split, "any")
+        assert {stripe_owner(chance.style()) for _ in range(500)} == {split}
+    banks = {split: {texture(split, n).levels[0].tobytes() for n in range(BANK)} for split in splits}
+    assert all(len(bank) == BANK for bank in banks.values())
+    assert not banks["train"] & banks["test"] and not banks["train"] & banks["val"] and not banks["val"] & banks["test"]
+    ramps = {split: {Traffic(split, seed, 30.0, 16 / 9)._ramp for seed in range(20)} for split in splits}
+    assert not ramps["train"] & ramps["test"] and not ramps["val"] & ramps["test"]
+    pictures = {digest(World(seed=3, size=(160, 90), split=split)[450]) for split in splits}
+    assert len(pictures) == 3
+
+
+def test_stereo_disparity_moves_the_left_eye_onto_the_right() -> None:
+    world = World.parse(BODIES)
+    truth = world[150].truth
+    half = world.size[0] // 2
+    assert truth.disparity is not None and truth.disparity.shape == truth.instances.shape
+    for track in set(truth.track_id.tolist()):
+        rows = np.flatnonzero(truth.track_id == track)
+        if len(rows) == 2 and truth.visibility[rows].min() > 0.9:
+            left, right = truth.boxes[rows[0]], truth.boxes[rows[1]] - np.array([half, 0, half, 0])
+            shift = truth.disparity[truth.instances == rows[0] + 1]
+            assert np.all(shift == shift[0])
+            assert np.abs(left[[0, 2]] - shift[0] - right[[0, 2]]).max() <= 1.5
+    behind = truth.disparity[:, :half][truth.instances[:, :half] == 0]
+    assert np.all(behind == behind[0]) and behind[0] > 0
+
+
+def test_visibility_is_less_for_what_is_hidden_or_cut_off() -> None:
+    world = World.parse(STREET)
+    seen = np.concatenate([world[frame].truth.visibility for frame in range(400, 500, 10)])
+    assert (seen < 0.5).any() and (seen == 1).any()
+    ignored = np.concatenate([world[frame].truth.ignored for frame in range(400, 500, 10)])
+    assert np.all(ignored[seen < 0.25])
+
+
+def test_address_and_arguments_mean_the_same() -> None:
+    world = World(scene="street", seed=7, frames=900, size=(320, 180), fps=Fraction(30), split="test")
+    assert World.parse(STREET) == world == World.parse(write(world))
+    assert World.parse("synthetic://street?fps=30000/1001").fps == Fraction(30000, 1001)
+    assert World.parse("synthetic://street?fps=29.97").fps == Fraction("29.97")
+    assert world.names[0] == "person" and len(world.names) == 10
+    assert World.parse(BODIES).names[1] == "head" and len(World.parse(BODIES).names) == 8
+    assert len(world) == 900
+    with pytest.raises(IndexError, match="frame 900"):
+        world[900]
+    assert digest(world[-1]) == digest(world[899])
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("synthetic://street?sead=7", "did you mean seed"),
+        ("synthetic://stret", "did you mean street"),
+        ("synthetic://street?seed=x", "seed is a whole number"),
+        ("synthetic://street?seed=-1", "seed is a whole number"),
+        ("synthetic://street?seed=1&seed=2", "given twice"),
+        ("synthetic://street?size=640", "WIDTHxHEIGHT"),
+        ("synthetic://street?size=641x360", "even"),
+        ("synthetic://street?size=16x16", "32..8192"),
+        ("synthetic://street?size=640x99998", "32..8192"),
+        ("synthetic://street?frames=0", "frames=0 is out of range"),
+        ("synthetic://street?fps=0", "fps=0 is out of range"),
+        ("synthetic://street?fps=1/0", "fps is a number"),
+        ("synthetic://street?split=tset", "did you mean test"),
+        ("synthetic://street?complexity=2", "0 .calm. .. 1"),
+        ("synthetic://street?complexity=nan", "complexity is a number"),
+        ("synthetic://street?stereo=sbs", "synthetic://bodies"),
+        ("synthetic://bodies?stereo=tb", "stereo=tb is not known"),
+        ("synthetic://bodies?stereo=sbs&size=642x360", "multiple of 4"),
+        ("http://street", "no synthetic:// address"),
+    ],
+)
+def test_bad_addresses_say_what_is_right(uri: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        World.parse(uri)

@@ -1,0 +1,140 @@
+"""synthetic:// as a source, and `framefuse synth`."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from framefuse import open_source
+from framefuse.cli import main
+from framefuse.errors import UsageError
+from framefuse.sources import SourceOptions
+from framefuse.synthetic import World
+
+URI = "synthetic://street?seed=5&frames=40&size=320x180&fps=30000/1001&complexity=0.8"
+
+
+def test_frames_are_tagged_planes_with_exact_times() -> None:
+    source = open_source(URI)
+    assert (source.info.width, source.info.height, source.info.frames) == (320, 180, 40)
+    assert source.info.fps == Fraction(30000, 1001) and source.info.kind == "synthetic" and not source.info.live
+    frames = list(source)
+    assert len(frames) == 40
+    for number, frame in enumerate(frames):
+        assert frame.format.name == "yuv420p" and frame.matrix == "bt709" and not frame.full_range
+        assert frame.pts is not None and frame.pts * frame.time_base == number * Fraction(1001, 30000)
+        assert frame.index == number
+    assert not [note for note in source.info.notes if "assumed" in note]
+
+
+def test_planes_are_the_picture() -> None:
+    frame = next(iter(open_source(URI)))
+    picture = World.parse(URI)[0].picture.astype(float)
+    luma = picture @ np.array([0.2126, 0.7152, 0.0722]) * 219 / 255 + 16
+    assert np.abs(frame.planes[0] - luma).max() <= 2
+
+
+def test_start_end_and_stride() -> None:
+    source = open_source(URI, SourceOptions(start=0.5, end=1.0, vid_stride=4))
+    frames = list(source)
+    seconds = [frame.pts * frame.time_base for frame in frames if frame.pts is not None]
+    everything = [number * Fraction(1001, 30000) for number in range(40)]
+    assert seconds == [at for at in everything if Fraction(1, 2) <= at < 1][::4]
+    assert [frame.index for frame in frames] == [4 * k for k in range(len(frames))]
+    assert source.info.frames == len(frames)
+    assert list(open_source(URI, SourceOptions(start=99))) == []
+
+
+def test_close_ends_it() -> None:
+    source = open_source(URI)
+    iterator = iter(source)
+    next(iterator)
+    source.close()
+    assert list(iterator) == []
+
+
+def test_bad_addresses_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="did you mean frames"):
+        open_source("synthetic://street?frame=40")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("synth") / "deep" / "clip"
+    assert main(["synth", URI, "--out", str(out), "--images", "--quiet"]) == 0
+    return out
+
+
+def test_synth_writes_every_frame(written: Path) -> None:
+    with av.open(str(written / "street-train-5.mp4")) as container:
+        stream = container.streams.video[0]
+        assert stream.frames == 40 and stream.average_rate == Fraction(30000, 1001)
+        frames = list(container.decode(stream))
+    assert len(frames) == 40
+    assert frames[0].colorspace == 1
+    assert [frame.pts * frame.time_base for frame in frames if frame.pts is not None and frame.time_base] == [
+        number * Fraction(1001, 30000) for number in range(40)
+    ]
+    assert len(list(written.glob("*.png"))) == 40
+
+
+def test_coco_round_trip(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    coco = COCO(str(written / "street-train-5.json"))
+    world = World.parse(URI)
+    assert coco.dataset["info"]["synthetic_version"] == World.version
+    assert len(coco.imgs) == 40
+    assert {category["id"]: category["name"] for category in coco.dataset["categories"]} == world.names
+    for image_id, image in list(coco.imgs.items())[::13]:
+        truth = world[image["frame"]].truth
+        rows = coco.imgToAnns[image_id]
+        assert (written / image["file_name"]).exists()
+        assert len(rows) == len(truth.boxes)
+        for row, annotation in enumerate(rows):
+            mask = coco.annToMask(annotation)
+            assert np.array_equal(mask, truth.instances == row + 1)
+            assert annotation["area"] == mask.sum()
+            x, y, width, height = annotation["bbox"]
+            assert [x, y, x + width, y + height] == truth.boxes[row].tolist()
+            assert annotation["iscrowd"] == int(truth.ignored[row])
+            assert annotation["track_id"] == truth.track_id[row]
+    perfect = [
+        {"image_id": row["image_id"], "category_id": row["category_id"], "bbox": row["bbox"], "score": 0.9}
+        for row in coco.dataset["annotations"]
+        if not row["iscrowd"]
+    ]
+    evaluation = COCOeval(coco, coco.loadRes(perfect), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert evaluation.stats[0] == pytest.approx(1.0)
+    capsys.readouterr()
+
+
+def test_synth_does_not_overwrite(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (written / "street-train-5.json").read_bytes()
+    assert main(["synth", URI, "--out", str(written)]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert (written / "street-train-5.json").read_bytes() == before
+
+
+def test_synth_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["synth", "synthetic://street?framez=3", "--out", str(tmp_path)]) == 2
+    assert "did you mean frames" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["synth", URI, "--out", str(tmp_path / "file" / "sub")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_bodies_truth_is_of_persons(tmp_path: Path) -> None:
+    uri = "synthetic://bodies?seed=2&frames=3&size=256x96&stereo=sbs&complexity=1"
+    assert main(["synth", uri, "--out", str(tmp_path), "--quiet"]) == 0
+    found = json.loads((tmp_path / "bodies-train-2.json").read_text())
+    assert found["categories"] == [{"id": 0, "name": "person"}]
+    assert found["annotations"]

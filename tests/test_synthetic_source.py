@@ -85,6 +85,7 @@ def test_synth_writes_every_frame(written: Path) -> None:
     assert len(list(written.glob("*.png"))) == 40
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
 def test_coco_round_trip(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coco = COCO(str(written / "street-train-5.json"))
     world = World.parse(URI)

@@ -13,7 +13,8 @@ from typing import Literal, TypeVar
 Split = Literal["train", "val", "test"]
 T = TypeVar("T")
 
-STRIPES = 24
+STRIPES = 48
+"""Of every range. Enough that the colours of one split go all round the circle."""
 OWNER: tuple[Split, ...] = ("train", "train", "test", "train", "train", "train", "val", "train")
 """Which split owns stripe k, by k modulo 8."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from framefuse.synthetic.sketch import Stamp
 from framefuse.synthetic.traffic import DECOY, SHUTTER, Track, Traffic
 
 if TYPE_CHECKING:
-    from framefuse.synthetic.world import Snapshot, World
+    from framefuse.synthetic.world import Snapshot, Truth, World
 
 NOISE_ROOM = 64
 """Pixels by which the noise picture is larger than the frame; each frame takes another window of it."""
@@ -44,80 +44,106 @@ class Stage:
         self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
         self.quality = chance.integer(45, 96)
         self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 5.0))
-        self.shadow = _soft_disc()
-        self.darkness = chance.uniform(0.2, 0.6)
+        self.shadow = _soft_disc(chance.uniform(0.2, 0.6))
         self.sun = chance.uniform(-0.35, 0.35)
+
+
+class Drawn(NamedTuple):
+    """An object that was drawn. The k-th of a frame has number k + 1 in the raw instance mask."""
+
+    track: Track
+    pixels: int
+    """Of the whole object, hidden ones and those outside the picture included."""
+    window: tuple[slice, slice]
+    """Rows and columns of the picture that it touches."""
 
 
 def render(stage: Stage, index: int) -> Snapshot:
     """Frame `index`, and its truth."""
-    from framefuse.synthetic.world import Snapshot, Truth
+    from framefuse.synthetic.world import Snapshot
 
     world = stage.world
     seconds = float(index / world.fps)
     width, height = world.size
     canvas = Image.new("RGB", (width, height))
-    instances = np.zeros((height, width), np.uint16)
-    bodies = world.scene == "bodies"
-    mask = np.zeros((height, width), np.uint8)
-    disparity = np.zeros((height, width), np.float32) if stage.eyes == 2 else None
+    masks = Masks(
+        np.zeros((height, width), np.uint16),
+        np.zeros((height, width), np.uint8) if world.scene == "bodies" else None,
+        np.zeros((height, width), np.float32) if stage.eyes == 2 else None,
+    )
     tracks = stage.scene.present(seconds)
-    rows: list[tuple[Track, int, int]] = []
+    drawn: list[Drawn] = []
     for eye in range(stage.eyes):
-        span = slice(eye * stage.size[0], (eye + 1) * stage.size[0])
-        view = _View(
-            stage, seconds, eye, instances[:, span], mask[:, span], None if disparity is None else disparity[:, span]
-        )
-        rows += view.draw(tracks, len(rows), bodies)
+        view = _View(stage, seconds, eye, masks)
+        view.draw(tracks, drawn)
         canvas.paste(view.canvas, (eye * stage.size[0], 0))
     picture = _camera(stage, canvas, index, seconds)
+    return Snapshot(index, picture, _truth(drawn, masks, stage.scene.level(seconds)))
 
-    counts = np.bincount(instances.ravel(), minlength=len(rows) + 1)[1:]
-    kept = [number for number, row in enumerate(rows) if row[0].class_id != DECOY and counts[number] > 0]
-    boxes = [_extent(instances, number + 1, stage, rows[number]) for number in kept]
-    table = np.zeros(len(rows) + 1, np.uint16)
-    classes = np.zeros(len(rows) + 1, np.uint8)
-    for row, number in enumerate(kept):
-        table[number + 1], classes[number + 1] = row + 1, rows[number][0].class_id + 1
-    truth = Truth(
-        boxes=np.array(boxes, np.float32).reshape(-1, 4),
-        class_id=np.array([rows[number][0].class_id for number in kept], np.int64),
-        track_id=np.array([rows[number][0].track_id for number in kept], np.int64),
-        visibility=np.array([counts[number] / rows[number][1] for number in kept], np.float32),
-        instances=table[instances],
-        class_mask=mask if bodies else classes[instances],
-        complexity=stage.scene.level(seconds),
-        disparity=disparity,
+
+class Masks(NamedTuple):
+    """(h, w) arrays that are filled while a frame is drawn."""
+
+    instances: NDArray[np.uint16]
+    """Numbers as in Drawn, decoys included."""
+    parts: NDArray[np.uint8] | None
+    disparity: NDArray[np.float32] | None
+
+
+def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
+    from framefuse.synthetic.world import Truth
+
+    counts = np.bincount(masks.instances.ravel(), minlength=len(drawn) + 1)[1:].tolist()
+    kept = [k for k, item in enumerate(drawn) if item.track.class_id != DECOY and counts[k] > 0]
+    rows = np.zeros(len(drawn) + 1, np.uint16)
+    classes = np.zeros(len(drawn) + 1, np.uint8)
+    for row, k in enumerate(kept):
+        rows[k + 1], classes[k + 1] = row + 1, drawn[k].track.class_id + 1
+    return Truth(
+        boxes=np.array([_extent(masks.instances, k + 1, drawn[k].window) for k in kept], np.float32).reshape(-1, 4),
+        class_id=np.array([drawn[k].track.class_id for k in kept], np.int64),
+        track_id=np.array([drawn[k].track.track_id for k in kept], np.int64),
+        visibility=np.array([counts[k] / drawn[k].pixels for k in kept], np.float32),
+        instances=rows[masks.instances],
+        class_mask=classes[masks.instances] if masks.parts is None else masks.parts,
+        complexity=complexity,
+        disparity=masks.disparity,
     )
-    return Snapshot(index, picture, truth)
+
+
+def _extent(instances: NDArray[np.uint16], number: int, window: tuple[slice, slice]) -> tuple[int, int, int, int]:
+    """x1, y1, x2, y2 of a number's pixels, all of which lie in the window."""
+    found = instances[window] == number
+    columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
+    top, left = window[0].start, window[1].start
+    return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
 
 
 class _View:
     """One eye's picture while it is being drawn."""
 
-    def __init__(
-        self, stage: Stage, seconds: float, eye: int, instances: NDArray[np.uint16], mask: NDArray[np.uint8],
-        disparity: NDArray[np.float32] | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, stage: Stage, seconds: float, eye: int, masks: Masks) -> None:
         self.stage, self.seconds, self.eye = stage, seconds, eye
-        self.instances, self.mask, self.disparity = instances, mask, disparity
         width, height = stage.size
-        self.height = height
-        far = round(FAR * height) if disparity is not None else 0
+        self.height, self.shift = height, eye * width
+        span = np.s_[:, self.shift : self.shift + width]
+        self.instances = masks.instances[span]
+        self.parts = None if masks.parts is None else masks.parts[span]
+        self.disparity = None if masks.disparity is None else masks.disparity[span]
+        far = 0
+        if self.disparity is not None:
+            far = round(FAR * height)
+            self.disparity[...] = far
         turn_x, turn_y = stage.scene.camera(seconds)
-        left = round((turn_x + stage.scene.speed * seconds) * height) + eye * far
+        left = (round((turn_x + stage.scene.speed * seconds) * height) + eye * far) % (LAPS * width)
         top = round((MARGIN + turn_y) * height)
-        left %= LAPS * width
         self.canvas = stage.backdrop.crop((left, top, left + width, top + height))
-        if disparity is not None:
-            disparity[...] = far
 
-    def draw(self, tracks: list[Track], first: int, bodies: bool) -> list[tuple[Track, int, int]]:
-        """Draw all; gives (track, its pixels in all, eye) in the order of the instance numbers, from `first` + 1."""
-        rows: list[tuple[Track, int, int]] = []
+    def draw(self, tracks: list[Track], drawn: list[Drawn]) -> None:
+        """Draw all, and add them to `drawn`."""
         period = float(1 / self.stage.world.fps)
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
-        height = self.height
+        height, street = self.height, self.parts is None
         for track in tracks:
             place, last = track.place(self.seconds), track.place(self.seconds - period)
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
@@ -127,14 +153,13 @@ class _View:
                 SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * height,
             )
             size = place.size * height
-            if not bodies:
+            if street:
                 self._shade(track, x, y + track.hover * height, size)
-            stamp = track.paint.stamp(
-                track.figure.sketch(track.phase(self.seconds)), size, x, y, track.mirror, blur, parts=bodies
-            )
+            sketch = track.figure.sketch(track.phase(self.seconds))
+            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, parts=not street)
             self.canvas.paste(stamp.colours, (stamp.x, stamp.y), stamp.alpha)
-            rows.append((track, self._claim(stamp, first + len(rows) + 1, shift * height), self.eye))
-        return rows
+            window = self._claim(stamp, len(drawn) + 1, shift * height)
+            drawn.append(Drawn(track, int(np.count_nonzero(stamp.covered)), window))
 
     def _shade(self, track: Track, x: float, y: float, size: float) -> None:
         """A soft shadow on the ground."""
@@ -143,34 +168,24 @@ class _View:
         if wide < 4:
             return
         soft = self.stage.shadow.resize((max(2, round(wide)), max(2, round(tall))), Image.Resampling.BILINEAR)
-        strength = self.stage.darkness
-        soft = soft.point([round(value * strength) for value in range(256)])
         self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
 
-    def _claim(self, stamp: Stamp, number: int, shift: float) -> int:
-        """Enter a stamp's pixels into the masks; gives how many it has, those outside the picture included."""
-        covered = stamp.covered
-        height, width = covered.shape
+    def _claim(self, stamp: Stamp, number: int, shift: float) -> tuple[slice, slice]:
+        """Enter a stamp's pixels into the masks; gives the window of the whole picture that they lie in."""
+        height, width = stamp.covered.shape
         rows, columns = self.instances.shape
-        top, left = max(0, stamp.y), max(0, stamp.x)
-        bottom, right = min(rows, stamp.y + height), min(columns, stamp.x + width)
+        top, left = min(max(0, stamp.y), rows), min(max(0, stamp.x), columns)
+        bottom, right = max(top, min(rows, stamp.y + height)), max(left, min(columns, stamp.x + width))
+        target = (slice(top, bottom), slice(left, right))
+        source = (slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x))
         if bottom > top and right > left:
-            target = (slice(top, bottom), slice(left, right))
-            source = (slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x))
-            np.copyto(self.instances[target], number, where=covered[source])
-            if stamp.parts is not None:
-                np.copyto(self.mask[target], stamp.parts[source], where=covered[source])
+            covered = stamp.covered[source]
+            np.copyto(self.instances[target], number, where=covered)
+            if self.parts is not None and stamp.parts is not None:
+                np.copyto(self.parts[target], stamp.parts[source], where=covered)
             if self.disparity is not None:
-                np.copyto(self.disparity[target], shift, where=covered[source])
-        return int(np.count_nonzero(covered))
-
-
-def _extent(
-    instances: NDArray[np.uint16], number: int, stage: Stage, row: tuple[Track, int, int]
-) -> tuple[int, int, int, int]:
-    found = instances == number
-    columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+                np.copyto(self.disparity[target], shift, where=covered)
+        return slice(top, bottom), slice(self.shift + left, self.shift + right)
 
 
 def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> NDArray[np.uint8]:
@@ -202,7 +217,8 @@ def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[
     return noise
 
 
-def _soft_disc() -> Image.Image:
+def _soft_disc(strength: float) -> Image.Image:
+    """A shadow's shape, as L."""
     axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
     reach = np.hypot(axis[None, :], axis[:, None])
-    return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255).astype(np.uint8))
+    return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255 * strength).astype(np.uint8))

@@ -158,48 +158,55 @@ class Paint:
             blur: half of the way that it moves while the shutter is open, in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
-        scale = np.array((-size if mirror else size, -size))
-        outlines = [(np.array(points) * scale + (x, y)) for _, points in sketch.polygons]
-        corners = np.concatenate(outlines)
+        points = np.array([point for _, outline in sketch.polygons for point in outline])
+        points = points * ((-size if mirror else size), -size) + (x, y)
         pad = 1 + math.ceil(max(blur))
-        left, top = (int(value) - pad for value in np.floor(corners.min(0)))
-        right, bottom = (int(value) + pad + 1 for value in np.floor(corners.max(0)))
+        left, top = (int(value) - pad for value in np.floor(points.min(0)))
+        right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))
         width, height = right - left, bottom - top
         drawing = Image.new("L", (width * fine, height * fine))
         pen = ImageDraw.Draw(drawing)
-        shift = np.array((left, top))
-        for (ink, _), outline in zip(sketch.polygons, outlines, strict=True):
-            edge = ink & 0xF0 | EDGE
-            pen.polygon(((outline - shift) * fine).ravel().tolist(), fill=ink, outline=edge)
-        alpha = drawing.point(COVERED).reduce(fine)
-        covered = np.asarray(alpha) >= 128
-        found = _parts(np.asarray(drawing), fine) if parts else None
-        second = drawing.point(IS_SECOND).reduce(fine)
-        flat = drawing.point(IS_FLAT).reduce(fine)
+        flat = ((points - (left, top)) * fine).ravel().tolist()
+        done = 0
+        for ink, outline in sketch.polygons:
+            end = done + 2 * len(outline)
+            pen.polygon(flat[done:end], fill=ink, outline=ink & 0xF0 | EDGE)
+            done = end
+        numbers = np.asarray(drawing) if parts else None
+        drawing.putpalette(ROLES)
+        alpha, second, plain = drawing.convert("RGB").reduce(fine).split()
         drawing.putpalette(self._palette)
         shade = drawing.convert("RGB").reduce(fine)
         colours = self._main.patch(width, height, self._span, *self._offset)
         colours.paste(self._second.patch(width, height, self._span, *self._offset), (0, 0), second)
-        colours.paste((255, 255, 255), (0, 0), flat)
+        colours.paste((255, 255, 255), (0, 0), plain)
         colours = ImageChops.multiply(colours, shade)
-        if max(blur) > 0.4:
+        covered = np.asarray(alpha) >= 128
+        if max(blur) > LEAST_BLUR:
             soft = ImageFilter.BoxBlur(blur)
             colours, alpha = colours.filter(soft), alpha.filter(soft)
-        return Stamp(left, top, colours, alpha, covered, found)
+        return Stamp(left, top, colours, alpha, covered, None if numbers is None else _parts(numbers, fine, covered))
 
 
-COVERED = [0 if ink % 16 == HOLE else 255 for ink in range(256)]
-IS_SECOND = [255 if ink % 16 in TEXTURED_SECOND else 0 for ink in range(256)]
-IS_FLAT = [0 if ink % 16 in (HOLE, *TEXTURED) else 255 for ink in range(256)]
+LEAST_BLUR = 0.5
+"""Pixels; less is not worth drawing."""
 
 
-def _parts(drawing: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
-    """Body part in the middle of each pixel, or else the largest number in it."""
-    height, width = drawing.shape[0] // fine, drawing.shape[1] // fine
-    numbers = drawing >> PART_SHIFT
-    middle = numbers[fine // 2 :: fine, fine // 2 :: fine]
-    largest = numbers.reshape(height, fine, width, fine).max(axis=(1, 3))
-    return np.where(middle > 0, middle, largest)
+def _role(ink: int) -> tuple[int, int, int]:
+    """What an ink is, as a colour: red if it covers, green if of the second texture, blue if a plain colour."""
+    return 255 * (ink != HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (HOLE, *TEXTURED))
+
+
+ROLES = bytes(value for number in range(256) for value in _role(number % 16))
+
+
+def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Body part in the middle of each pixel; where there is none in a covered pixel, the largest number in it."""
+    numbers: NDArray[np.uint8] = drawing >> np.uint8(PART_SHIFT)
+    found = numbers[fine // 2 :: fine, fine // 2 :: fine].copy()
+    for row, column in np.argwhere(covered & (found == 0)).tolist():
+        found[row, column] = numbers[row * fine : (row + 1) * fine, column * fine : (column + 1) * fine].max()
+    return found
 
 
 def _grey(level: float) -> Colour:

@@ -19,11 +19,15 @@ NAMES = ("person", "car", "bus", "bicycle", "sign", "dog", "bird", "ball", "box"
 MOVING = (0, 1, 2, 3, 5, 6, 7)
 STANDING = (4, 8, 9)
 DECOY = -1
-UPRIGHT = {0: 1.0, 4: 1.0, 5: 0.8, 6: 0.6, 7: 0.6, 8: 0.85, 9: 0.8}
+UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.6, 7: 0.6, 8: 0.85, 9: 0.8}
 """Length of a figure's unit as a share of its track's size, by class; 1.15 for the long ones."""
 
-CALM, SMALLEST, LARGEST = 3, 0.036, 0.32
-"""Objects of the calm scene; sizes of the others, in frame heights."""
+CALM = 3
+"""Objects of the calm scene, all of them large."""
+SMALLEST, LARGEST = 0.048, 0.36
+"""Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
+TINY, TINY_SHARE = 0.026, 0.08
+"""A few are as small as this."""
 KEPT = 1000
 """Tracks kept in memory; any can be drawn up again."""
 SHUTTER = 0.5
@@ -178,7 +182,8 @@ class Traffic:
         calm = slot < CALM
         decoy = chance.happens(0.12) and not calm
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
-        size = chance.uniform(0.24, 0.5) if calm else SMALLEST * (LARGEST / SMALLEST) ** (chance.unit() ** 1.25)
+        low, high = (TINY, SMALLEST) if chance.happens(TINY_SHARE) else (SMALLEST, LARGEST)
+        size = chance.uniform(0.24, 0.5) if calm else low * (high / low) ** chance.unit()
         size *= UPRIGHT.get(class_id, 1.15)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
         baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from framefuse import __version__
-from framefuse.cli import config, demo, doctor, kernels, models, predict, synth
+from framefuse.cli import config, demo, doctor, kernels, models, predict, synth, val
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
 from framefuse.entry import INTERRUPTED, interrupted
@@ -29,6 +29,9 @@ app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.on
 app.command(cls=Command)(demo.demo)
 app.command(cls=Command, epilog="Example: framefuse synth 'synthetic://street?seed=7&frames=300' --out clip")(
     synth.synth
+)
+app.command(cls=Command, epilog="Example: framefuse val yolov8n.onnx --data annotations.json --precision fp32,bf16")(
+    val.val
 )
 app.command()(doctor.doctor)
 app.command()(models.models)

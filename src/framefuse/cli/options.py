@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,14 +95,25 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
 
     They are checked where the YAML file's values are checked: in `load_settings`.
     """
+    return with_fields(command, tuple(Settings.model_fields), {})
+
+
+def with_fields(command: Callable[..., int], fields: Sequence[str], defaults: Mapping[str, Any]) -> Callable[..., int]:
+    """The same for some of the settings.
+
+    Args:
+        defaults: those of the command that differ from those of Settings, for the help.
+    """
     signature = inspect.signature(command, eval_str=True)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
-    parameters = own + [_parameter(field) for field in Settings.model_fields]
+    parameters = own + [
+        _parameter(field, defaults.get(field, Settings.model_fields[field].default)) for field in fields
+    ]
 
     @functools.wraps(command)
     def run(**values: Any) -> int:
-        given = {field: values.pop(field) for field in Settings.model_fields}
+        given = {field: values.pop(field) for field in fields}
         return command(**values, **{field: value for field, value in given.items() if value is not None})
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -113,14 +124,14 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
 _METAVARS = {"integer": "N", "number": "X", "string": "TEXT", "path": "PATH", "array": "N..."}
 
 
-def _parameter(field: str) -> inspect.Parameter:
+def _parameter(field: str, default: Any) -> inspect.Parameter:
     info = Settings.model_fields[field]
     schema = schema_of(field)
     choices: list[str] = schema.get("enum", [])
     truth = schema["type"] == "boolean"
     option = typer.Option(
         flag(field) + (f"/--no-{field.replace('_', '-')}" if truth else ""),
-        help=f"{info.description}" + ("" if info.default in (None, False) else f" (default: {text(info.default)})"),
+        help=f"{info.description}" + ("" if default in (None, False) else f" (default: {text(default)})"),
         rich_help_panel=group_of(field),
         metavar=None if truth else "|".join(choices) or _METAVARS[schema.get("format", schema["type"])],
         autocompletion=(lambda: choices) if choices else None,

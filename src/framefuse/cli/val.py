@@ -1,0 +1,129 @@
+"""framefuse val: how right models, engines and precisions are, on data whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from framefuse.cli.console import print_table, stderr
+from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.config import load_settings
+from framefuse.errors import FramefuseError, UsageError
+
+if TYPE_CHECKING:
+    from framefuse.evaluation.compare import Row
+    from framefuse.evaluation.data import Dataset
+
+DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
+FIELDS: Final = (
+    *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
+    *("conf", "iou", "max_det", "classes", "agnostic_nms", "decode_threads", "queue", "project", "name", "exist_ok"),
+)
+"""The settings that matter here."""
+
+
+@partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
+def val(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models", show_default=False)
+    ],
+    data: Annotated[
+        str,
+        typer.Option("--data", "-d", metavar="DATA", help="annotations.json (COCO), or synthetic://street?split=test"),
+    ],
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="PATH", help="folder or video of a COCO file (default: beside it)"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="frames at most, evenly spread")
+    ] = None,
+    config: ConfigFile = None,
+    print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Score models on data whose truth is known; --engine and --precision take lists: --precision fp32,bf16,int8."""
+    engines, precisions = (_several(given, field) for field in ("engine", "precision"))
+    settings = load_settings(config, None, given, defaults=DEFAULTS).settings
+    engines, precisions = engines or [settings.engine], precisions or [settings.precision]
+    for precision in precisions:
+        load_settings(None, None, {"precision": precision})
+
+    from framefuse.evaluation import open_data
+    from framefuse.evaluation.compare import Row, Wanted, class_table, save, table, to_json
+    from framefuse.sinks.run_folder import make_run_folder
+
+    opened = open_data(data, images)
+    opened.spread(limit)
+    rows: list[Row] = []
+    for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
+        chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
+        rows.append(_run(Row(wanted), opened, chosen, limit, quiet))
+    failed = [row.error for row in rows if row.error]
+    if len(failed) == len(rows):
+        raise failed[0]
+    folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+    written = save(rows, folder)
+    if print_json:
+        typer.echo(to_json(rows), nl=False)
+    else:
+        head, *body = table(rows)
+        print_table(head, body)
+        typer.echo()
+        head, *body = class_table(rows)
+        print_table(head, body)
+    if not quiet:
+        notes = dict.fromkeys(note for row in rows if row.scores for note in row.scores.notes)
+        lines = [f"note     {note}" for note in notes] + [f"wrote    {path}" for path in written]
+        lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
+        stderr().print("\n".join(lines), markup=False)
+    return failed[0].exit_code if failed else 0
+
+
+def _several(given: dict[str, Any], field: str) -> list[str]:
+    """The values of an option that takes a list here; it is taken out of `given` unless it is one value."""
+    values = [value.strip() for value in str(given.get(field, "")).split(",")]
+    if field in given and not all(values):
+        raise UsageError(f"--{field} is {given[field]!r}", remedy=f"write --{field} first,second")
+    if len(values) < 2:
+        return []
+    del given[field]
+    return list(dict.fromkeys(values))
+
+
+def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:
+    """The row with its scores, or with what is in their way."""
+    from rich import progress
+
+    from framefuse.entry import stop_if_interrupted
+    from framefuse.evaluation import validate
+
+    console = stderr()
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(
+        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+    ) as shown:
+        bar = shown.add_task(row.title, total=len(data.spread(limit)))
+
+        def on_frame(done: int, frames: int) -> None:
+            stop_if_interrupted()
+            shown.update(bar, completed=done)
+
+        try:
+            return replace(
+                row, scores=validate(row.wanted.model, data, limit=limit, settings=settings, on_frame=on_frame)
+            )
+        except FramefuseError as error:
+            return replace(row, error=error)

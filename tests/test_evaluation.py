@@ -17,7 +17,7 @@ from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.evaluation import Labels, open_data, validate
 from framefuse.evaluation.boxes import BoxCounter, confusion
 from framefuse.models.clip import squares_scene
-from framefuse.models.squares import NAMES
+from framefuse.models.squares import NAMES, write_squares
 
 Coco = dict[str, Any]
 
@@ -291,3 +291,50 @@ def test_classes_are_matched_by_name(squares: tuple[Path, Coco]) -> None:
     (folder / "other.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"no class in common: the model has red, green, blue, the data cat, cow, dog"):
         validate("squares", folder / "other.json")
+
+
+# -- the synthetic world -----------------------------------------------------------------------------------------------
+
+STREET = "synthetic://street?seed=5&frames=30&size=320x192&split=test"
+
+
+def test_the_world_and_its_coco_file_say_the_same(tmp_path: Path) -> None:
+    from framefuse.cli import main
+
+    assert main(["synth", STREET, "--out", str(tmp_path), "--quiet"]) == 0
+    world = open_data(STREET)
+    (truth,), (video,) = tmp_path.glob("*.json"), tmp_path.glob("*.mp4")
+    coco = open_data(truth, video)
+    assert (list(coco.keys), coco.names, coco.mask_names) == (list(world.keys), world.names, world.mask_names)
+    for key in (0, 14, 29):
+        drawn, read = world.labels(key), coco.labels(key)
+        assert read.complexity == pytest.approx(drawn.complexity, abs=1e-4)
+        assert read.size == drawn.size == (320, 192)
+        for field in ("xyxy", "class_id", "crowd", "area"):
+            np.testing.assert_array_equal(getattr(read, field), getattr(drawn, field), err_msg=field)
+        assert read.class_mask is not None
+        assert drawn.class_mask is not None
+        assert (read.class_mask() != 0).sum() == (drawn.class_mask() != 0).sum()
+
+
+def test_a_detector_on_the_world(tmp_path: Path) -> None:
+    """squares, told that its classes are some of the world's: hardly right, but matched frame by frame."""
+    model = write_squares(tmp_path / "model.onnx")
+    (tmp_path / "model.yaml").write_text("names: [Person, car, box]\nimgsz: [192, 320]\n")
+    scores = validate(model, STREET, limit=9)
+    assert (scores.frames, scores.input) == (9, "320x192")
+    assert scores.names == ["person", "car", "box"]
+    assert scores.boxes is not None
+    assert sum(split.frames for split in scores.boxes.by_complexity.values()) == 9
+    assert scores.map50_95 is not None and scores.map50_95 < 0.3
+    assert "not scored, as the model does not know them: bus, bicycle" in scores.notes[0]
+
+
+def test_perfect_answers_on_the_world_score_1() -> None:
+    world = open_data(STREET)
+    counter = BoxCounter(list(world.names.values()), max_det=300)
+    for key in world.spread(6):
+        known = world.labels(key)
+        counter.add(known, known.xyxy, np.full(len(known.xyxy), 0.9, np.float32), known.class_id)
+    scores = counter.scores()
+    assert (scores.map50_95, scores.precision, scores.recall) == (1, 1, 1)

@@ -218,3 +218,21 @@ def test_scores_that_are_not_numbers(tmp_path: Path) -> None:
         ClassMasks()(scores, [Preprocess(96, 64).place(96, 64)])
     with pytest.raises(CardError, match="8x12 scores for an input of 96x64"):
         ClassMasks()(np.zeros((1, 3, 12, 8), np.float32), [Preprocess(96, 64).place(96, 64)])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["background", "head", "torso"], ["background", "head", "torso"]),
+        (["background", "person", "sky"], ["background", "person"]),
+    ],
+)
+def test_the_world_of_bodies(tmp_path: Path, names: list[str], expected: list[str]) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx")
+    (tmp_path / "seg.yaml").write_text(f"names: [{', '.join(names)}]\n")
+    scores = validate(model, "synthetic://bodies?seed=1&frames=20&size=320x192&split=test", limit=4)
+    assert scores.names == expected
+    assert scores.pixels is not None
+    assert 0 < scores.miou < 1  # it knows colours, not bodies
+    counted = np.array(scores.pixels.confusion).sum()
+    assert counted == 4 * 320 * 192 if "person" in names else counted < 4 * 320 * 192

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Dataset:
     """The truth of a picture; asked for once a frame, after the source has shown it."""
     mask_names: Mapping[int, str] = field(default_factory=dict)
     """Class names of the values of `Labels.class_mask`; empty for data without masks."""
+    mask_groups: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """Values of `Labels.class_mask` that a model may know under one name: {"person": head, torso, ...}."""
     notes: Sequence[str] = ()
     """What was found odd, or left out."""
 

@@ -137,7 +137,15 @@ class _Pixels:
                 f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has no masks",
                 remedy="use data with a segmentation for each annotation, or synthetic://bodies",
             )
-        self.names, model_to, data_to, self.notes = match_names(card.names, data.mask_names, card)
+        known = {_plain(name) for name in card.names.values()}
+        names, inner = dict(data.mask_names), {}
+        for group, members in data.mask_groups.items():
+            if _plain(group) in known and not known & {_plain(data.mask_names[number]) for number in members}:
+                first = min(members)
+                inner = dict.fromkeys(members, first)
+                names = {number: name for number, name in names.items() if number not in inner} | {first: group}
+        self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
+        data_to |= {number: data_to[first] for number, first in inner.items() if first in data_to}
         self._model_to, self._data_to = (
             _table(numbers, OTHER)[:256].astype(np.uint8) for numbers in (model_to, data_to)
         )

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from framefuse import __version__
-from framefuse.cli import config, demo, doctor, kernels, models, predict, synth, val
+from framefuse.cli import build, config, demo, doctor, kernels, models, predict, synth, val
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
 from framefuse.entry import INTERRUPTED, interrupted
@@ -33,6 +33,7 @@ app.command(cls=Command, epilog="Example: framefuse synth 'synthetic://street?se
 app.command(cls=Command, epilog="Example: framefuse val yolov8n.onnx --data annotations.json --precision fp32,bf16")(
     val.val
 )
+app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(config.app)

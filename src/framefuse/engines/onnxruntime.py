@@ -50,8 +50,11 @@ class OnnxRuntimeEngine:
         self.precision = "fp16" if "tensor(float16)" in nodes else "fp32"
         if options.precision == "int8":
             raise UsageError("precision int8 is a property of the model file for ONNX Runtime", remedy="use auto")
+        why = "ONNX Runtime runs the model as it is written"
+        if b"DequantizeLinear" in model.read_bytes():
+            why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
         self.reasons = [
-            f"precision {self.precision}: ONNX Runtime runs the model as it is written",
+            f"precision {self.precision}: {why}",
             f"{threads} threads without spinning, one request at a time",
         ]
 

@@ -46,7 +46,7 @@ class OpenVinoEngine:
         self._config: dict[str, Any] = {
             "NUM_STREAMS": self.streams,
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": HINTS.get(self.precision, "f32"),
+            "INFERENCE_PRECISION_HINT": HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32"),
             # Pinned workers would fight with the decoder's and the encoder's threads over the same few cores.
             "ENABLE_CPU_PINNING": False,
         }
@@ -85,15 +85,18 @@ class OpenVinoEngine:
         if asked == "int8" and not quantised:
             raise UsageError(
                 "precision int8 was asked for, but the model has no quantised layers",
-                remedy="quantise the model first, or use --precision auto",
+                remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
             )
         if quantised:
             if asked not in ("auto", "int8"):
-                raise UsageError(f"the model is quantised to int8, it cannot run at {asked}")
-            self.reasons.append("precision int8: the model is quantised")
+                raise UsageError(
+                    f"the model is quantised to int8, it cannot run at {asked}", remedy="use the model it was built from"
+                )
+            rest = "bf16" if _has_bf16(core) else "fp32"
+            self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
             return "int8"
         if asked == "auto":
-            chosen = "bf16" if "BF16" in able else "fp32"
+            chosen = "bf16" if _has_bf16(core) else "fp32"
             why = "this CPU multiplies bf16 natively" if chosen == "bf16" else "this CPU has no native bf16"
             self.reasons.append(f"precision {chosen}: {why}")
             return chosen
@@ -147,6 +150,11 @@ def _core() -> Any:
     """The one core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack, and frees
     that stack with itself. If another thread does so last, the next signal of the first one crashes the process."""
     return _openvino().Core()
+
+
+def _has_bf16(core: Any) -> bool:
+    """Whether this CPU multiplies bf16 natively."""
+    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _array(tensor: Any) -> NDArray[Any]:

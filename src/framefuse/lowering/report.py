@@ -1,0 +1,112 @@
+"""What lowering a model did to each layer, and what it cost and gave."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TARGET_SPEEDUP = 1.5
+"""INT8 against FP32 on the CPU; less is said to be less."""
+TARGET_SIZE = 3.1
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer with weights."""
+
+    name: str
+    kind: str
+    precision: str
+    """int8, fp16 or fp32."""
+    why: str
+    error: float | None = None
+    """Noise / signal (rms) that this layer alone, in INT8, brings into what the head puts out; None: not measured."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """FP32 and lowered model on the same frames, in points (100 is perfect)."""
+
+    measure: str
+    data: str
+    truth: str
+    """Where the truth comes from: labels, or the detections of the FP32 model."""
+    frames: int
+    fp32: float
+    lowered: float
+
+    @property
+    def loss(self) -> float:
+        return self.fp32 - self.lowered
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    source: Path
+    output: Path
+    precision: str
+    inputs: str
+    outputs: str
+    """Names and types: what is before and after the model does not change."""
+    calibration: str
+    layers: Sequence[LayerReport]
+    islands: Mapping[str, int]
+    """FP16 only: why nodes stay FP32 -> how many."""
+    bytes_before: int
+    bytes_after: int
+    accuracy: Accuracy | None
+    speed_ms: Mapping[str, float]
+    """Milliseconds a frame of one CPU core in OpenVINO: fp32, auto (what the FP32 file runs in by default), lowered."""
+    notes: Sequence[str]
+
+    @property
+    def smaller(self) -> float:
+        return self.bytes_before / self.bytes_after
+
+    @property
+    def speedup(self) -> float | None:
+        """Against the same model in FP32."""
+        return self.speed_ms["fp32"] / self.speed_ms["lowered"] if self.speed_ms else None
+
+    def to_json(self) -> str:
+        content = asdict(self) | {"smaller": self.smaller, "speedup": self.speedup}
+        if self.accuracy:
+            content["accuracy"]["loss"] = self.accuracy.loss
+        return json.dumps(content, indent=2, default=str)
+
+    def summary(self) -> str:
+        """Some lines for a person."""
+        counts = Counter(layer.precision for layer in self.layers)
+        lines = [
+            f"{self.output}",
+            f"layers    {', '.join(f'{count} {name}' for name, count in counts.items())}; {self.calibration}",
+            f"types     {self.inputs} -> {self.outputs}",
+            f"size      {self.bytes_before / 1e6:.2f} MB -> {self.bytes_after / 1e6:.2f} MB, {self.smaller:.2f}x smaller"
+            + _short_of(self.smaller, TARGET_SIZE, self.precision),
+        ]
+        if self.accuracy:
+            found = self.accuracy
+            lines.append(
+                f"accuracy  {found.measure} {found.fp32:.2f} -> {found.lowered:.2f}, {found.loss:+.2f} points lost, "
+                f"on {found.frames} frames of {found.data}; truth: {found.truth}"
+            )
+        else:
+            lines.append("accuracy  not measured: no frames to judge by (--calib SOURCE or --data DATA)")
+        if self.speedup:
+            speed = self.speed_ms
+            lines.append(
+                f"speed     {speed['fp32']:.1f} ms a frame in fp32, {speed['auto']:.1f} by default, "
+                f"{speed['lowered']:.1f} lowered: {self.speedup:.2f}x fp32, {speed['auto'] / speed['lowered']:.2f}x default"
+                + _short_of(self.speedup, TARGET_SPEEDUP, self.precision)
+            )
+        return "\n".join([*lines, *(f"note      {note}" for note in self.notes)])
+
+
+def _short_of(reached: float, target: float, precision: str) -> str:
+    return f" (less than the {target:g}x that INT8 should give)" if precision == "int8" and reached < target else ""
+
+
+__all__ = ["TARGET_SIZE", "TARGET_SPEEDUP", "Accuracy", "BuildReport", "LayerReport"]

@@ -1,0 +1,161 @@
+"""FP16: the network in half precision, with FP32 islands where half is not enough. One strongly typed ONNX.
+
+Kept in FP32, each with its reason in the report:
+- inputs and outputs: what is before and after the model does not change;
+- decoding, everything behind the last learnt layers: half precision is half a pixel coarse at 640;
+- what overflows: nodes whose values on real frames come within a factor of `HEADROOM` of the largest FP16 number, and
+  what reads them;
+- operators that ONNX does not define for FP16, and those with sub-graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from framefuse.errors import ModelError
+from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph, reads
+
+LARGEST = 65504.0
+HEADROOM = 8.0
+ONLY_FP32 = ("Range", "NonMaxSuppression", "Upsample", "CumSum", "TopK", "GridSample", "RoiAlign", "RandomNormalLike")
+"""Operators without FP16, or with FP16 only in newer opsets than most engines read."""
+TYPED_INPUTS = {"Resize": 1, "Clip": 3}
+"""How many leading inputs follow the node's type, where it is not all of them."""
+
+
+def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
+    """Number of each node that stays FP32 -> why.
+
+    Args:
+        largest: largest magnitude of tensors on real frames, by name; what is missing has not been measured.
+    """
+    graph = OnnxGraph(model)
+    layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
+    if not layers:
+        raise ModelError("the model has no layer with weights", remedy="there is nothing to convert to FP16")
+    network = graph.up_to(graph.last(layers))
+    kept: dict[int, str] = {}
+    for number, node in enumerate(graph.nodes):
+        weights = [graph.weights[name] for name in node.input if name in graph.weights]
+        if number not in network:
+            kept[number] = "decoding: positions in pixels need FP32"
+        elif node.op_type in ONLY_FP32:
+            kept[number] = f"{node.op_type} is not defined for FP16"
+        elif any(attribute.g.node or attribute.graphs for attribute in node.attribute):
+            kept[number] = f"{node.op_type} has a sub-graph"
+        elif (peak := max((_peak(tensor) for tensor in weights), default=0.0)) > LARGEST:
+            kept[number] = f"weights up to {peak:.3g} overflow FP16"
+        elif (peak := max((largest.get(name, 0.0) for name in reads(node)), default=0.0)) > LARGEST / HEADROOM:
+            kept[number] = f"inputs up to {peak:.3g} come close to the largest FP16 number"
+        elif (peak := max((largest.get(name, 0.0) for name in node.output), default=0.0)) > LARGEST / HEADROOM:
+            kept[number] = f"values up to {peak:.3g} come close to the largest FP16 number"
+    return kept
+
+
+def network_tensors(model: Any) -> list[str]:
+    """Tensors whose range decides about islands: all that the network computes before its decoding."""
+    graph = OnnxGraph(model)
+    layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
+    types = tensor_types(model)
+    network = sorted(graph.up_to(graph.last(layers))) if layers else []
+    return [name for number in network for name in graph.nodes[number].output if types.get(name) == "float32"]
+
+
+def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
+    """A copy of the model whose nodes compute in FP16, except those in `kept`; casts stand where the two meet."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    types = tensor_types(model)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    half = onnx.ModelProto()
+    half.CopyFrom(model)
+    nodes: list[Any] = []
+    constants: dict[str, Any] = {}
+    here: dict[tuple[str, bool], str] = {}
+    """(tensor, in half?) -> its name, once it has been made."""
+    captured = {name for node in model.graph.node for name in reads(node) if name not in node.input}
+    captured |= {value.name for value in model.graph.output}
+
+    def typed(name: str, as_half: bool) -> str:
+        """The tensor's name in one of the two types; a cast, or a converted weight, is added on first use."""
+        if types.get(name) != "float32":
+            return name
+        if (name, as_half) not in here:
+            target = f"{name}_half" if as_half else name
+            if name not in weights:
+                kind = TensorProto.FLOAT16 if as_half else TensorProto.FLOAT
+                nodes.append(helper.make_node("Cast", [here[name, not as_half]], [target], f"{target}/cast", to=kind))
+            elif as_half:
+                constants[target] = numpy_helper.from_array(numpy_helper.to_array(weights[name]).astype("f2"), target)
+            here[name, as_half] = target
+        return here[name, as_half]
+
+    for value in model.graph.input:
+        here[value.name, False] = value.name
+    for number, original in enumerate(model.graph.node):
+        node = type(original)()
+        node.CopyFrom(original)
+        as_half = number not in kept
+        follow = TYPED_INPUTS.get(node.op_type, len(node.input)) if as_half else len(node.input)
+        for index, name in enumerate(node.input):
+            node.input[index] = typed(name, as_half and index < follow) if name else name
+        if as_half:
+            _retype(node)
+        for index, name in enumerate(node.output):
+            if as_half and types.get(name) == "float32":
+                node.output[index] = here[name, True] = f"{name}_half"
+            elif types.get(name) == "float32":
+                here[name, False] = name
+        nodes.append(node)
+        for name in original.output:  # sub-graphs and the outside know tensors by name, and as FP32
+            if as_half and name in captured:
+                typed(name, False)
+    used = {name for node in nodes for name in reads(node)} | captured
+    del half.graph.node[:], half.graph.value_info[:], half.graph.initializer[:]
+    half.graph.node.extend(nodes)
+    half.graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    half.graph.initializer.extend(constants.values())
+    onnx.checker.check_model(half, full_check=True)
+    return half
+
+
+def tensor_types(model: Any) -> dict[str, str]:
+    """Element type of every tensor whose type is known, as numpy calls it."""
+    import onnx
+    from onnx import helper
+
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    types = {tensor.name: tensor.data_type for tensor in inferred.initializer}
+    values = (*inferred.input, *inferred.output, *inferred.value_info)
+    types |= {value.name: value.type.tensor_type.elem_type for value in values}
+    return {name: helper.tensor_dtype_to_np_dtype(number).name for name, number in types.items() if number}
+
+
+def _peak(tensor: Any) -> float:
+    from onnx import TensorProto, numpy_helper
+
+    if tensor.data_type != TensorProto.FLOAT:
+        return 0.0
+    values = numpy_helper.to_array(tensor)
+    return float(np.abs(values).max()) if values.size else 0.0
+
+
+def _retype(node: Any) -> None:
+    """Types that a node states in its attributes, for FP16."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+            attribute.i = TensorProto.FLOAT16
+        elif attribute.name in ("value", "dtype") and attribute.t.data_type == TensorProto.FLOAT:
+            values = numpy_helper.to_array(attribute.t).astype(np.float16)
+            attribute.t.CopyFrom(numpy_helper.from_array(values))
+    if node.op_type == "ConstantOfShape" and not node.attribute:
+        node.attribute.append(helper.make_attribute("value", helper.make_tensor("", TensorProto.FLOAT16, [1], [0])))
+
+
+__all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16"]

@@ -1,0 +1,287 @@
+"""INT8: convolutions on 8 bit numbers, as a static Q/DQ graph that every engine reads. Built on onnxruntime.quantization.
+
+Where the quantisers stand decides about speed and accuracy alike:
+- on the inputs and weights of convolutions only, never on their outputs: between a convolution and its SiLU
+  (x * sigmoid(x)) a quantiser would keep engines from fusing the two, and cost a third of the speed;
+- weights one scale a channel, symmetric; activations one scale a tensor, from percentiles over real frames;
+- a concatenation is quantised once, behind it, and residual sums stay in floating point: parts of different range
+  never share a scale before they have to;
+- stem, head and decoding stay in floating point: boxes in 0..640 and scores in 0..1 have no common scale, and the
+  first and last layers cost little and lose most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import CapabilityError, ModelError
+from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+
+Calibration = Literal["percentile", "entropy", "minmax"]
+PERCENTILE = 99.999
+BINS = 2048
+OLDEST_OPSET = 11
+FRAMES_AT_ONCE = 4
+"""The histograms are made of this many frames at a time, whose activations are all in memory."""
+
+QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear", "QLinearMatMul")
+
+
+def onnxruntime() -> Any:
+    """The module, which lowering is built on.
+
+    Raises:
+        CapabilityError: the extra `build` is not installed.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise CapabilityError(
+            "building a model needs the package onnxruntime, which is not installed",
+            remedy="pip install 'framefuse[build]'",
+        ) from error
+    return ort
+
+
+def prepare(path: Path) -> Any:
+    """The model ready to be lowered: one supported opset, constants folded, normalisations folded into convolutions.
+
+    Raises:
+        ModelError: already lowered, an opset that cannot be read, or a graph that ONNX Runtime cannot load.
+        CapabilityError: the extra `build` is not installed.
+    """
+    import onnx
+
+    ort = onnxruntime()
+    model = onnx.load(path)
+    _check(path, model)
+    opset = _opset(model)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # what stays within ONNX
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "model.onnx")
+        try:
+            if opset < 13:  # scales of channels came with opset 13
+                model = onnx.version_converter.convert_version(model, 13)
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
+        except Exception as error:  # converter, shape inference and ONNX Runtime raise a dozen unrelated classes
+            raise ModelError(
+                f"{path} (opset {opset}) cannot be prepared: {str(error).strip().splitlines()[-1][:300]}",
+                remedy="export it again with opset 17",
+            ) from error
+    names: set[str] = set()
+    for node in prepared.graph.node:  # layers are known by their names
+        if not node.name or node.name in names:
+            node.name = f"{node.op_type}:{node.output[0]}"
+        names.add(node.name)
+    used = {node.domain for node in prepared.graph.node}
+    domains = [entry for entry in prepared.opset_import if entry.domain in used or not entry.domain]
+    del prepared.opset_import[:]
+    prepared.opset_import.extend(domains)
+    del prepared.metadata_props[:]
+    prepared.metadata_props.extend(model.metadata_props)
+    return prepared
+
+
+def _check(path: Path, model: Any) -> None:
+    from onnx import TensorProto
+    from onnx.defs import onnx_opset_version
+
+    kinds = {node.op_type for node in model.graph.node}
+    if found := kinds & set(QUANTISED):
+        raise ModelError(
+            f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
+            remedy="build from the FP32 model",
+        )
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    if TensorProto.FLOAT16 in types and TensorProto.FLOAT not in types:
+        raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
+    opset = _opset(model)
+    if not OLDEST_OPSET <= opset <= onnx_opset_version():
+        raise ModelError(
+            f"{path} has opset {opset}; {OLDEST_OPSET} to {onnx_opset_version()} are supported",
+            remedy="export it again with opset 17",
+        )
+
+
+def _opset(model: Any) -> int:
+    return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
+    """Convolutions that may be quantised, in order, and why each of the other layers with weights stays as it is.
+
+    Raises:
+        ModelError: there is nothing to quantise.
+    """
+    graph = OnnxGraph(model)
+    convolutions = graph.layers("Conv")
+    kept = {number: "decoding: an expectation over a softmax" for number in convolutions if graph.decodes(number)}
+    network = [number for number in convolutions if number not in kept]
+    kept |= dict.fromkeys(graph.first(network), "stem: reads the picture")
+    kept |= dict.fromkeys(graph.last(network), "head: its values are decoded")
+    for number in graph.layers(*WEIGHTED):
+        if number not in convolutions:
+            kept[number] = f"{graph.nodes[number].op_type}: only convolutions are quantised"
+    chosen = [graph.name(number) for number in network if number not in kept]
+    if not chosen:
+        raise ModelError(
+            f"the model has {len(convolutions)} convolutions, none of them between stem and head",
+            remedy="there is nothing to gain from INT8; use it as it is",
+        )
+    return chosen, {graph.name(number): kept[number] for number in sorted(kept)}
+
+
+def calibrate(
+    model: Any, input_name: str, batches: Iterable[NDArray[Any]], *, method: Calibration = "percentile"
+) -> Any:
+    """Ranges of all inputs of convolutions over real frames, as onnxruntime.quantization holds them.
+
+    Args:
+        batches: model inputs (1, 3, h, w).
+
+    Raises:
+        ModelError: the model puts out NaN or infinity on a frame.
+    """
+    from onnxruntime.quantization import CalibrationMethod
+    from onnxruntime.quantization.calibrate import create_calibrator
+
+    kinds = {
+        "percentile": (CalibrationMethod.Percentile, {"num_bins": BINS, "percentile": PERCENTILE}),
+        "entropy": (CalibrationMethod.Entropy, {"num_bins": 512, "num_quantized_bins": 128}),
+        "minmax": (CalibrationMethod.MinMax, {}),
+    }
+    kind, options = kinds[method]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+        import onnx
+
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        calibrator = create_calibrator(
+            path, ["Conv"], str(Path(folder) / "augmented.onnx"), calibrate_method=kind, extra_options=options
+        )
+        waiting: list[NDArray[Any]] = []
+        for batch in batches:
+            if waiting and (len(waiting) == FRAMES_AT_ONCE or waiting[0].shape != batch.shape):
+                calibrator.collect_data(_Reader(input_name, waiting))
+                waiting = []
+            waiting.append(batch)
+        calibrator.collect_data(_Reader(input_name, waiting))
+        ranges = calibrator.compute_data()
+    for name, data in ranges.items():
+        if not np.isfinite([float(np.ravel(edge)[0]) for edge in data.range_value]).all():
+            raise ModelError(f"tensor {name} is not finite on the calibration frames", remedy="check the model")
+    return ranges
+
+
+class _Reader:
+    """Calibration data in the form that onnxruntime.quantization asks for."""
+
+    def __init__(self, input_name: str, batches: Sequence[NDArray[Any]]) -> None:
+        self._input_name = input_name
+        self._batches = iter(batches)
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        batch = next(self._batches, None)
+        return None if batch is None else {self._input_name: batch}
+
+
+def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
+    """A copy of the model in which the named convolutions read 8 bit numbers."""
+    import onnx
+    from onnxruntime.quantization import QuantType
+    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    quantizer = QDQQuantizer(
+        copy,
+        per_channel=True,
+        reduce_range=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QUInt8,
+        tensors_range=ranges,
+        nodes_to_quantize=list(layers),
+        nodes_to_exclude=[],
+        op_types_to_quantize=["Conv"],
+        # A bias in floating point costs nothing, and not every engine reads the 32 bit kind.
+        extra_options={"OpTypesToExcludeOutputQuantization": ["Conv"], "QuantizeBias": False},
+    )
+    quantizer.quantize_model()
+    quantizer.model.topological_sort()
+    quantised = quantizer.model.model
+    onnx.checker.check_model(quantised)
+    return quantised
+
+
+def sensitivities(
+    model: Any, ranges: Any, layers: Sequence[str], input_name: str, batches: Sequence[NDArray[Any]]
+) -> dict[str, float]:
+    """How much noise each layer, quantised alone, brings into what the head puts out: noise / signal, as rms.
+
+    Measured at the last layers, before decoding, where all values are of one kind.
+    """
+    graph = OnnxGraph(model)
+    network = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
+    taps = [str(graph.nodes[number].output[0]) for number in graph.last(network)]
+    truth = list(_run(model, taps, input_name, batches))
+    signals = [float(np.var(values)) for values in truth]
+    found = {}
+    for layer in layers:
+        noisy = _run(quantise(model, ranges, [layer]), taps, input_name, batches)
+        noise = [
+            float(np.square(values - true).mean()) / max(signal, 1e-12)
+            for values, true, signal in zip(noisy, truth, signals, strict=True)
+        ]
+        found[layer] = float(np.sqrt(np.mean(noise)))
+    return found
+
+
+def _run(
+    model: Any, tensors: Sequence[str], input_name: str, batches: Sequence[NDArray[Any]]
+) -> Iterable[NDArray[np.float32]]:
+    """Values of some tensors on some inputs, batch by batch."""
+    session = tapped_session(model, tensors)
+    for batch in batches:
+        yield from session.run(list(tensors), {input_name: batch})
+
+
+def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
+    """An ONNX Runtime session that also gives out the named tensors."""
+    import onnx
+
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(model)
+    known = {value.name for value in tapped.graph.output}
+    tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
+    return ort.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def largest_values(
+    model: Any, tensors: Sequence[str], input_name: str, batches: Iterable[NDArray[Any]]
+) -> Mapping[str, float]:
+    """Largest magnitude of each of the tensors over some inputs."""
+    found = dict.fromkeys(tensors, 0.0)
+    session = tapped_session(model, tensors)
+    for batch in batches:
+        for name, values in zip(tensors, session.run(list(tensors), {input_name: batch}), strict=True):
+            if values.size:
+                found[name] = max(found[name], float(np.abs(values).max()))
+    return found
+
+
+__all__ = ["Calibration", "calibrate", "largest_values", "plan_int8", "prepare", "quantise", "sensitivities"]

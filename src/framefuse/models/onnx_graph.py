@@ -1,0 +1,87 @@
+"""Walks over an ONNX graph: who makes a tensor and who reads it, which layers begin it, end it, or only decode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+"""Operators that multiply by learnt weights."""
+MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+"""Operators that pass values on as they are."""
+
+
+class OnnxGraph:
+    """A view of a `ModelProto`, which it never changes. Nodes are known by their number."""
+
+    def __init__(self, model: Any) -> None:
+        self.nodes: list[Any] = list(model.graph.node)
+        self.weights: dict[str, Any] = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.maker: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = defaultdict(list)
+        for number, node in enumerate(self.nodes):
+            for name in node.output:
+                self.maker[name] = number
+            for name in reads(node):
+                self.readers[name].append(number)
+
+    def name(self, number: int) -> str:
+        return str(self.nodes[number].name)
+
+    def before(self, number: int) -> list[int]:
+        return [self.maker[name] for name in reads(self.nodes[number]) if name in self.maker]
+
+    def after(self, number: int) -> list[int]:
+        return [reader for name in self.nodes[number].output for reader in self.readers[name]]
+
+    def layers(self, *kinds: str) -> list[int]:
+        """Nodes of these kinds that multiply by constant weights, in order."""
+        return [
+            number
+            for number, node in enumerate(self.nodes)
+            if node.op_type in kinds and any(name in self.weights for name in node.input[1:2])
+        ]
+
+    def decodes(self, number: int) -> bool:
+        """Whether a convolution only takes an expectation over a softmax: YOLOv8 decodes its boxes so."""
+        sources = self.before(number)
+        while len(sources) == 1 and self.nodes[sources[0]].op_type in MOVES:
+            sources = self.before(sources[0])
+        return any(self.nodes[source].op_type == "Softmax" for source in sources)
+
+    def first(self, layers: list[int]) -> list[int]:
+        """Those of the layers that no other of them comes before."""
+        follows = self._reached(layers, self.after, range(len(self.nodes)))
+        return [number for number in layers if number not in follows]
+
+    def last(self, layers: list[int]) -> list[int]:
+        """Those of the layers that no other of them comes after."""
+        precedes = self._reached(layers, self.before, range(len(self.nodes) - 1, -1, -1))
+        return [number for number in layers if number not in precedes]
+
+    def up_to(self, layers: list[int]) -> set[int]:
+        """The layers and everything they depend on."""
+        return self._reached(layers, self.before, range(len(self.nodes) - 1, -1, -1)) | set(layers)
+
+    def _reached(self, starts: list[int], step: Any, order: range) -> set[int]:
+        """Nodes one or more steps away from the starts; ONNX sorts its nodes, so one pass in order is enough."""
+        begins, reached = set(starts), set[int]()
+        for number in order:
+            if number in begins or number in reached:
+                reached.update(step(number))
+        return reached
+
+
+def reads(node: Any) -> Iterator[str]:
+    """Names that a node reads, those that its sub-graphs take from outside included."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            inner = {name for part in graph.node for name in part.output}
+            inner |= {value.name for value in (*graph.input, *graph.initializer)}
+            yield from (name for part in graph.node for name in reads(part) if name not in inner)
+            yield from (value.name for value in graph.output if value.name not in inner)
+
+
+__all__ = ["MOVES", "WEIGHTED", "OnnxGraph", "reads"]

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "report_html": {"report", "profiling"},
     "channel": {"threads"},
     "choices": {"config", "models", "preprocess"},
-    "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "prediction", "redact", "sources"},
+    "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "prediction", "sources"},
     "program": {"engines", "frame", "models", "postprocess", "prediction", "preprocess", "profiling", "threads"},
     "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
 }

@@ -90,7 +90,8 @@ class OpenVinoEngine:
         if quantised:
             if asked not in ("auto", "int8"):
                 raise UsageError(
-                    f"the model is quantised to int8, it cannot run at {asked}", remedy="use the model it was built from"
+                    f"the model is quantised to int8, it cannot run at {asked}",
+                    remedy="use the model it was built from",
                 )
             rest = "bf16" if _has_bf16(core) else "fp32"
             self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")

@@ -149,7 +149,9 @@ class _Work:
         self._say(f"calibrating: {self.calibration}")
         ranges = calibrate(self._model, name, inputs, method=calibration)
         self._say(f"measuring how sensitive each of {len(candidates)} layers is")
-        errors = sensitivities(self._model, ranges, candidates, name, inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES])
+        errors = sensitivities(
+            self._model, ranges, candidates, name, inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
+        )
         worst_first = sorted(candidates, key=errors.__getitem__, reverse=True)
         best: tuple[Accuracy, list[str]] | None = None
         for part in GIVEN_BACK:
@@ -182,7 +184,11 @@ def _outcome(number: int, kept: Mapping[int, str]) -> tuple[str, str]:
 
 
 def _int8_layers(
-    graph: OnnxGraph, candidates: Sequence[str], fixed: Mapping[str, str], back: Sequence[str], errors: Mapping[str, float]
+    graph: OnnxGraph,
+    candidates: Sequence[str],
+    fixed: Mapping[str, str],
+    back: Sequence[str],
+    errors: Mapping[str, float],
 ) -> list[LayerReport]:
     kinds = {node.name: node.op_type for node in graph.nodes}
     layers = []
@@ -204,7 +210,9 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
     if target.suffix != ".onnx":
         raise UsageError(f"the output {target} is not named .onnx", remedy=f"--out {target.with_suffix('.onnx')}")
     if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
-        remedy = "name another file with --out" + ("" if target.samefile(path) else ", or write over it with --exist-ok")
+        remedy = "name another file with --out" + (
+            "" if target.samefile(path) else ", or write over it with --exist-ok"
+        )
         raise UsageError(f"the output {target} exists", remedy=remedy)
     if not os.access(target.parent, os.W_OK) or not target.parent.is_dir():
         raise SinkError(f"nothing can be written into {target.parent}", remedy="name another file with --out")
@@ -254,7 +262,7 @@ def _check_loss(
         f"{path.name} in {precision} loses {accuracy.loss:.2f} points of {accuracy.measure} "
         f"({accuracy.fp32:.2f} -> {accuracy.lowered:.2f} on {accuracy.data}, truth: {accuracy.truth}); "
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
-        remedy="calibrate with more frames, or with frames more like those to come; --allow-loss writes it all the same",
+        remedy="calibrate with more frames, or with some more like those to come; --allow-loss writes it all the same",
     )
 
 
@@ -269,7 +277,9 @@ def _deliver(made: Path, target: Path) -> None:
             shutil.copyfile(source, partial)
             partial.replace(place)
         except OSError as error:
-            raise SinkError(f"{place} cannot be written: {error.strerror}", remedy="name another file with --out") from error
+            raise SinkError(
+                f"{place} cannot be written: {error.strerror}", remedy="name another file with --out"
+            ) from error
         finally:
             partial.unlink(missing_ok=True)
 

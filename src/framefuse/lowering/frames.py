@@ -17,7 +17,6 @@ from framefuse.evaluation.data import Dataset, Key, Labels
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.prediction import FrameInfo
-from framefuse.redact import redact_source
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.pull import Frames, PullSource
 
@@ -70,7 +69,7 @@ def read_footage(source: Any, card: Card, count: int) -> Footage:
                 break
     finally:
         reader.close()
-    picker.check(redact_source(source), len(inputs))
+    picker.check(info.uri, len(inputs))
     return Footage(info.uri, inputs, replace(data, keys=keys), picker.note(len(inputs)))
 
 
@@ -130,7 +129,9 @@ class _Picker:
             return
         remedy = f"give a source that shows at least {FEWEST} different pictures like those the model will see"
         if self.total and self.flat == self.total:
-            raise UsageError(f"all {self.total} calibration frames of {source} are black or of one colour", remedy=remedy)
+            raise UsageError(
+                f"all {self.total} calibration frames of {source} are black or of one colour", remedy=remedy
+            )
         if self.total and self.same and taken <= 1:
             raise UsageError(f"all {self.total} calibration frames of {source} are identical", remedy=remedy)
         raise UsageError(
@@ -178,7 +179,6 @@ def noise(card: Card) -> Iterator[NDArray[Any]]:
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))
     for _ in range(2):
         yield ((random.uniform(0, 255, shape) - mean) / std).astype(card.input_dtype)
-
 
 
 __all__ = ["Footage", "noise", "read_data", "read_footage"]

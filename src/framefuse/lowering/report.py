@@ -84,7 +84,7 @@ class BuildReport:
             f"{self.output}",
             f"layers    {', '.join(f'{count} {name}' for name, count in counts.items())}; {self.calibration}",
             f"types     {self.inputs} -> {self.outputs}",
-            f"size      {self.bytes_before / 1e6:.2f} MB -> {self.bytes_after / 1e6:.2f} MB, {self.smaller:.2f}x smaller"
+            f"size      {self.bytes_before / 1e6:.2f} -> {self.bytes_after / 1e6:.2f} MB, {self.smaller:.2f}x smaller"
             + _short_of(self.smaller, TARGET_SIZE, self.precision),
         ]
         if self.accuracy:
@@ -96,10 +96,10 @@ class BuildReport:
         else:
             lines.append("accuracy  not measured: no frames to judge by (--calib SOURCE or --data DATA)")
         if self.speedup:
-            speed = self.speed_ms
+            fp32, auto, lowered = (self.speed_ms[name] for name in ("fp32", "auto", "lowered"))
             lines.append(
-                f"speed     {speed['fp32']:.1f} ms a frame in fp32, {speed['auto']:.1f} by default, "
-                f"{speed['lowered']:.1f} lowered: {self.speedup:.2f}x fp32, {speed['auto'] / speed['lowered']:.2f}x default"
+                f"speed     {fp32:.1f} ms a frame in fp32, {auto:.1f} by default, {lowered:.1f} now: "
+                f"{self.speedup:.2f}x fp32, {auto / lowered:.2f}x default"
                 + _short_of(self.speedup, TARGET_SPEEDUP, self.precision)
             )
         return "\n".join([*lines, *(f"note      {note}" for note in self.notes)])

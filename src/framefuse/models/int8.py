@@ -1,4 +1,4 @@
-"""INT8: convolutions on 8 bit numbers, as a static Q/DQ graph that every engine reads. Built on onnxruntime.quantization.
+"""INT8: convolutions on 8 bit numbers, as a static Q/DQ graph that every engine reads; on onnxruntime.quantization.
 
 Where the quantisers stand decides about speed and accuracy alike:
 - on the inputs and weights of convolutions only, never on their outputs: between a convolution and its SiLU
@@ -32,7 +32,14 @@ OLDEST_OPSET = 11
 FRAMES_AT_ONCE = 4
 """The histograms are made of this many frames at a time, whose activations are all in memory."""
 
-QUANTISED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear", "QLinearMatMul")
+QUANTISED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "QLinearConv",
+    "ConvInteger",
+    "DynamicQuantizeLinear",
+    "QLinearMatMul",
+)
 
 
 def onnxruntime() -> Any:

@@ -1,0 +1,303 @@
+"""framefuse build: real models through real engines; the report says what happened, and bad input is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from framefuse import Pipeline
+from framefuse.cli import main
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.errors import CapabilityError, CardError, ModelError, QualityError, SinkError, SourceError, UsageError
+from framefuse.lowering import BuildReport, build_model
+from framefuse.models.int8 import plan_int8, prepare
+from framefuse.models.onnx_graph import OnnxGraph
+from tests.small_models import HEIGHT, WIDTH, pictures, write
+
+FRAMES = list(pictures(40, seed=1))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: write(folder / f"{name}.onnx", name) for name in ("yolov8n", "tiny_v5")}
+
+
+@pytest.fixture(scope="module")
+def built(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], BuildReport]:
+    folder = tmp_path_factory.mktemp("built")
+    return {
+        (name, precision): build_model(
+            path,
+            precision=precision,  # type: ignore[arg-type]
+            calib=FRAMES,
+            frames=16,
+            out=folder / f"{name}-{precision}.onnx",
+            allow_loss=True,  # their weights are random
+        )
+        for name, path in models.items()
+        for precision in ("fp16", "int8")
+    }
+
+
+EACH = pytest.mark.parametrize("name", ["yolov8n", "tiny_v5"])
+BOTH = pytest.mark.parametrize("precision", ["fp16", "int8"])
+
+
+def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.ndarray[Any, Any]]:
+    """What an engine says it runs in, and what the model puts out for a picture."""
+    opened = open_engine(engine, path, EngineOptions(precision=precision))  # type: ignore[arg-type]
+    lane = opened.lane(1, HEIGHT, WIDTH, 1)
+    slot = lane.acquire()
+    assert slot is not None
+    slot.input[0] = FRAMES[0].transpose(2, 0, 1).astype(np.float32) / 255
+    lane.submit(slot)
+    lane.wait(slot)
+    return opened.precision, slot.outputs[0].copy()
+
+
+@EACH
+@BOTH
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_every_engine_runs_what_was_built(
+    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], name: str, precision: str, engine: str
+) -> None:
+    _, truth = infer(models[name], engine, "fp32")
+    runs_in, found = infer(built[name, precision].output, engine)
+    assert found.shape == truth.shape and np.isfinite(found).all()
+    assert engine == "onnxruntime" or runs_in == ("int8" if precision == "int8" else infer(models[name], engine)[0])
+    noise = np.sqrt(np.square(found - truth).mean() / np.var(truth))
+    assert noise < (0.02 if (precision, engine) == ("fp16", "onnxruntime") else 0.3)
+
+
+@EACH
+def test_int8_quantises_between_stem_and_head_and_never_inside_silu(
+    built: dict[tuple[str, str], BuildReport], name: str
+) -> None:
+    report = built[name, "int8"]
+    graph = OnnxGraph(onnx.load(report.output))
+    for number, node in enumerate(graph.nodes):
+        if node.op_type == "QuantizeLinear":
+            assert all(graph.nodes[source].op_type != "Conv" for source in graph.before(number))
+        if node.op_type in ("Sigmoid", "Mul"):
+            assert all(graph.nodes[source].op_type != "DequantizeLinear" for source in graph.before(number))
+    layers = {layer.name: layer for layer in report.layers}
+    for number in graph.layers("Conv") + [n for n, node in enumerate(graph.nodes) if node.op_type == "Conv"]:
+        layer = layers[graph.name(number)]
+        reads = [graph.nodes[source].op_type for source in graph.before(number)]
+        assert (reads == ["DequantizeLinear"] * 2) == (layer.precision == "int8"), layer
+        assert (layer.why == "") == (layer.precision == "int8") and (layer.error is None) == bool(layer.why)
+    kept = " ".join(layer.why for layer in report.layers)
+    assert "stem" in kept and "head" in kept and ("decoding" in kept) == (name == "yolov8n")
+
+
+def test_weights_have_a_scale_for_each_channel(built: dict[tuple[str, str], BuildReport]) -> None:
+    model = onnx.load(built["yolov8n", "int8"].output)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    dequantised = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights]
+    assert len(dequantised) == 56
+    for node in dequantised:
+        values, scale, zero = (weights[name] for name in node.input)
+        assert values.dtype == np.int8 and scale.shape == (len(values),) and not zero.any()
+
+
+def test_size_speed_and_accuracy_are_reported(built: dict[tuple[str, str], BuildReport]) -> None:
+    report = built["yolov8n", "int8"]
+    assert report.smaller >= 3.1 and report.bytes_after == report.output.stat().st_size
+    assert set(report.speed_ms) == {"fp32", "auto", "lowered"} and min(report.speed_ms.values()) > 0
+    assert report.accuracy is not None and report.accuracy.fp32 == pytest.approx(100)
+    assert report.accuracy.truth.startswith("detections of the FP32 model") and report.accuracy.frames >= 8
+    content = json.loads(report.to_json())
+    assert content["smaller"] == report.smaller and len(content["layers"]) == 64
+    assert "x smaller" in report.summary() and "points lost" in report.summary()
+
+
+@EACH
+def test_fp16_keeps_inputs_outputs_and_decoding_in_fp32(built: dict[tuple[str, str], BuildReport], name: str) -> None:
+    report = built[name, "fp16"]
+    model = onnx.load(report.output)
+    onnx.checker.check_model(model, full_check=True)
+    assert {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)} == {1}
+    assert 1.8 < report.smaller <= 2.05
+    assert any("decoding" in why for why in report.islands)
+    assert {layer.precision for layer in report.layers if layer.kind == "Conv" and "dfl" not in layer.name} == {"fp16"}
+
+
+def test_what_overflows_stays_fp32(models: dict[str, Path], tmp_path: Path) -> None:
+    model = onnx.load(models["tiny_v5"])
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("/model.2/cv1/conv.weight"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 3e4, tensor.name))
+    onnx.save(model, tmp_path / "loud.onnx")
+    report = build_model(tmp_path / "loud.onnx", precision="fp16", calib=FRAMES, frames=8, allow_loss=True)
+    kept = {layer.name: layer.why for layer in report.layers if layer.precision == "fp32"}
+    assert any("/model.2/" in name and "largest FP16 number" in why for name, why in kept.items())
+    assert np.isfinite(infer(report.output, "onnxruntime")[1]).all()
+
+
+def test_fp16_without_frames_says_that_accuracy_is_not_measured(models: dict[str, Path], tmp_path: Path) -> None:
+    report = build_model(models["tiny_v5"], precision="fp16", out=tmp_path / "half.onnx")
+    assert report.accuracy is None and "not measured" in report.summary() and "noise" in report.calibration
+
+
+def test_older_opsets_are_brought_up_to_date(models: dict[str, Path], tmp_path: Path) -> None:
+    """YOLOv5 exports opset 12, which has no scales for channels."""
+    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32), "w")
+    first = numpy_helper.from_array(np.ones((8, 3, 3, 3), np.float32), "w0")
+    last = numpy_helper.from_array(np.ones((6, 8, 1, 1), np.float32), "w2")
+    nodes = [
+        helper.make_node("Conv", ["images", "w0"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["b", "w2"], ["c"]),
+        helper.make_node("Squeeze", ["c"], ["output0"], axes=[3]),  # axes became an input in opset 13
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "old",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, 8, 1])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, None)],
+        [first, weights, last],
+    )
+    old = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=7)
+    onnx.save(old, tmp_path / "old.onnx")
+    prepared = prepare(tmp_path / "old.onnx")
+    assert prepared.opset_import[0].version == 13
+    chosen, kept = plan_int8(prepared)
+    assert len(chosen) == 1 and sorted(why.split(":")[0] for why in kept.values()) == ["head", "stem"]
+
+
+def test_card_goes_along_and_pipeline_says_int8(models: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copyfile(models["tiny_v5"], tmp_path / "mine.onnx")
+    (tmp_path / "mine.yaml").write_text("fit: stretch\n")
+    report = build_model(tmp_path / "mine.onnx", precision="int8", calib=FRAMES, frames=8, allow_loss=True)
+    assert report.output == tmp_path / "mine-int8.onnx"
+    assert (tmp_path / "mine-int8.yaml").read_text() == "fit: stretch\n"
+    pipeline = Pipeline(FRAMES[:2], report.output)
+    assert len(list(pipeline)) == 2 and pipeline.report.model is not None
+    assert pipeline.report.model.precision == "int8"
+    assert any("the model is quantised" in choice for choice in pipeline.report.choices)
+
+
+def test_loss_is_refused_with_the_reason_and_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(QualityError, match=r"loses .* points of mAP50 .*most sensitive: /model") as caught:
+        build_model(models["tiny_v5"], precision="int8", calib=FRAMES, frames=8, out=tmp_path / "bad.onnx")
+    assert "--allow-loss" in str(caught.value) and caught.value.exit_code == 4
+    assert not list(tmp_path.iterdir())
+
+
+BLACK = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 20
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (FRAMES[:6], "3 usable calibration frames, 8 are needed"),
+        (BLACK, "all 10 calibration frames of .* are black or of one colour"),
+        ([FRAMES[0]] * 20, "all 10 calibration frames of .* are identical"),
+        (BLACK + FRAMES[:8], "4 usable calibration frames.*10 of one colour"),
+    ],
+)
+def test_frames_that_say_nothing_are_refused(
+    models: dict[str, Path], tmp_path: Path, frames: list[Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_model(models["tiny_v5"], precision="int8", calib=frames, frames=16, out=tmp_path / "out.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_needs_frames(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="int8 needs frames"):
+        build_model(models["tiny_v5"], precision="int8", out=tmp_path / "out.onnx")
+    with pytest.raises(SourceError):
+        build_model(models["tiny_v5"], precision="int8", calib=tmp_path / "no.mp4", out=tmp_path / "out.onnx")
+
+
+def test_models_that_cannot_be_lowered_are_refused(
+    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], tmp_path: Path
+) -> None:
+    def build(path: Path | str, precision: Any = "int8") -> None:
+        build_model(path, precision=precision, calib=FRAMES, frames=8, out=tmp_path / "out.onnx", exist_ok=True)
+
+    with pytest.raises(ModelError, match="quantised already: it has DequantizeLinear"):
+        build(built["tiny_v5", "int8"].output)
+    with pytest.raises(ModelError, match="none of them between stem and head"):
+        build("squares")
+    with pytest.raises(UsageError, match="precision 'int4'"):
+        build(models["tiny_v5"], "int4")
+    model = onnx.load(models["tiny_v5"])
+    model.opset_import[0].version = 9
+    onnx.save(model, tmp_path / "ancient.onnx")
+    with pytest.raises(ModelError, match="has opset 9; 11 to"):
+        build(tmp_path / "ancient.onnx")
+    model = onnx.load(models["tiny_v5"])
+    model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 3
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(CardError):
+        build(tmp_path / "other.onnx")
+
+
+def test_outputs_are_checked_before_the_work(models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "there.onnx").write_bytes(b"mine")
+
+    def build(out: Path, **options: Any) -> None:
+        build_model(models["tiny_v5"], precision="fp16", out=out, **options)
+
+    with pytest.raises(UsageError, match="exists"):
+        build(tmp_path / "there.onnx")
+    assert (tmp_path / "there.onnx").read_bytes() == b"mine"
+    with pytest.raises(UsageError, match="exists"):
+        build(models["tiny_v5"], exist_ok=True)
+    with pytest.raises(UsageError, match=r"not named \.onnx"):
+        build(tmp_path / "out.engine")
+    with pytest.raises(SinkError, match="nothing can be written"):
+        build(tmp_path / "no" / "out.onnx")
+    build(tmp_path / "there.onnx", exist_ok=True)
+    onnx.checker.check_model(onnx.load(tmp_path / "there.onnx"))
+
+
+def test_an_interruption_leaves_no_file(models: dict[str, Path], tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        if "speed" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_model(models["tiny_v5"], precision="fp16", out=tmp_path / "out.onnx", say=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_package_is_named(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(CapabilityError, match=r"onnxruntime.*\n.*framefuse\[build\]"):
+        build_model(models["tiny_v5"], precision="fp16", out=tmp_path / "out.onnx")
+
+
+def test_command_line(models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "half.onnx"
+    assert main(["build", str(models["tiny_v5"]), "--precision", "fp16", "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["output"] == str(out) and "smaller" in printed.err
+    assert main(["build", str(models["tiny_v5"]), "--precision", "fp16", "--out", str(out)]) == 2
+    assert "--exist-ok" in capsys.readouterr().err
+    assert main(["build", str(models["tiny_v5"]), "--precision", "int4"]) == 2
+    assert main(["build", str(models["tiny_v5"]), "--precision", "fp16", "--out", str(out), "--exist-ok"]) == 0
+    assert "runs in" in capsys.readouterr().out
+
+
+def test_nothing_but_json_on_stdout(models: dict[str, Path], tmp_path: Path) -> None:
+    """onnxruntime.quantization prints its progress."""
+    from framefuse.models.clip import squares_clip
+
+    squares_clip(tmp_path / "clip.mp4", frames=40, size=(320, 192))
+    words = ["build", models["tiny_v5"], "--precision", "int8", "--calib", tmp_path / "clip.mp4", "--allow-loss"]
+    words += ["--out", tmp_path / "out.onnx", "--frames", "8", "--json"]
+    done = subprocess.run([sys.executable, "-m", "framefuse", *words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["precision"] == "int8"

@@ -88,7 +88,7 @@ def test_calm_and_crowded_frames_are_scored_apart() -> None:
     split = counter.scores().by_complexity
     assert (split["calm"].map50_95, split["calm"].frames, split["calm"].objects) == (1, 1, 1)
     assert (split["busy"].map50_95, split["busy"].frames) == (None, 0)
-    assert (split["crowded"].map50_95, split["crowded"].objects) == (0, 2)
+    assert (split["crowded"].map50_95, split["crowded"].objects, split["crowded"].detections) == (0, 2, 0)
 
 
 def noisy(seed: int, classes: int = 3, frames: int = 12) -> list[tuple[Labels, tuple[Any, Any, Any]]]:

@@ -118,7 +118,8 @@ class Report:
         parts = [f"{self.frames:,} frame{plural} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
         if self.latency_ms:
             parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
-        parts.append(f"{self.detections:,} detection{'' if self.detections == 1 else 's'}")
+        if self.model is None or self.model.layout != "semantic":
+            parts.append(f"{self.detections:,} detection{'' if self.detections == 1 else 's'}")
         if self.error:
             where = f" in {self.error.stage}" if self.error.stage else ""
             return ", ".join(parts) + f"; ended by {self.error.kind}{where}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,13 +27,34 @@ def synth(
     quiet: Quiet = False,
 ) -> int:
     """Write a video of a seeded scene, and exactly what is in it."""
+    from framefuse.synthetic import World
+
+    video, truth = write_clip(World.parse(uri), out, images=images)
+    if not quiet:
+        stderr().print(f"wrote    {video}\nwrote    {truth}", markup=False)
+    return 0
+
+
+def write_clip(
+    world: World, out: Path, *, images: bool = False, on_frame: Callable[[int], None] = lambda done: None
+) -> tuple[Path, Path]:
+    """Write a world as H.264 and its truth as COCO into a folder, which is made when it is missing.
+
+    Args:
+        images: write each frame as a PNG too.
+        on_frame: called after each frame with the number done.
+
+    Returns:
+        the paths of the video and of the COCO file.
+
+    Raises:
+        SinkError: they exist already, or cannot be written.
+    """
     from framefuse.entry import stop_if_interrupted
     from framefuse.sinks.picture import planes_of
     from framefuse.sources.synthetic import to_video
-    from framefuse.synthetic import World
     from framefuse.synthetic.coco import CocoTruth
 
-    world = World.parse(uri)
     stem = f"{world.scene}-{world.split}-{world.seed}"
     video, truth = out / f"{stem}.mp4", out / f"{stem}.json"
     for path in (video, truth):
@@ -53,13 +75,12 @@ def synth(
                         from PIL import Image
 
                         Image.fromarray(snapshot.picture).save(out / f"{stem}_{snapshot.index}.png", compress_level=1)
+                    on_frame(snapshot.index + 1)
         finally:
             file.close(Fraction(0))
     except OSError as error:
         raise SinkError(f"cannot write into {out}: {error.strerror or error}", remedy="choose another --out") from error
-    if not quiet:
-        stderr().print(f"wrote    {video}\nwrote    {truth}", markup=False)
-    return 0
+    return video, truth
 
 
 def _open(path: Path, world: World) -> Mp4File:

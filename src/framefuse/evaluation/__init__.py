@@ -2,7 +2,8 @@
 
     open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 
-data.py and coco.py read data; boxes.py and pixels.py count; compare.py and plots.py are for people.
+data.py, coco.py and world.py read data; classes.py matches names; boxes.py and pixels.py count; compare.py and plots.py
+are for people.
 """
 
 from __future__ import annotations

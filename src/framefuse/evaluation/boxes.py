@@ -14,7 +14,8 @@ from framefuse.evaluation.data import Labels
 from framefuse.evaluation.scores import CONF, IOU, BoxScores, ClassScore, Split
 
 SIZES = ("all", "small", "medium", "large")
-COMPLEXITIES = {"calm": (0.0, 1 / 3), "busy": (1 / 3, 2 / 3), "crowded": (2 / 3, 1.0)}
+COMPLEXITIES = {"crowded": 2 / 3, "busy": 1 / 3, "calm": 0.0}
+"""Least complexity of each, from the highest."""
 
 
 class BoxCounter:
@@ -37,6 +38,7 @@ class BoxCounter:
         self._names = list(names)
         self._max_det = max_det
         self._frames: list[float | None] = []
+        self._sure: list[int] = []
         self._truth: list[dict[str, Any]] = []
         self._found: list[dict[str, Any]] = []
         self._confusion = np.zeros((len(names) + 1, len(names) + 1), np.int64)
@@ -59,6 +61,7 @@ class BoxCounter:
             record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": []}
             self._found.append(record)
         sure = confidence >= CONF
+        self._sure.append(int(sure.sum()))
         self._confusion += confusion(labels, xyxy[sure], confidence[sure], class_id[sure], len(self._names))
 
     def scores(self) -> BoxScores:
@@ -76,18 +79,20 @@ class BoxCounter:
         objects = Counter(row["category_id"] for row in single)
         right, there = int(np.trace(self._confusion[:-1, :-1])), int(self._confusion[:-1].sum())
         said = int(self._confusion[:, :-1].sum())
+        parts: dict[str, list[int]] = {name: [] for name in COMPLEXITIES if None not in self._frames}
+        for image, value in zip(images if parts else [], self._frames, strict=False):
+            parts[next(name for name, least in COMPLEXITIES.items() if (value or 0.0) >= least)].append(image)
         by_complexity = {}
-        if all(value is not None for value in self._frames):
-            for name, (low, high) in COMPLEXITIES.items():
-                part = [
-                    image
-                    for image, value in zip(images, self._frames, strict=True)
-                    if value is not None and low <= value and (value < high or high == 1.0)
-                ]
-                held = set(part)
-                values = self._precision(truth, found, part) if part else np.full((10, 101, 1, 4), -1.0)
-                count = sum(row["image_id"] in held for row in single)
-                by_complexity[name] = Split(len(part), count, _mean(values[:, :, :, 0]), _mean(values[0, :, :, 0]))
+        for name, part in parts.items():
+            held = set(part)
+            values = self._precision(truth, found, part) if part else np.full((10, 101, 1, 4), -1.0)
+            by_complexity[name] = Split(
+                frames=len(part),
+                objects=sum(row["image_id"] in held for row in single),
+                detections=sum(self._sure[image - 1] for image in part),
+                map50_95=_mean(values[:, :, :, 0]),
+                map50=_mean(values[0, :, :, 0]),
+            )
         return BoxScores(
             map50_95=_mean(precision[:, :, :, 0]) or 0.0,
             map50=_mean(precision[0, :, :, 0]) or 0.0,

@@ -125,7 +125,7 @@ def _legend(scored: Sequence[Scores]) -> list[str]:
             f"P and R are precision and recall at confidence {CONF} and overlap {IOU}."
         )
     if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
-        said.append("Calm, busy and crowded frames: the thirds of the scene's stated complexity.")
+        said.append("Crowded, busy and calm frames: the thirds of the scene's stated complexity.")
     if any(scores.pixels for scores in scored):
         said.append("Percent. mIoU is the mean over the classes, pixels the part of all pixels that is right.")
     said.append("ms is a request in the engine, others running beside it; points are the difference to the first row.")

@@ -29,6 +29,8 @@ class Split:
 
     frames: int
     objects: int
+    detections: int
+    """With confidence >= CONF."""
     map50_95: float | None
     map50: float | None
 
@@ -50,7 +52,7 @@ class BoxScores:
     """map50_95 of small (< 32 x 32 pixels), medium and large (> 96 x 96) objects; None where there are none."""
     by_class: Mapping[str, ClassScore]
     by_complexity: Mapping[str, Split]
-    """Frames that are calm (complexity < 1/3), busy, crowded (> 2/3); empty where the data do not say it."""
+    """Frames that are crowded (complexity >= 2/3), busy, calm (< 1/3); empty where the data do not say it."""
     confusion: Sequence[Sequence[int]]
     """[truth][found] counts at CONF; the last row is found but not there, the last column there but not found."""
     curves: Mapping[str, Sequence[float]]

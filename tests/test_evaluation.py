@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from framefuse.errors import DecodeError, SourceError, UsageError
-from framefuse.evaluation import Labels, open_data, validate
+from framefuse.evaluation import Dataset, Labels, open_data, validate
 from framefuse.evaluation.boxes import BoxCounter, confusion
 from framefuse.models.clip import squares_scene
 from framefuse.models.squares import NAMES, write_squares
@@ -315,6 +315,24 @@ def test_the_world_and_its_coco_file_say_the_same(tmp_path: Path) -> None:
         assert read.class_mask is not None
         assert drawn.class_mask is not None
         assert (read.class_mask() != 0).sum() == (drawn.class_mask() != 0).sum()
+
+
+def test_several_data_follow_each_other(tmp_path: Path, squares: tuple[Path, Coco]) -> None:
+    model = write_squares(tmp_path / "model.onnx")
+    (tmp_path / "model.yaml").write_text("names: [Person, car, box]\nimgsz: [192, 320]\n")
+    both = open_data([STREET, STREET.replace("seed=5", "seed=6")])
+    assert len(both) == 60
+    scores = validate(model, both, limit=6)
+    assert (scores.frames, scores.boxes and scores.boxes.objects) == (6, _count(both, both.spread(6)))
+    with pytest.raises(UsageError, match="have different classes"):
+        open_data([STREET, str(squares[0] / "annotations.json")])
+    with pytest.raises(SourceError, match=r"frame 0\.png is in two of the data"):
+        validate("squares", [squares[0] / "annotations.json"] * 2)
+
+
+def _count(data: Dataset, keys: Any) -> int:
+    known = [data.labels(key) for key in keys]
+    return sum(int((~row.crowd & np.isin(row.class_id, (0, 1, 8))).sum()) for row in known)
 
 
 def test_a_detector_on_the_world(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 from framefuse.cli import main
+from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
 from framefuse.evaluation import validate
 from framefuse.evaluation.compare import Row, Wanted, markdown, table
 from framefuse.models.clip import squares_scene
-from framefuse.models.squares import NAMES
+from framefuse.models.squares import NAMES, write_squares
 
 
 @pytest.fixture
@@ -116,3 +117,12 @@ def test_a_run_that_failed_has_its_line() -> None:
     row = Row(Wanted("a", "b", "int8"), error=CapabilityError("no | int8", remedy="other"))
     assert table([row])[1] == ["a", "b", "int8", "failed", "-", "-"]
     assert "- a b int8: no | int8 (other)" in markdown([row])
+
+
+def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:
+    model, built = write_squares(tmp_path / "m.onnx"), tmp_path / "m-int8.onnx"
+    assert _built(Wanted(str(model), "auto", "int8")) == str(model)
+    built.write_bytes(model.read_bytes())
+    assert _built(Wanted(str(model), "auto", "int8")) == str(built)
+    assert _built(Wanted(str(model), "auto", "fp32")) == str(model)
+    assert _built(Wanted(str(built), "auto", "int8")) == str(built)

@@ -17,7 +17,7 @@ from framefuse.config import load_settings
 from framefuse.errors import FramefuseError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.evaluation.compare import Row
+    from framefuse.evaluation.compare import Row, Wanted
     from framefuse.evaluation.data import Dataset
 
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
@@ -34,8 +34,13 @@ def val(
         list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models", show_default=False)
     ],
     data: Annotated[
-        str,
-        typer.Option("--data", "-d", metavar="DATA", help="annotations.json (COCO), or synthetic://street?split=test"),
+        list[str],
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="DATA",
+            help="annotations.json (COCO), or synthetic://street?split=test; may be given several times",
+        ),
     ],
     images: Annotated[
         Path | None,
@@ -65,7 +70,8 @@ def val(
     rows: list[Row] = []
     for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
         chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
-        rows.append(_run(Row(wanted), opened, chosen, limit, quiet))
+        model = _built(wanted)
+        rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise failed[0]
@@ -96,6 +102,19 @@ def _several(given: dict[str, Any], field: str) -> list[str]:
         return []
     del given[field]
     return list(dict.fromkeys(values))
+
+
+def _built(wanted: Wanted) -> str:
+    """The model asked for; where int8 is asked for, `NAME-int8` that was built from it, if there is one."""
+    from framefuse.models import find_model, list_models
+
+    path = Path(wanted.model)
+    if wanted.precision != "int8" or path.stem.endswith("-int8"):
+        return wanted.model
+    if f"{wanted.model}-int8" in list_models():
+        return f"{wanted.model}-int8"
+    built = find_model(wanted.model).with_name(f"{path.stem}-int8.onnx")
+    return str(built) if built.exists() else wanted.model
 
 
 def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:

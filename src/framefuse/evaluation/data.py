@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import UsageError
+from framefuse.errors import SourceError, UsageError
 from framefuse.prediction import FrameInfo
-from framefuse.sources import Source
+from framefuse.sources import Source, SourceInfo
+from framefuse.sources.pull import Frames, PullSource
 
-Key = str | int
-"""What names a picture: the path of a file, or the index of a frame."""
+Key = Any
+"""What names a picture: the path of a file, the index of a frame, or (number of the part, key) in joined data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,8 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
     """Open data whose truth is known.
 
     Args:
-        data: a COCO file (annotations.json), a `synthetic://...` address, or a Dataset, which is returned as it is.
+        data: a COCO file (annotations.json), a `synthetic://...` address, or a list of these, whose pictures follow
+            each other; a Dataset is returned as it is.
         images: folder of the images that the COCO file names, or the video whose frames it numbers; looked for beside
             the file when left out.
 
@@ -91,6 +94,9 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
     """
     if isinstance(data, Dataset):
         return data
+    if isinstance(data, list | tuple) and data:
+        parts = [open_data(part, images) for part in data]
+        return parts[0] if len(parts) == 1 else join(parts)
     if isinstance(data, str) and data.lower().startswith("synthetic://"):
         if images is not None:
             raise UsageError(f"{data} draws its own pictures", remedy="leave --images out")
@@ -104,3 +110,64 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
     from framefuse.evaluation.coco import open_coco
 
     return open_coco(Path(data), None if images is None else Path(images))
+
+
+def join(parts: Sequence[Dataset]) -> Dataset:
+    """Several data sets as one; a picture's key is (number of the part, key in it).
+
+    Raises:
+        UsageError: they have different classes.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        if part.names != first.names or part.mask_names != first.mask_names:
+            raise UsageError(
+                f"{first.uri} and {part.uri} have different classes", remedy="score them one after the other"
+            )
+    part_of: dict[str, int] = {}
+
+    def open_all(keys: Sequence[Key]) -> Source:
+        wanted: list[list[Key]] = [[] for _ in parts]
+        for number, key in keys:
+            wanted[number].append(key)
+
+        def frames(closed: threading.Event) -> Frames:
+            for number, (part, some) in enumerate(zip(parts, wanted, strict=True)):
+                if not some:
+                    continue
+                source = part.open(some)
+                try:
+                    for frame in source:
+                        if closed.is_set():
+                            return
+                        if part_of.setdefault(frame.source_id, number) != number:
+                            raise SourceError(
+                                f"{frame.source_id} is in two of the data: {uri}", remedy="name each picture once"
+                            )
+                        yield frame
+                finally:
+                    source.close()
+
+        return PullSource(SourceInfo(uri, "synthetic", frames=len(keys)), frames)
+
+    def key_of(frame: FrameInfo) -> Key:
+        number = part_of[frame.source_id]
+        return number, parts[number].key_of(frame)
+
+    def labels(key: Key) -> Labels:
+        number, inner = key
+        found: Labels = parts[number].labels(inner)
+        return found
+
+    uri = ", ".join(part.uri for part in parts)
+    return Dataset(
+        uri=uri,
+        names=first.names,
+        keys=[(number, key) for number, part in enumerate(parts) for key in part.keys],
+        open=open_all,
+        key_of=key_of,
+        labels=labels,
+        mask_names=first.mask_names,
+        mask_groups=first.mask_groups,
+        notes=[note for part in parts for note in part.notes],
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
 
 def validate(
     model: str | Path,
-    data: Dataset | str | Path,
+    data: Dataset | str | Path | Sequence[str | Path],
     *,
     images: str | Path | None = None,
     limit: int | None = None,

@@ -187,3 +187,12 @@ def test_address_and_arguments_mean_the_same() -> None:
 def test_bad_addresses_say_what_is_right(uri: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         World.parse(uri)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
+def test_colour_alone_finds_nothing() -> None:
+    from benchmarks.synthetic import baseline
+
+    scores = baseline(train_worlds=10, test_worlds=4)
+    assert len(scores) == 2 and max(scores.values()) < 0.15

@@ -93,17 +93,20 @@ class Masks(NamedTuple):
 def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
     from framefuse.synthetic.world import Truth
 
-    counts = np.bincount(masks.instances.ravel(), minlength=len(drawn) + 1)[1:].tolist()
-    kept = [k for k, item in enumerate(drawn) if item.track.class_id != DECOY and counts[k] > 0]
+    seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
     rows = np.zeros(len(drawn) + 1, np.uint16)
     classes = np.zeros(len(drawn) + 1, np.uint8)
-    for row, k in enumerate(kept):
-        rows[k + 1], classes[k + 1] = row + 1, drawn[k].track.class_id + 1
+    for number, item in enumerate(drawn, 1):
+        found = masks.instances[item.window] == number
+        pixels = int(np.count_nonzero(found))
+        if item.track.class_id != DECOY and pixels:
+            seen.append((item, pixels, _extent(found, item.window)))
+            rows[number], classes[number] = len(seen), item.track.class_id + 1
     return Truth(
-        boxes=np.array([_extent(masks.instances, k + 1, drawn[k].window) for k in kept], np.float32).reshape(-1, 4),
-        class_id=np.array([drawn[k].track.class_id for k in kept], np.int64),
-        track_id=np.array([drawn[k].track.track_id for k in kept], np.int64),
-        visibility=np.array([counts[k] / drawn[k].pixels for k in kept], np.float32),
+        boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
+        class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
+        track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
+        visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
         instances=rows[masks.instances],
         class_mask=classes[masks.instances] if masks.parts is None else masks.parts,
         complexity=complexity,
@@ -111,9 +114,8 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
     )
 
 
-def _extent(instances: NDArray[np.uint16], number: int, window: tuple[slice, slice]) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of a number's pixels, all of which lie in the window."""
-    found = instances[window] == number
+def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
+    """x1, y1, x2, y2 of the pixels found in a window of the picture."""
     columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
     top, left = window[0].start, window[1].start
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1

@@ -1,0 +1,59 @@
+"""The front half of the engine: ONNX file -> steps over planned memory. Plain Python; no GPU is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from framefuse.engines.cudnn import reading, rewriting
+from framefuse.engines.cudnn.network import Network
+from framefuse.engines.cudnn.placement import Placement, View, place
+from framefuse.engines.cudnn.schedule import Memory, Schedule, plan_memory, schedule
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What is to be run for one batch at one input size."""
+
+    network: Network
+    placement: Placement
+    schedule: Schedule
+    memory: Memory
+    batch: int
+    height: int
+    width: int
+
+    def view(self, name: str) -> View:
+        return self.placement.views[name]
+
+    def address(self, name: str) -> int:
+        """Where a value begins in the arena, in elements."""
+        view = self.view(name)
+        return self.memory.offsets[view.buffer] + view.offset
+
+    def picture(self, name: str) -> int:
+        """Elements from one picture of a value to the next."""
+        return self.placement.sizes[self.view(name).buffer]
+
+
+def compile_network(
+    path: Path, batch: int, height: int, width: int, *, streams: int = 4, merge: bool = True
+) -> Compiled:
+    """Read, rewrite and plan.
+
+    Args:
+        streams: steps that may run at the same time.
+        merge: whether convolutions of one input become one.
+
+    Raises:
+        ModelError: as `reading.read`.
+    """
+    return plan(rewriting.prepare(reading.read(path, height, width), merge=merge), batch, height, width, streams)
+
+
+def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:
+    """Places, order and memory of a network that was rewritten."""
+    placement = place(network)
+    order = schedule(placement, streams)
+    memory = plan_memory(placement, order, batch, network.outputs, network.input)
+    return Compiled(network, placement, order, memory, batch, height, width)

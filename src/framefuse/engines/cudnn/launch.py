@@ -1,0 +1,139 @@
+"""Starts the kernels of a compiled network that are no convolutions. They only launch, so they may be captured."""
+
+from __future__ import annotations
+
+from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.network import Pool, Upsample
+from framefuse.kernels import cuda
+
+BYTES = 2
+"""Of an element of the arena."""
+REACH = 6
+"""Pixels around that a chain of pools of one launch may see; `tir/network_cuda.py`."""
+POOLS = 3
+
+SYMBOLS = ("network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
+           "network_unpack")  # fmt: skip
+
+
+def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> None:
+    """One step. `arena` is the address of the planned memory."""
+    x, y = compiled.view(step.x), compiled.view(step.y)
+    channels, height, width = y.shape
+    cuda.launch(
+        "network_upsample",
+        stream=stream,
+        x_=arena + compiled.address(step.x) * BYTES,
+        x_picture=compiled.picture(step.x),
+        x_row=x.row,
+        x_column=x.column,
+        y_=arena + compiled.address(step.y) * BYTES,
+        y_picture=compiled.picture(step.y),
+        y_row=y.row,
+        y_column=y.column,
+        batch=compiled.batch,
+        height=height,
+        width=width,
+        groups=channels // 8,
+        scale=step.scale,
+    )
+
+
+def pool(compiled: Compiled, step: Pool, arena: int, stream: int) -> None:
+    """One step: as many pools as a launch can make, then the rest from the last of them."""
+    radius = step.kernel // 2
+    at_once = min(POOLS, REACH // radius)
+    x, names = step.x, list(step.ys)
+    while names:
+        group = _alike(compiled, names[:at_once])
+        names = names[len(group) :]
+        source, target = compiled.view(x), compiled.view(group[0])
+        channels, height, width = target.shape
+        ys = [arena + compiled.address(name) * BYTES for name in group]
+        cuda.launch(
+            "network_pool",
+            stream=stream,
+            x_=arena + compiled.address(x) * BYTES,
+            x_picture=compiled.picture(x),
+            x_row=source.row,
+            x_column=source.column,
+            **{f"y{k}_": ys[min(k, len(ys) - 1)] for k in range(POOLS)},
+            y_picture=compiled.picture(group[0]),
+            y_row=target.row,
+            y_column=target.column,
+            batch=compiled.batch,
+            height=height,
+            width=width,
+            groups=channels // 8,
+            pools=len(group),
+            radius=radius,
+        )
+        x = group[-1]
+
+
+def _alike(compiled: Compiled, names: list[str]) -> list[str]:
+    """The first names whose values have the same pitches."""
+
+    def pitches(name: str) -> tuple[int, int, int]:
+        return compiled.picture(name), compiled.view(name).row, compiled.view(name).column
+
+    count = next((k for k, name in enumerate(names) if pitches(name) != pitches(names[0])), len(names))
+    return names[:count]
+
+
+def pack(compiled: Compiled, pictures: int, channels: int, sample: str, arena: int, stream: int) -> None:
+    """The network's input from (batch, channels, height, width) of "f16" or "f32" at address `pictures`."""
+    name = compiled.network.input
+    wide, height, width = compiled.view(name).shape
+    cuda.launch(
+        f"network_pack_{sample}",
+        stream=stream,
+        x_=pictures,
+        y_=arena + compiled.address(name) * BYTES,
+        batch=compiled.batch,
+        pixels=height * width,
+        channels=channels,
+        groups=wide // 8,
+    )
+
+
+def decode(compiled: Compiled, cells: int, output: int, arena: int, stream: int) -> None:
+    """(batch, 4 + classes, anchors) float32 at address `output`; `cells` is that of `network.cells` as float32."""
+    head = compiled.network.head
+    assert head is not None
+    sides, scores = compiled.view(head.sides), compiled.view(head.scores)
+    cuda.launch(
+        "network_decode",
+        stream=stream,
+        sides_=arena + compiled.address(head.sides) * BYTES,
+        scores_=arena + compiled.address(head.scores) * BYTES,
+        sides_picture=compiled.picture(head.sides),
+        sides_pitch=sides.row,
+        scores_picture=compiled.picture(head.scores),
+        scores_pitch=scores.row,
+        cells_=cells,
+        y_=output,
+        batch=compiled.batch,
+        anchors=head.anchors,
+        bins=head.bins,
+        classes=head.classes,
+    )
+
+
+def unpack(compiled: Compiled, name: str, output: int, arena: int, stream: int) -> None:
+    """A value as (batch, channels, height, width) float32 at address `output`."""
+    view = compiled.view(name)
+    channels, height, width = view.shape
+    cuda.launch(
+        "network_unpack",
+        stream=stream,
+        x_=arena + compiled.address(name) * BYTES,
+        x_picture=compiled.picture(name),
+        x_row=view.row,
+        x_column=view.column,
+        y_=output,
+        batch=compiled.batch,
+        channels=channels,
+        height=height,
+        width=width,
+    )

@@ -1,0 +1,208 @@
+"""The fused network: what a model computes, as few operations as can be, with batch left out.
+
+A value is a picture of channels, named as in the ONNX file, of shape (channels, height, width); a list of anchors is
+one of width 1. Operations of the first kind compute; those of the second only say that values share memory, and cost
+nothing once `placement.py` has found places for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Activation = Literal["none", "silu", "relu"]
+Shape: TypeAlias = tuple[int, int, int]
+Floats: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Conv:
+    """`y = activation(conv(x, weight) + bias) + residual`."""
+
+    name: str
+    x: str
+    y: str
+    weight: Floats
+    """(out channels, in channels / groups, height, width)."""
+    bias: Floats
+    """(out channels,)."""
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right."""
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    activation: Activation = "none"
+    residual: str | None = None
+    """A value of the shape of y."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Maxima of square windows of odd size, stride 1, kept in size: `ys[0]` of x, `ys[1]` of `ys[0]`, and so on."""
+
+    name: str
+    x: str
+    ys: tuple[str, ...]
+    kernel: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.ys
+
+
+@dataclass(frozen=True)
+class Upsample:
+    """Each pixel `scale` times along both axes; scale 1 is a copy."""
+
+    name: str
+    x: str
+    y: str
+    scale: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
+@dataclass(frozen=True)
+class Concat:
+    """y is the inputs one after the other: along the channels, or along the rows (of lists of anchors)."""
+
+    name: str
+    xs: tuple[str, ...]
+    y: str
+    along: Literal["channels", "rows"]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.xs
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The channels of x in consecutive parts."""
+
+    name: str
+    x: str
+    ys: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.ys
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """(channels, height, width) -> (channels, height * width, 1)."""
+
+    name: str
+    x: str
+    y: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
+Computed: TypeAlias = Conv | Pool | Upsample
+Free: TypeAlias = Concat | Split | Flatten
+Operation: TypeAlias = Computed | Free
+
+
+@dataclass(frozen=True)
+class Head:
+    """A detection head without anchors whose decoding is known, so that it need not be run as written.
+
+    With p = softmax of the `bins` logits of a side, a side lies sum(k p[k]) strides from the centre of the cell; scores
+    are sigmoid(logit). Output: (4 + classes, anchors), centre x, centre y, width, height in model pixels, then scores.
+    """
+
+    sides: str
+    """(4 bins, anchors, 1): logits of the distance to left, top, right, bottom."""
+    scores: str
+    """(classes, anchors, 1): logits."""
+    bins: int
+    classes: int
+    levels: tuple[tuple[int, int], ...]
+    """Height and width of each feature map, in the order of the anchors."""
+
+    @property
+    def anchors(self) -> int:
+        return sum(height * width for height, width in self.levels)
+
+
+@dataclass
+class Network:
+    """Operations in an order in which they can run."""
+
+    input: str
+    outputs: tuple[str, ...]
+    """Values that a reader outside wants: those of the head, or the outputs of the ONNX."""
+    operations: list[Operation]
+    shapes: dict[str, Shape]
+    head: Head | None = None
+    padding: dict[str, list[int]] = field(default_factory=dict)
+    """Values wider than the model's own: for each channel, that of the model, or -1 for one that is 0 or unused."""
+
+
+def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, width: int) -> Floats:
+    """What the head means, for one picture.
+
+    Args:
+        sides: (4 bins, anchors).
+        scores: (classes, anchors).
+        height, width: of the model's input.
+
+    Returns:
+        (4 + classes, anchors) float32.
+    """
+    logits = sides.astype(np.float64).reshape(4, head.bins, -1)
+    weight = np.exp(logits - logits.max(1, keepdims=True))
+    left, top, right, bottom = (weight * np.arange(head.bins)[None, :, None]).sum(1) / weight.sum(1)
+    x, y, stride_x, stride_y = cells(head.levels, height, width)
+    boxes = [x + (right - left) / 2, y + (bottom - top) / 2, left + right, top + bottom]
+    scaled = [side * (stride_x, stride_y)[index % 2] for index, side in enumerate(boxes)]
+    probability = 1 / (1 + np.exp(-scores.astype(np.float64)))
+    return np.concatenate([np.stack(scaled), probability]).astype(np.float32)
+
+
+def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:
+    """(4, anchors): centre of each cell in cells (x, y), and the cell's size in model pixels (x, y)."""
+    parts = []
+    for rows, columns in levels:
+        y, x = np.mgrid[0:rows, 0:columns].reshape(2, -1)
+        full = np.ones(rows * columns)
+        parts.append(np.stack([x + 0.5, y + 0.5, full * (width / columns), full * (height / rows)]))
+    return np.concatenate(parts, 1)

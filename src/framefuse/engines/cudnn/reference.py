@@ -1,0 +1,96 @@
+"""The compiled network in plain NumPy: the same steps over the same planned memory, which tests compare with the ONNX.
+
+It says what the GPU half must do. Memory that a plan shares wrongly shows here, since every step reads and writes the
+one arena; running the steps in any order that the schedule allows gives the same result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.typing import NDArray
+
+from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.network import Conv, Pool
+
+Array = NDArray[Any]
+
+
+def run(compiled: Compiled, pictures: Array, *, order: list[int] | None = None, dtype: Any = np.float32) -> list[Array]:
+    """Run the steps.
+
+    Args:
+        pictures: (batch, 3, height, width) float32.
+        order: of the steps; None: as they are listed.
+        dtype: in which values are stored between steps; float16 is what the GPU does.
+
+    Returns:
+        The network's outputs, (batch, channels, height, width) each, padding left out.
+    """
+    arena = np.full(compiled.memory.size, np.nan, dtype)
+    fill(compiled, arena, pictures)
+    for index in order or range(len(compiled.placement.steps)):
+        step(compiled, arena, index)
+    return outputs(compiled, arena)
+
+
+def view(compiled: Compiled, arena: Array, name: str) -> Array:
+    """(batch, channels, height, width) of a value, writable."""
+    found, size = compiled.view(name), arena.itemsize
+    strides = (compiled.picture(name) * size, size, found.row * size, found.column * size)
+    return as_strided(arena[compiled.address(name) :], (compiled.batch, *found.shape), strides)
+
+
+def fill(compiled: Compiled, arena: Array, pictures: Array) -> None:
+    """Write the network's input."""
+    target = view(compiled, arena, compiled.network.input)
+    target[:, : pictures.shape[1]] = pictures
+    target[:, pictures.shape[1] :] = 0
+
+
+def step(compiled: Compiled, arena: Array, index: int) -> None:
+    """One step. Values are stored in the arena's dtype, arithmetic is float32."""
+    operation = compiled.placement.steps[index]
+    x = view(compiled, arena, operation.x).astype(np.float32)
+    if isinstance(operation, Conv):
+        weight, bias = (value.astype(arena.dtype).astype(np.float32) for value in (operation.weight, operation.bias))
+        y = _conv(x, weight, operation) + bias[:, None, None]
+        if operation.activation == "silu":
+            y = y / (1 + np.exp(-y))
+        elif operation.activation == "relu":
+            y = np.maximum(y, 0)
+        if operation.residual is not None:
+            y = y + view(compiled, arena, operation.residual).astype(np.float32)
+        view(compiled, arena, operation.y)[...] = y
+    elif isinstance(operation, Pool):
+        margin = operation.kernel // 2
+        for name in operation.ys:
+            x = np.pad(x, ((0, 0), (0, 0), (margin, margin), (margin, margin)), constant_values=-np.inf)
+            x = sliding_window_view(x, (operation.kernel, operation.kernel), (2, 3)).max((-1, -2))
+            view(compiled, arena, name)[...] = x
+    else:
+        view(compiled, arena, operation.y)[...] = x.repeat(operation.scale, 2).repeat(operation.scale, 3)
+
+
+def outputs(compiled: Compiled, arena: Array) -> list[Array]:
+    """The network's outputs, padding left out."""
+    results = []
+    for name in compiled.network.outputs:
+        kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
+        results.append(view(compiled, arena, name)[:, kept or slice(None)].copy())
+    return results
+
+
+def _conv(x: Array, weight: Array, step: Conv) -> Array:
+    top, left, bottom, right = step.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    (rows, columns), (down, across) = weight.shape[2:], step.dilation
+    windows = sliding_window_view(x, ((rows - 1) * down + 1, (columns - 1) * across + 1), (2, 3))
+    windows = windows[:, :, :: step.stride[0], :: step.stride[1], ::down, ::across]
+    batch, channels, height, width = windows.shape[:4]
+    groups = step.groups
+    parts = windows.reshape(batch, groups, channels // groups, height, width, rows, columns)
+    kernels = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
+    return np.einsum("bgchwij,gocij->bgohw", parts, kernels, optimize=True).reshape(batch, -1, height, width)

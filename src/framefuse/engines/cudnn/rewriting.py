@@ -1,0 +1,142 @@
+"""Rewrites of a network that keep what it computes: fewer convolutions, and channels in the numbers that engines want."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
+from framefuse.errors import ModelError
+
+GRAIN = 8
+"""Channels of a value are a multiple of this: 16 bytes of float16."""
+
+
+def prepare(network: Network, *, merge: bool = True) -> Network:
+    """All rewrites, in their order."""
+    if merge:
+        network = merge_siblings(network)
+    return join_parts(pad_channels(network))
+
+
+def merge_siblings(network: Network) -> Network:
+    """Convolutions that differ in their weights alone become one, whose result is split.
+
+    The two branches of a detection head begin so: one kernel of 144 channels is faster than two of 64 and 80.
+    """
+    groups: dict[tuple[object, ...], list[Conv]] = defaultdict(list)
+    joined = {name for op in network.operations if isinstance(op, Concat) for name in op.xs}
+    for op in network.operations:
+        # Channels of a split must begin at multiples of the grain; what a concatenation takes would have to be copied.
+        if isinstance(op, Conv) and op.residual is None and op.groups == 1 and op.y not in joined | {*network.outputs}:
+            same = (op.x, op.weight.shape[1:], op.stride, op.pads, op.dilation, op.activation)
+            if len(op.weight) % GRAIN == 0:
+                groups[same].append(op)
+    operations, shapes = list(network.operations), dict(network.shapes)
+    for group in groups.values():
+        if len(group) == 1:
+            continue
+        first, y = group[0], f"{group[0].y}+{len(group) - 1}"
+        merged = replace(
+            first,
+            name=" + ".join(op.name for op in group),
+            y=y,
+            weight=np.concatenate([op.weight for op in group]),
+            bias=np.concatenate([op.bias for op in group]),
+        )
+        at = operations.index(first)
+        operations[at : at + 1] = [merged, Split(f"{y}/split", y, tuple(op.y for op in group))]
+        for op in group[1:]:
+            operations.remove(op)
+        shapes[y] = (len(merged.weight), *shapes[first.y][1:])
+    return replace(network, operations=operations, shapes=shapes)
+
+
+def pad_channels(network: Network) -> Network:
+    """Widen values to multiples of GRAIN with channels of zeros, and the weights that read them.
+
+    Raises:
+        ModelError: a value would have to be split or grouped where it is padded.
+    """
+    # Which channel of the model each channel of a value is; -1: padding.
+    maps: dict[str, list[int]] = {network.input: _padded(network.shapes[network.input][0])}
+    operations: list[Operation] = []
+    for op in network.operations:
+        if isinstance(op, Conv):
+            count = len(op.weight)
+            maps[op.y] = _padded(count)
+            if op.residual is not None and maps[op.residual] != maps[op.y]:
+                raise ModelError(f"engine cudnn cannot add {op.residual} to {op.y}: their channels are padded apart")
+            op = _widened(op, maps[op.x], maps[op.y])
+        elif isinstance(op, (Pool, Upsample, Flatten)):
+            maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
+        elif isinstance(op, Concat) and op.along == "channels":
+            parts, start = [], 0
+            for x in op.xs:
+                parts += [channel + start if channel >= 0 else -1 for channel in maps[x]]
+                start += network.shapes[x][0]
+            maps[op.y] = parts
+        elif isinstance(op, Concat):
+            maps[op.y] = maps[op.xs[0]]
+            if any(maps[x] != maps[op.y] for x in op.xs):
+                raise ModelError(f"engine cudnn cannot join {op.xs}: their channels are padded apart")
+        else:
+            start = 0
+            for y in op.ys:
+                width = network.shapes[y][0]
+                maps[y] = _part(maps[op.x], start, width, op.name)
+                start += width
+        operations.append(op)
+    shapes = {name: (len(maps[name]), *network.shapes[name][1:]) for name in network.shapes if name in maps}
+    padding = {name: found for name, found in maps.items() if -1 in found}
+    return replace(network, operations=operations, shapes=shapes, padding=padding)
+
+
+def join_parts(network: Network) -> Network:
+    """A concatenation of all parts of a split takes the value that was split, so that nothing has to be copied."""
+    sources = {op.ys: op.x for op in network.operations if isinstance(op, Split)}
+    operations: list[Operation] = []
+    for op in network.operations:
+        if isinstance(op, Concat) and op.along == "channels":
+            xs = list(op.xs)
+            for parts, source in sources.items():
+                for at in range(len(xs) - len(parts) + 1):
+                    if tuple(xs[at : at + len(parts)]) == parts:
+                        xs[at : at + len(parts)] = [source]
+                        break
+            op = replace(op, xs=tuple(xs))
+        operations.append(op)
+    return replace(network, operations=operations)
+
+
+def _padded(count: int) -> list[int]:
+    return [*range(count), *[-1] * (-count % GRAIN)]
+
+
+def _part(channels: Sequence[int], start: int, width: int, name: str) -> list[int]:
+    """The channels start .. start + width - 1 of the model, with the padding behind them."""
+    at = list(channels).index(start)
+    end = at + width
+    if list(channels[at:end]) != list(range(start, start + width)) or at % GRAIN:
+        raise ModelError(f"engine cudnn cannot split at channel {start} ({name}): it is no multiple of {GRAIN}")
+    while end < len(channels) and channels[end] == -1:
+        end += 1
+    if end % GRAIN:
+        raise ModelError(f"engine cudnn cannot split at channel {start + width} ({name}): no multiple of {GRAIN}")
+    return [*range(width), *[-1] * (end - at - width)]
+
+
+def _widened(op: Conv, read: Sequence[int], written: Sequence[int]) -> Conv:
+    if op.groups > 1 and (-1 in read or -1 in written):
+        raise ModelError(f"engine cudnn cannot pad the grouped convolution {op.name}: {len(op.weight)} channels")
+    if -1 not in read and -1 not in written:
+        return op
+    weight = np.zeros((len(written), len(read) // op.groups, *op.weight.shape[2:]), np.float32)
+    inputs = [channel for channel, model in enumerate(read) if model >= 0] if op.groups == 1 else slice(None)
+    weight[: len(op.weight), inputs] = op.weight
+    bias = np.zeros(len(written), np.float32)
+    bias[: len(op.bias)] = op.bias
+    return replace(op, weight=weight, bias=bias)

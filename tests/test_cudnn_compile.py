@@ -1,0 +1,292 @@
+"""The front half of engine cudnn: ONNX -> fused steps over planned memory, against ONNX Runtime. No GPU."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.models import model
+from cuda_fibres import Fibres
+from cuda_on_cpu import install
+from framefuse.engines.cudnn import launch, reference
+from framefuse.engines.cudnn.compiled import Compiled, compile_network
+from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode
+from framefuse.errors import ModelError
+from framefuse.kernels import cuda
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Path]:
+    return {"yolov8n": model("yolov8n"), "yolov8n_static": model("yolov8n", dynamic=False)}
+
+
+SIZES = [(64, 96, 2), (32, 32, 1), (160, 64, 3)]
+Array = NDArray[Any]
+
+
+class Net:
+    """Writes small ONNX files of convolutions in the way of exporters."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self.channels = {"images": 3}
+        self.count = 0
+
+    def name(self, what: str) -> str:
+        self.count += 1
+        return f"{what}_{self.count}"
+
+    def constant(self, value: Array) -> str:
+        name = self.name("constant")
+        self.weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def node(self, kind: str, *inputs: str, outputs: int = 1, channels: int = 0, **attributes: Any) -> str:
+        names = [self.name(kind.lower()) for _ in range(outputs)]
+        self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], **attributes))
+        self.channels |= dict.fromkeys(names, channels or self.channels.get(inputs[0], 0))
+        return names[0]
+
+    def conv(self, x: str, channels: int, kernel: int = 3, stride: int = 1, act: str = "silu", groups: int = 1) -> str:
+        width = self.channels[x] // groups
+        weight = self.rng.normal(0, (2 / width) ** 0.5 / kernel, (channels, width, kernel, kernel)).astype(np.float32)
+        bias = self.rng.normal(0, 0.1, channels).astype(np.float32)
+        y = self.node("Conv", x, self.constant(weight), self.constant(bias), channels=channels,
+                      kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4, group=groups)  # fmt: skip
+        if act == "silu":
+            return self.node("Mul", y, self.node("Sigmoid", y))
+        return self.node("Relu", y) if act == "relu" else y
+
+    def split(self, x: str, sizes: list[int]) -> list[str]:
+        names = [self.name("part") for _ in sizes]
+        self.nodes.append(helper.make_node("Split", [x, self.constant(np.array(sizes))], names, axis=1))
+        self.channels |= dict(zip(names, sizes, strict=True))
+        return names
+
+    def concat(self, *xs: str, axis: int = 1) -> str:
+        channels = sum(self.channels[x] for x in xs) if axis == 1 else self.channels[xs[0]]
+        return self.node("Concat", *xs, channels=channels, axis=axis)
+
+    def upsample(self, x: str, scale: int = 2) -> str:
+        scales = self.constant(np.array([1, 1, scale, scale], np.float32))
+        return self.node("Resize", x, "", scales, mode="nearest", nearest_mode="floor",
+                         coordinate_transformation_mode="asymmetric")  # fmt: skip
+
+    def pool(self, x: str, kernel: int = 5) -> str:
+        return self.node("MaxPool", x, kernel_shape=[kernel] * 2, strides=[1, 1], pads=[kernel // 2] * 4)
+
+    def save(self, path: Path, *outputs: str, dtype: int = TensorProto.FLOAT) -> Path:
+        graph = helper.make_graph(
+            self.nodes,
+            "net",
+            [helper.make_tensor_value_info("images", dtype, ["batch", 3, "height", "width"])],
+            [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
+            self.weights,
+        )
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+        return path
+
+
+def onnx_runtime(path: Path, pictures: Array) -> list[Array]:
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [np.asarray(value) for value in session.run(None, {"images": pictures})]
+
+
+def pictures(batch: int, height: int, width: int) -> Array:
+    return np.random.default_rng(1).random((batch, 3, height, width), np.float32)
+
+
+def relative(found: Array, expected: Array) -> float:
+    assert found.shape == expected.shape
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def any_order(compiled: Compiled, seed: int) -> list[int]:
+    """A random order that streams and waits allow."""
+    rng, before, order = random.Random(seed), compiled.schedule.before, list[int]()
+    left = set(range(len(before)))
+    while left:
+        done = sum(1 << step for step in order)
+        ready = [step for step in left if before[step] & ~done == 0]
+        order.append(rng.choice(ready))
+        left.remove(order[-1])
+    return order
+
+
+def backbone(net: Net, x: str) -> list[str]:
+    """Every construction of YOLOv5 and v8 once."""
+    x = net.conv(x, 16, stride=2)
+    x = net.conv(x, 32, stride=2)
+    parts = net.split(net.conv(x, 32, 1), [16, 16])
+    inner = net.node("Add", parts[1], net.conv(net.conv(parts[1], 16), 16))
+    second = net.conv(net.conv(inner, 16), 16)
+    p2 = net.conv(net.concat(*parts, inner, second), 32, 1)
+    p3 = net.conv(p2, 40, stride=2, act="relu")
+    y = net.conv(p3, 24, 1)
+    pools = [y]
+    for _ in range(4):
+        pools.append(net.pool(pools[-1], 5))
+    p3 = net.conv(net.concat(*pools), 48, 1)
+    up = net.conv(net.concat(net.upsample(p3), p2), 32, 1)
+    down = net.conv(net.concat(net.conv(up, 32, stride=2), p3), 64, 1)
+    return [up, down]
+
+
+@pytest.mark.parametrize(("height", "width", "batch"), SIZES)
+@pytest.mark.parametrize("streams", [1, 4])
+def test_equals_onnx_runtime(tmp_path: Path, height: int, width: int, batch: int, streams: int) -> None:
+    net = Net()
+    up, down = backbone(net, "images")
+    path = net.save(tmp_path / "net.onnx", net.conv(up, 5, 1, act="none"), net.conv(down, 16, act="none"))
+    x = pictures(batch, height, width)
+    compiled = compile_network(path, batch, height, width, streams=streams)
+    for order in (None, any_order(compiled, 1), any_order(compiled, 2)):
+        for found, expected in zip(reference.run(compiled, x, order=order), onnx_runtime(path, x), strict=True):
+            assert relative(found, expected) < 1e-5
+
+
+def test_yolov8n(models: dict[str, Path]) -> None:
+    """The whole benchmark model, with every free axis: boxes and scores as ONNX Runtime's."""
+    path, x = models["yolov8n"], pictures(2, 96, 128)
+    (expected,) = onnx_runtime(path, x)
+    for merge, steps in ((True, 63), (False, 66)):
+        compiled = compile_network(path, 2, 96, 128, merge=merge)
+        head = compiled.network.head
+        assert head is not None and (head.bins, head.classes) == (16, 80)
+        assert len(compiled.placement.steps) == steps  # nothing is copied
+        sides, scores = reference.run(compiled, x)
+        found = np.stack([decode(a[..., 0], b[..., 0], head, 96, 128) for a, b in zip(sides, scores, strict=True)])
+        assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
+        assert np.abs(found - expected)[:, 4:].max() < 1e-3
+
+
+def test_fixed_shapes(models: dict[str, Path]) -> None:
+    compiled = compile_network(models["yolov8n_static"], 1, 640, 640)
+    assert compiled.network.head is not None and compiled.network.head.anchors == 8400
+    with pytest.raises(ModelError, match="takes 640x640 pictures only, not 320x320"):
+        compile_network(models["yolov8n_static"], 1, 320, 320)
+
+
+def test_memory_is_shared(models: dict[str, Path]) -> None:
+    compiled = compile_network(models["yolov8n"], 1, 640, 640)
+    assert compiled.memory.size < 0.4 * sum(compiled.placement.sizes)
+    alone = compile_network(models["yolov8n"], 1, 640, 640, streams=1)
+    assert alone.memory.size <= compiled.memory.size
+
+
+def test_values_that_two_want_are_copied_once(tmp_path: Path) -> None:
+    net = Net()
+    a, b = net.conv("images", 16), net.conv("images", 8)
+    one = net.conv(net.concat(a, b), 8)
+    two = net.conv(net.concat(b, a), 8)
+    path = net.save(tmp_path / "net.onnx", net.node("Add", one, two))
+    compiled = compile_network(path, 1, 32, 40)
+    assert sum(isinstance(step, Upsample) for step in compiled.placement.steps) == 2
+    x = pictures(1, 32, 40)
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_odd_channels_are_padded(tmp_path: Path) -> None:
+    net = Net()
+    x = net.conv("images", 13)
+    x = net.conv(net.concat(x, net.conv(x, 7), net.conv(x, 3, 1)), 10)
+    path = net.save(tmp_path / "net.onnx", net.conv(net.node("Add", x, net.conv(x, 10)), 1, act="none"))
+    compiled, x = compile_network(path, 2, 24, 24), pictures(2, 24, 24)
+    assert all(size % 8 == 0 for size, _, _ in compiled.network.shapes.values())
+    (found,) = reference.run(compiled, x)
+    assert relative(found, onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_groups_and_dilation(tmp_path: Path) -> None:
+    net = Net()
+    x = net.conv(net.conv("images", 32), 32, groups=32)
+    x = net.node("Conv", x, net.constant(net.rng.normal(0, 0.1, (16, 8, 3, 3)).astype(np.float32)), channels=16,
+                 dilations=[2, 2], pads=[2, 2, 2, 2], group=4)  # fmt: skip
+    path = net.save(tmp_path / "net.onnx", x)
+    x = pictures(1, 24, 24)
+    assert relative(reference.run(compile_network(path, 1, 24, 24), x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_what_is_not_known_is_listed(tmp_path: Path) -> None:
+    net = Net()
+    x = net.conv("images", 8)
+    y = net.node("Softmax", net.node("Tanh", x), axis=1)
+    path = net.save(tmp_path / "net.onnx", y)
+    with pytest.raises(ModelError, match=r"operators Tanh x1 are not known here \(first: Tanh \(tanh_"):
+        compile_network(path, 1, 32, 32)
+    with pytest.raises(ModelError, match="cannot be read as ONNX"):
+        compile_network(tmp_path, 1, 32, 32)
+
+
+@pytest.fixture
+def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fibres:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ stands in for the GPU")
+    install(monkeypatch, tmp_path)
+    compiled = Fibres(tmp_path)
+    monkeypatch.setattr(cuda, "launch", compiled.launch)
+    return compiled
+
+
+def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
+    """The steps that are no convolutions, as generated CUDA source, in the planned memory beside NumPy's convolutions."""
+    net = Net()
+    up, down = backbone(net, "images")
+    path = net.save(tmp_path / "net.onnx", net.conv(up, 8, 1, act="none"), down)
+    height, width, batch = 96, 136, 2
+    compiled, x = compile_network(path, batch, height, width), pictures(batch, height, width)
+    expected = reference.run(compiled, x, dtype=np.float16)
+    arena = np.full(compiled.memory.size, np.nan, np.float16)
+    launch.pack(compiled, x.ctypes.data, 3, "f32", arena.ctypes.data, 0)
+    steps = compiled.placement.steps
+    for index, step in enumerate(steps):
+        if isinstance(step, Conv):
+            reference.step(compiled, arena, index)
+        elif isinstance(step, Pool):
+            launch.pool(compiled, step, arena.ctypes.data, 0)
+        else:
+            launch.upsample(compiled, step, arena.ctypes.data, 0)
+    for name, value in zip(compiled.network.outputs, expected, strict=True):
+        found = np.full(value.shape, np.nan, np.float32)
+        launch.unpack(compiled, name, found.ctypes.data, arena.ctypes.data, 0)
+        np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize("classes", [80, 3, 300])
+def test_decode_kernel(fibres: Fibres, tmp_path: Path, classes: int) -> None:
+    net = Net()
+    flat, levels = [], [(12, 20), (6, 10)]
+    for stride in (2, 4):
+        x = net.conv("images", 8, stride=stride)
+        x = net.concat(net.conv(x, 64, 1, act="none"), net.conv(x, classes, 1, act="none"))
+        flat.append(net.node("Reshape", x, net.constant(np.array([0, 64 + classes, -1]))))
+    outputs = net.split(net.concat(*flat, axis=2), [64, classes])
+    path = net.save(tmp_path / "net.onnx", *outputs)
+    compiled, x = compile_network(path, 2, 24, 40), pictures(2, 24, 40)
+    from dataclasses import replace
+
+    from framefuse.engines.cudnn.network import Head
+
+    head = Head(*outputs, 16, classes, tuple(levels))  # type: ignore[call-arg]
+    compiled = replace(compiled, network=replace(compiled.network, head=head))
+    arena = np.full(compiled.memory.size, np.nan, np.float16)
+    reference.fill(compiled, arena, x)
+    for index in range(len(compiled.placement.steps)):
+        reference.step(compiled, arena, index)
+    sides, scores = reference.outputs(compiled, arena)
+    expected = np.stack([decode(a[..., 0], b[..., 0], head, 24, 40) for a, b in zip(sides, scores, strict=True)])
+    found = np.full(expected.shape, np.nan, np.float32)
+    table = np.ascontiguousarray(cells(levels, 24, 40), np.float32)
+    launch.decode(compiled, table.ctypes.data, found.ctypes.data, arena.ctypes.data, 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)

@@ -22,6 +22,7 @@ from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode
 from framefuse.errors import ModelError
 from framefuse.kernels import cuda
 
+
 @pytest.fixture(scope="module")
 def models() -> dict[str, Path]:
     return {"yolov8n": model("yolov8n"), "yolov8n_static": model("yolov8n", dynamic=False)}
@@ -61,7 +62,8 @@ class Net:
         weight = self.rng.normal(0, (2 / width) ** 0.5 / kernel, (channels, width, kernel, kernel)).astype(np.float32)
         bias = self.rng.normal(0, 0.1, channels).astype(np.float32)
         y = self.node("Conv", x, self.constant(weight), self.constant(bias), channels=channels,
-                      kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4, group=groups)  # fmt: skip
+                      kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4,
+                      group=groups)  # fmt: skip
         if act == "silu":
             return self.node("Mul", y, self.node("Sigmoid", y))
         return self.node("Relu", y) if act == "relu" else y
@@ -240,7 +242,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fibres:
 
 
 def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
-    """The steps that are no convolutions, as generated CUDA source, in the planned memory beside NumPy's convolutions."""
+    """The steps that are no convolutions, as generated CUDA source, in planned memory beside NumPy's convolutions."""
     net = Net()
     up, down = backbone(net, "images")
     path = net.save(tmp_path / "net.onnx", net.conv(up, 8, 1, act="none"), down)

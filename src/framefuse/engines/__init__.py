@@ -20,6 +20,7 @@ ENGINES: dict[str, str] = {
     "null": "framefuse.engines.null",
     "openvino": "framefuse.engines.openvino",
     "onnxruntime": "framefuse.engines.onnxruntime",
+    "cudnn": "framefuse.engines.cudnn",
 }
 """Engine name -> module, imported on use. Entry points of the group `framefuse.engines` add to it."""
 

@@ -73,7 +73,9 @@ def place(network: Network) -> Placement:
             start = 0
             for x in op.xs:
                 count = network.shapes[x][0 if op.along == "channels" else 1]
-                target = views[op.y].channels(start, count) if op.along == "channels" else views[op.y].rows(start, count)
+                target = (
+                    views[op.y].channels(start, count) if op.along == "channels" else views[op.y].rows(start, count)
+                )
                 if x in views or x in parts or x == network.input:
                     copy = Upsample(f"copy {x}", x, f"{x} in {op.y}", 1)
                     views[copy.y] = target
@@ -120,4 +122,3 @@ def _flattened(op: Flatten, placement: Placement) -> None:
     views[copy.y] = target.unflat(height, width)
     placement.producers[op.y] = placement.producers[copy.y] = frozenset({len(placement.steps)})
     placement.steps.append(copy)
-

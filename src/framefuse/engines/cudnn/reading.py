@@ -260,7 +260,14 @@ def _max_pool(reader: Reader, node: Any, inputs: list[str]) -> None:
     kernel, pads = _attribute(node, "kernel_shape", []), _attribute(node, "pads", [0, 0, 0, 0])
     size = kernel[0]
     plain = _attribute(node, "strides", [1, 1]) == [1, 1] and _attribute(node, "dilations", [1, 1]) == [1, 1]
-    if kernel != [size, size] or not size % 2 or not 1 < size <= LARGEST_POOL or pads != [size // 2] * 4 or not plain or len(node.output) != 1:
+    if (
+        kernel != [size, size]
+        or not size % 2
+        or not 1 < size <= LARGEST_POOL
+        or pads != [size // 2] * 4
+        or not plain
+        or len(node.output) != 1
+    ):
         raise Unknown(" that changes the size")
     x, y = inputs[0], node.output[0]
     last = reader.operations[-1]

@@ -93,4 +93,5 @@ def _conv(x: Array, weight: Array, step: Conv) -> Array:
     groups = step.groups
     parts = windows.reshape(batch, groups, channels // groups, height, width, rows, columns)
     kernels = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
-    return np.einsum("bgchwij,gocij->bgohw", parts, kernels, optimize=True).reshape(batch, -1, height, width)
+    y: Array = np.einsum("bgchwij,gocij->bgohw", parts, kernels, optimize=True)
+    return y.reshape(batch, -1, height, width)

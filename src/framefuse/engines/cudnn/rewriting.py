@@ -1,4 +1,4 @@
-"""Rewrites of a network that keep what it computes: fewer convolutions, and channels in the numbers that engines want."""
+"""Rewrites of a network that keep what it computes: fewer convolutions, channels in numbers that suit the GPU."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def pool():
         pools: T.int32,
         radius: T.int32,
     ):
-        """A block makes TILE x TILE pixels of 8 channels: maxima along x of all windows into shared memory, then along y.
+        """A block makes TILE x TILE pixels of 8 channels: maxima of all windows along x in shared memory, then along y.
 
         The maximum of windows of maxima is that of one larger window, so pool k sees (k + 1) * radius pixels around.
         """

@@ -1,0 +1,245 @@
+"""Convolutions as cuDNN runs them: `conv + bias + activation (+ residual)` as one kernel each, chosen by measurement.
+
+cuDNN offers several engines with knobs for each shape, and what its heuristics put first is often not the fastest. So
+each distinct convolution is built with the first `candidates` of them, each is timed in a CUDA graph, and what won is
+written down (`plan_cache.py`): another process builds only that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.network import Conv
+from framefuse.errors import CapabilityError, EngineError
+from framefuse.kernels import cuda
+
+X, WEIGHT, BIAS, Y, RESIDUAL = 1001, 1002, 1003, 1004, 1005
+"""Unique ids of the tensors in every cuDNN graph."""
+
+REPEATS = 20
+"""Calls in the CUDA graph that times a plan."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Everything that decides which kernel is fastest. Pitches in elements; channels are adjacent."""
+
+    x: tuple[int, int, int, int]
+    """Batch, channels, height, width."""
+    x_strides: tuple[int, int, int, int]
+    weight: tuple[int, int, int, int]
+    y: tuple[int, int, int, int]
+    y_strides: tuple[int, int, int, int]
+    residual_strides: tuple[int, int, int, int] | None
+    stride: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    activation: str
+
+    @classmethod
+    def of(cls, compiled: Compiled, conv: Conv) -> Layer:
+        def shape(name: str) -> tuple[int, int, int, int]:
+            return (compiled.batch, *compiled.view(name).shape)
+
+        def strides(name: str) -> tuple[int, int, int, int]:
+            view = compiled.view(name)
+            return compiled.picture(name), 1, view.row, view.column
+
+        return cls(shape(conv.x), strides(conv.x), tuple(conv.weight.shape), shape(conv.y), strides(conv.y),
+                   None if conv.residual is None else strides(conv.residual), conv.stride, conv.pads, conv.dilation,
+                   conv.activation)  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        """Names the layer in a cache."""
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items()).replace(", ", ",")
+
+    @property
+    def operations(self) -> int:
+        """Multiply-accumulates."""
+        batch, channels, height, width = self.y
+        return int(batch * channels * height * width * np.prod(self.weight[1:]))
+
+
+@dataclass
+class Plan:
+    """A built kernel for a layer."""
+
+    graph: Any
+    index: int
+    workspace: int
+    """Bytes of scratch memory."""
+    engine: int
+    knobs: dict[str, int]
+    microseconds: float
+    """As measured; 0: not measured."""
+
+    def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
+        """Start the kernel on the handle's stream. `pointers`: address by unique id."""
+        self.graph.execute_plan_at_index(pointers, workspace, self.index, handle=handle)
+
+
+@lru_cache(maxsize=1)
+def frontend() -> Any:
+    """The cudnn module.
+
+    Raises:
+        CapabilityError: it, or cuDNN itself, is missing.
+    """
+    try:
+        module = importlib.import_module("cudnn")
+        version = module.backend_version()
+    except Exception as error:  # ImportError, or whatever it raises where libcudnn.so.9 cannot be loaded
+        raise CapabilityError(
+            f"engine cudnn needs cuDNN and its frontend, which cannot be loaded: {error}",
+            remedy="pip install 'framefuse[cuda13]'",
+        ) from error
+    if version < 90000:
+        raise CapabilityError(f"cuDNN {version} is too old", remedy="pip install 'nvidia-cudnn-cu13>=9.19'")
+    return module
+
+
+class Builder:
+    """Builds and measures plans on the current device.
+
+    Args:
+        candidates: plans that are measured for a layer, at most.
+        scratch: bytes that a kernel may take beside its tensors.
+    """
+
+    def __init__(self, *, candidates: int = 10, scratch: int = 64 << 20) -> None:
+        self.cudnn = frontend()
+        self.handle = self.cudnn.create_handle()
+        self.stream = cuda.cupy().cuda.Stream(non_blocking=True)
+        self.candidates, self.scratch = candidates, scratch
+        self.failed: list[str] = []
+        """Plans that could not be built or run, with the reason."""
+
+    def graph(self, layer: Layer) -> Any:
+        """The cuDNN graph of a layer, validated and lowered, without plans."""
+        types = self.cudnn.data_type
+        graph = self.cudnn.pygraph(io_data_type=types.HALF, intermediate_data_type=types.FLOAT,
+                                   compute_data_type=types.FLOAT, handle=self.handle)  # fmt: skip
+
+        def tensor(uid: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
+            return graph.tensor(name=f"t{uid}", dim=list(shape), stride=list(strides), data_type=types.HALF, uid=uid)
+
+        out, inner, rows, columns = layer.weight
+        x = tensor(X, layer.x, layer.x_strides)
+        weight = tensor(WEIGHT, layer.weight, (rows * columns * inner, 1, columns * inner, inner))
+        bias = tensor(BIAS, (1, out, 1, 1), (out, 1, out, out))
+        top, left, bottom, right = layer.pads
+        value = graph.conv_fprop(image=x, weight=weight, pre_padding=[top, left], post_padding=[bottom, right],
+                                 stride=list(layer.stride), dilation=list(layer.dilation))  # fmt: skip
+        value = graph.bias(input=value, bias=bias)
+        if layer.activation == "silu":
+            value = graph.swish(input=value)
+        elif layer.activation == "relu":
+            value = graph.relu(input=value)
+        if layer.residual_strides is not None:
+            value.set_data_type(types.FLOAT)
+            value = graph.add(a=value, b=tensor(RESIDUAL, layer.y, layer.residual_strides))
+        value.set_output(True).set_data_type(types.HALF).set_dim(list(layer.y)).set_stride(list(layer.y_strides))
+        value.set_uid(Y)
+        graph.validate()
+        graph.build_operation_graph()
+        return graph
+
+    def replay(self, layer: Layer, engine: int, knobs: dict[str, int], microseconds: float = 0.0) -> Plan:
+        """Build a plan that was chosen before.
+
+        Raises:
+            EngineError: this cuDNN does not have it.
+        """
+        try:
+            kinds = self.cudnn.knob_type
+            graph = self.graph(layer)
+            graph.create_execution_plan(engine, {getattr(kinds, name): value for name, value in knobs.items()})
+            index = graph.get_execution_plan_count() - 1
+            graph.build_plan_at_index(index)
+            return Plan(graph, index, graph.get_workspace_size_plan_at_index(index), engine, knobs, microseconds)
+        except Exception as error:  # the bindings raise their own classes and RuntimeError
+            raise EngineError(f"cuDNN cannot build engine {engine} with {knobs} for {layer.text}: {error}") from error
+
+    def choose(self, layer: Layer) -> Plan:
+        """Measure and take the fastest.
+
+        Raises:
+            EngineError: cuDNN has no kernel for the layer.
+        """
+        modes = self.cudnn.heur_mode
+        graph = self.graph(layer)
+        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        graph.check_support()
+        measure = self._measurer(layer)
+        best: Plan | None = None
+        for index in range(min(graph.get_execution_plan_count(), self.candidates)):
+            try:
+                graph.build_plan_at_index(index)
+                workspace = graph.get_workspace_size_plan_at_index(index)
+                if workspace > self.scratch:
+                    continue
+                engine, knobs = graph.get_engine_and_knobs_at_index(index)
+                plan = Plan(graph, index, workspace, engine, {kind.name: value for kind, value in knobs.items()}, 0.0)
+                plan.microseconds = measure(plan)
+            except Exception as error:  # a plan that this GPU cannot run: the next may
+                self.failed.append(f"{layer.text} plan {index}: {str(error)[:120]}")
+                continue
+            if best is None or plan.microseconds < best.microseconds:
+                best = plan
+        if best is None:
+            raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")
+        return best
+
+    def _measurer(self, layer: Layer) -> Callable[[Plan], float]:
+        """A function that gives microseconds of a plan, over buffers with random values."""
+        cp = cuda.cupy()
+
+        def room(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Any:
+            size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+            return (cp.random.standard_normal(size, cp.float32) * scale).astype(cp.float16)
+
+        inputs = int(np.prod(layer.weight[1:]))
+        with self.stream:
+            arrays = {
+                X: room(layer.x, layer.x_strides),
+                WEIGHT: room((int(np.prod(layer.weight)),), (1,), inputs**-0.5),
+                BIAS: room((layer.weight[0],), (1,)),
+                Y: room(layer.y, layer.y_strides),
+            }
+            if layer.residual_strides is not None:
+                arrays[RESIDUAL] = room(layer.y, layer.residual_strides)
+        pointers = {uid: int(array.data.ptr) for uid, array in arrays.items()}
+        start, stop = cp.cuda.Event(), cp.cuda.Event()
+        self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
+
+        def measure(plan: Plan) -> float:
+            workspace = cp.empty(max(1, plan.workspace), cp.uint8)
+            plan.run(self.handle, pointers, workspace.data.ptr)
+            self.stream.synchronize()
+            self.stream.begin_capture()
+            try:
+                for _ in range(REPEATS):
+                    plan.run(self.handle, pointers, workspace.data.ptr)
+            finally:
+                graph = self.stream.end_capture()
+            times = []
+            for _ in range(4):
+                start.record(self.stream)
+                graph.launch(self.stream)
+                stop.record(self.stream)
+                stop.synchronize()
+                times.append(cp.cuda.get_elapsed_time(start, stop))
+            return float(min(times)) * 1e3 / REPEATS + 0.0 * len(arrays)  # `arrays` must live as long as this
+
+        return measure

@@ -1,0 +1,182 @@
+"""Engine cudnn: a small graph compiler over cuDNN's fused convolutions and our kernels, one CUDA graph a batch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines.cudnn.compiled import Compiled, compile_network
+from framefuse.engines.cudnn.convolutions import Builder, frontend
+from framefuse.engines.cudnn.execution import Execution, Weights, capture
+from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.plans import Plans
+from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.kernels import cuda
+
+STREAMS = 4
+"""Steps that may run side by side: the branches of a detection head."""
+
+POLL = 0.0005
+"""Seconds between looks at a slot that may time out."""
+
+
+class CudnnEngine:
+    """A model on the current GPU, in float16.
+
+    Its slots are in pinned host memory: a launch copies pictures in and results out. `execution` gives the same network
+    without copies, for programs whose pictures are on the GPU already.
+    """
+
+    name = "cudnn"
+    precision = "fp16"
+    capturable = True
+    streams = 1
+    input_dtype: np.dtype[Any] = np.dtype(np.float16)
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        if options.device == "cpu":
+            raise CapabilityError("engine cudnn runs on NVIDIA GPUs only", remedy="use --device cuda or another engine")
+        if options.precision not in ("auto", "fp16"):
+            raise CapabilityError(
+                f"engine cudnn has no {options.precision}", remedy="use --precision fp16 or another engine"
+            )
+        if options.streams > 1 or options.threads:
+            raise UsageError(
+                f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
+            )
+        cuda.cupy()
+        self._model = model
+        self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
+        self._plans = Plans(self._builder)
+        self._weights: Weights | None = None
+        version = frontend().backend_version()
+        self.reasons = [
+            "precision fp16: convolutions multiply float16 and add in float32",
+            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, its kernels chosen by measurement",
+        ]
+
+    def execution(self, batch: int, height: int, width: int) -> Execution:
+        """The network of one shape with memory of its own: `input`, `start`, `finish`, `results`.
+
+        Raises:
+            ModelError: the model has operators that are not known, or takes another size.
+            EngineError: there is not enough memory on the GPU, or cuDNN has no kernel.
+        """
+        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
+        return self._executions(compiled, 1)[0]
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
+        requests = [Request(execution) for execution in self._executions(compiled, slots or 2)]
+        return SlotLane(
+            (batch, 3, height, width),
+            [Slot(request.input, handle=request) for request in requests],
+            start=lambda slot: slot.handle.start(),
+            wait=_wait,
+        )
+
+    def close(self) -> None:
+        self._weights = None
+
+    def _executions(self, compiled: Compiled, count: int) -> list[Execution]:
+        started = time.perf_counter()
+        plans, before = self._plans, (self._plans.measured, self._plans.remembered)
+        size = compiled.memory.size * 2 * count
+        try:
+            if self._weights is None:  # the same for every batch and size
+                self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+            made = [Execution(compiled, self._builder, self._weights, plans) for _ in range(count)]
+        except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+            raise EngineError(
+                f"the GPU has no room for {count} x {compiled.batch} pictures of {compiled.width}x{compiled.height} "
+                f"({size / 1e6:.0f} MB and scratch): {error}",
+                remedy="use a smaller batch, or close what else uses the GPU",
+            ) from error
+        finally:
+            plans.save()
+        self.reasons.append(
+            f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
+            f"{plans.measured - before[0]} kernels measured, {plans.remembered - before[1]} remembered, "
+            f"{time.perf_counter() - started:.1f} s"
+        )
+        if plans.cache.note:
+            self.reasons.append(plans.cache.note)
+        return made
+
+
+class Request:
+    """A slot's memory on the host, and the graph that copies in, runs and copies out."""
+
+    def __init__(self, execution: Execution) -> None:
+        cp = cuda.cupy()
+        compiled = execution.compiled
+        self.execution = execution
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        self.ended = cp.cuda.Event(block=True, disable_timing=True)
+        shape = (compiled.batch, 3, compiled.height, compiled.width)
+        self.input = _pinned(shape, np.float16)
+        self.outputs = tuple(_pinned(result.shape, np.float32) for result in execution.results)
+        self._pictures = cp.empty(shape, np.float16)
+        with self.stream:
+            self._graph = capture(self.stream, self._launch)
+
+    def start(self) -> None:
+        try:
+            self._graph.launch(self.stream)
+            self.ended.record(self.stream)
+        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+    def done(self) -> bool:
+        try:
+            return bool(self.ended.done)
+        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+    def wait(self) -> None:
+        try:
+            self.ended.synchronize()
+        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+    def _launch(self) -> None:
+        runtime = cuda.cupy().cuda.runtime
+        runtime.memcpyAsync(self._pictures.data.ptr, self.input.ctypes.data, self.input.nbytes,
+                            runtime.memcpyHostToDevice, self.stream.ptr)  # fmt: skip
+        self.execution.pack(self._pictures, self.stream)
+        self.execution.start(self.stream)
+        self.execution.finish(self.stream)
+        for result, output in zip(self.execution.results, self.outputs, strict=True):
+            runtime.memcpyAsync(output.ctypes.data, result.data.ptr, output.nbytes,
+                                runtime.memcpyDeviceToHost, self.stream.ptr)  # fmt: skip
+
+
+def _wait(slot: Slot, timeout: float | None) -> bool:
+    request: Request = slot.handle
+    if timeout is None:
+        request.wait()
+    else:
+        end = time.monotonic() + timeout
+        while not request.done():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(POLL)
+    slot.outputs = request.outputs
+    return True
+
+
+def _pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    count = int(np.prod(shape))
+    memory = cuda.cupy().cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
+    array = np.frombuffer(memory, dtype, count).reshape(shape)
+    array[...] = 0
+    return array
+
+
+def open_engine(model: Path, options: EngineOptions) -> CudnnEngine:
+    """Load an ONNX model for an NVIDIA GPU."""
+    return CudnnEngine(model, options)

@@ -1,0 +1,178 @@
+"""A compiled network on the GPU: memory, weights, plans, and how it is started or captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from framefuse.engines.cudnn import launch
+from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
+from framefuse.engines.cudnn.network import Conv, Pool
+from framefuse.kernels import cuda
+
+GRAIN = 256
+"""Bytes to which weights and scratch are aligned."""
+
+
+class Weights:
+    """Weights of all convolutions in one allocation, float16, channels last; batches and sizes share it.
+
+    Args:
+        convolutions: by name; two that have one name are the same.
+    """
+
+    def __init__(self, convolutions: list[Conv]) -> None:
+        parts: list[Any] = []
+        self.offsets: dict[str, tuple[int, int]] = {}
+        size = 0
+        for conv in convolutions:
+            found = []
+            for value in (conv.weight.transpose(0, 2, 3, 1), conv.bias):
+                flat = np.ascontiguousarray(value, np.float16).reshape(-1)
+                padded = np.zeros(-(-flat.nbytes // GRAIN) * GRAIN // 2, np.float16)
+                padded[: len(flat)] = flat
+                parts.append(padded)
+                found.append(size)
+                size += padded.nbytes
+            self.offsets[conv.name] = (found[0], found[1])
+        self.memory = cuda.cupy().asarray(np.concatenate(parts) if parts else np.zeros(1, np.float16))
+
+    def addresses(self, conv: Conv) -> tuple[int, int]:
+        """Of weights and bias."""
+        start = int(self.memory.data.ptr)
+        weight, bias = self.offsets[conv.name]
+        return start + weight, start + bias
+
+
+class Execution:
+    """One compiled network with its memory.
+
+    Attributes:
+        arena: the planned memory, float16.
+        results: what `finish` writes: (batch, 4 + classes, anchors), or the outputs in NCHW; float32.
+    """
+
+    def __init__(
+        self, compiled: Compiled, builder: Builder, weights: Weights, plan_of: Callable[[Layer], Plan]
+    ) -> None:
+        cp = cuda.cupy()
+        self.compiled, self.builder, self.weights = compiled, builder, weights
+        cuda.prepare(launch.SYMBOLS)
+        self.arena = cp.zeros(compiled.memory.size, cp.float16)
+        self.plans: dict[int, Plan] = {}
+        for index, step in enumerate(compiled.placement.steps):
+            if isinstance(step, Conv):
+                self.plans[index] = plan_of(Layer.of(compiled, step))
+        count = max(compiled.schedule.streams, default=0) + 1
+        self.side = [cp.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
+        sizes = [1] * count
+        for index, plan in self.plans.items():
+            stream = compiled.schedule.streams[index]
+            sizes[stream] = max(sizes[stream], plan.workspace)
+        self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
+        # The channels behind the picture's own stay 0: whoever writes the input may leave them out.
+        self.results: list[Any] = []
+        head, batch = compiled.network.head, compiled.batch
+        if head is not None:
+            from framefuse.engines.cudnn.network import cells
+
+            table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
+            self.cells = cp.asarray(np.ascontiguousarray(table))
+            self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
+        else:
+            for name in compiled.network.outputs:
+                self.results.append(cp.empty((batch, *compiled.view(name).shape), cp.float32))
+        cp.cuda.get_current_stream().synchronize()
+
+    @property
+    def input(self) -> Any:
+        """The network's input as an array (batch, height, width, 8), float16: what preprocessing writes."""
+        name = self.compiled.network.input
+        channels, height, width = self.compiled.view(name).shape
+        start = self.compiled.address(name)
+        count = self.compiled.batch * self.compiled.picture(name)
+        return self.arena[start : start + count].reshape(self.compiled.batch, height, width, channels)
+
+    def pack(self, pictures: Any, stream: Any) -> None:
+        """The input from (batch, 3, height, width) float32 or float16 on the GPU."""
+        sample = {"float32": "f32", "float16": "f16"}[str(pictures.dtype)]
+        launch.pack(self.compiled, int(pictures.data.ptr), pictures.shape[1], sample, self._base, stream.ptr)
+
+    def start(self, stream: Any, *, skip: Callable[[Any], bool] = lambda step: False) -> None:
+        """Start every step: on `stream`, which work before and after is ordered with, and on streams of our own.
+
+        It only launches, so it may be captured. `skip` leaves steps out, for measurements.
+        """
+        cp, cudnn = cuda.cupy(), self.builder.cudnn
+        order = self.compiled.schedule
+        streams = [stream, *self.side]
+        waited = {other for waits in order.waits for other in waits}
+        ended: dict[int, Any] = {}
+        begun = {0}
+        fork = cp.cuda.Event(disable_timing=True)
+        fork.record(stream)
+        for index, step in enumerate(self.compiled.placement.steps):
+            number = order.streams[index]
+            current = streams[number]
+            if number not in begun:
+                current.wait_event(fork)
+                begun.add(number)
+            for other in order.waits[index]:
+                current.wait_event(ended[other])
+            if not skip(step):
+                if isinstance(step, Conv):
+                    cudnn.set_stream(handle=self.builder.handle, stream=current.ptr)
+                    self.plans[index].run(self.builder.handle, self._pointers(step),
+                                          int(self.workspaces[number].data.ptr))  # fmt: skip
+                elif isinstance(step, Pool):
+                    launch.pool(self.compiled, step, self._base, current.ptr)
+                else:
+                    launch.upsample(self.compiled, step, self._base, current.ptr)
+            if index in waited:
+                ended[index] = cp.cuda.Event(disable_timing=True)
+                ended[index].record(current)
+        for number in begun - {0}:
+            joined = cp.cuda.Event(disable_timing=True)
+            joined.record(streams[number])
+            stream.wait_event(joined)
+
+    def finish(self, stream: Any) -> None:
+        """Write `results` from the raw outputs."""
+        if self.compiled.network.head is not None:
+            launch.decode(
+                self.compiled, int(self.cells.data.ptr), int(self.results[0].data.ptr), self._base, stream.ptr
+            )
+            return
+        for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
+            launch.unpack(self.compiled, name, int(result.data.ptr), self._base, stream.ptr)
+
+    @property
+    def _base(self) -> int:
+        return int(self.arena.data.ptr)
+
+    def _pointers(self, conv: Conv) -> dict[int, int]:
+        weight, bias = self.weights.addresses(conv)
+
+        def at(name: str) -> int:
+            return self._base + self.compiled.address(name) * launch.BYTES
+
+        pointers = {X: at(conv.x), WEIGHT: weight, BIAS: bias, Y: at(conv.y)}
+        if conv.residual is not None:
+            pointers[RESIDUAL] = at(conv.residual)
+        return pointers
+
+
+def capture(stream: Any, start: Callable[[], None]) -> Any:
+    """What `start` launches on `stream`, as a CUDA graph of CuPy."""
+    start()  # whatever is loaded at a first launch is loaded here
+    stream.synchronize()
+    stream.begin_capture()
+    try:
+        start()
+    except BaseException:
+        stream.end_capture()
+        raise
+    return stream.end_capture()

@@ -1,0 +1,187 @@
+"""Engine cudnn: what it says where there is no GPU, its cache, and on a GPU its results against ONNX Runtime's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.engines.cudnn.convolutions import Layer
+from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.kernels import cuda
+from test_cudnn_compile import Net, backbone, onnx_runtime, pictures, relative
+
+try:
+    cp = cuda.cupy()
+except CapabilityError as error:
+    cp, missing = None, error.message
+else:
+    missing = ""
+
+ENVIRONMENT = {"gpu": "none", "cudnn": "91900"}
+ENTRY = {"engine": 3, "knobs": {"TILE_SIZE": 1}, "us": 4.5}
+
+
+@pytest.mark.skipif(cp is not None, reason="there is a GPU")
+def test_without_a_gpu_the_error_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CapabilityError, match=r"CuPy|no usable GPU|no GPU") as caught:
+        open_engine("cudnn", tmp_path / "model.onnx", EngineOptions(device="cuda"))
+    assert caught.value.remedy
+
+
+def test_what_it_cannot_do(tmp_path: Path) -> None:
+    for options, kind in (
+        (EngineOptions(device="cpu"), CapabilityError),
+        (EngineOptions(precision="int8"), CapabilityError),
+        (EngineOptions(threads=4), UsageError),
+    ):
+        with pytest.raises(kind) as caught:
+            open_engine("cudnn", tmp_path / "model.onnx", options)
+        assert caught.value.remedy
+
+
+def test_plans_are_remembered(tmp_path: Path) -> None:
+    cache = PlanCache(ENVIRONMENT, tmp_path)
+    assert cache.get("layer") is None and cache.note == ""
+    cache.update({"layer": ENTRY})
+    assert PlanCache(ENVIRONMENT, tmp_path).get("layer") == ENTRY
+    assert PlanCache({**ENVIRONMENT, "cudnn": "92000"}, tmp_path).get("layer") is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"plans": {}}', '{"environment": {}, "plans": {"a": {}}}', "\0"])
+def test_damaged_caches_are_made_anew(tmp_path: Path, content: str) -> None:
+    cache = PlanCache(ENVIRONMENT, tmp_path)
+    cache.update({"layer": ENTRY})
+    cache.path.write_text(content)
+    again = PlanCache(ENVIRONMENT, tmp_path)
+    assert again.get("layer") is None and "made anew" in again.note
+    again.update({"other": ENTRY})
+    assert set(json.loads(cache.path.read_text())["plans"]) == {"other"}
+
+
+def test_a_plan_of_another_kind_is_no_plan(tmp_path: Path) -> None:
+    cache = PlanCache(ENVIRONMENT, tmp_path)
+    cache.update({"layer": {"engine": "3", "knobs": {}}})
+    assert PlanCache(ENVIRONMENT, tmp_path).entries == {}
+
+
+def test_two_writers_keep_each_others_plans(tmp_path: Path) -> None:
+    caches = [PlanCache(ENVIRONMENT, tmp_path) for _ in range(4)]
+
+    def write(number: int) -> None:
+        for turn in range(10):
+            caches[number].update({f"{number}-{turn}": ENTRY})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    caches[0].update({})
+    found = json.loads(caches[0].path.read_text())["plans"]
+    assert {f"0-{turn}" for turn in range(10)} <= set(found)
+    assert [path.name for path in tmp_path.iterdir()] == [caches[0].path.name]  # no scratch file is left
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "file").write_text("")
+    cache = PlanCache(ENVIRONMENT, tmp_path / "file" / "folder")
+    cache.update({"layer": ENTRY})
+    assert cache.get("layer") == ENTRY and "measured again next time" in cache.note
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cp is None, reason=missing)
+class TestGpu:
+    @pytest.fixture(autouse=True)
+    def cudnn(self) -> None:
+        pytest.importorskip("cudnn")
+
+    @pytest.mark.parametrize(("height", "width", "batch"), [(64, 96, 2), (160, 64, 1), (96, 136, 3)])
+    def test_equals_onnx_runtime(self, tmp_path: Path, height: int, width: int, batch: int) -> None:
+        net = Net()
+        up, down = backbone(net, "images")
+        path = net.save(tmp_path / "net.onnx", net.conv(up, 5, 1, act="none"), net.conv(down, 16, act="none"))
+        engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
+        lane = engine.lane(batch, height, width, 2)
+        for seed in range(4):
+            x = np.random.default_rng(seed).random((batch, 3, height, width), np.float32)
+            slots = [slot for slot in (lane.acquire(), lane.acquire()) if slot is not None]
+            for slot in slots:
+                slot.input[...] = x
+                lane.submit(slot)
+            assert lane.acquire() is None
+            for slot in slots:
+                assert lane.wait(slot, 10)
+                for found, expected in zip(
+                    slot.outputs, onnx_runtime(path, slot.input.astype(np.float32)), strict=True
+                ):
+                    assert relative(found, expected) < 3e-3
+                lane.release(slot)
+        engine.close()
+
+    def test_yolov8n(self) -> None:
+        from benchmarks.models import model
+        from framefuse.engines.cudnn import reference
+        from framefuse.engines.cudnn.network import decode
+
+        path, x = model("yolov8n"), pictures(1, 160, 160).astype(np.float16)
+        engine = open_engine("cudnn", path, EngineOptions())
+        lane = engine.lane(1, 160, 160, 1)
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = x
+        lane.submit(slot)
+        lane.wait(slot)
+        compiled = slot.handle.execution.compiled
+        sides, scores = reference.run(compiled, x.astype(np.float32), dtype=np.float16)
+        expected = decode(sides[0, ..., 0], scores[0, ..., 0], compiled.network.head, 160, 160)
+        found = slot.outputs[0][0]
+        assert relative(found, expected) < 0.01  # random weights enlarge rounding; a trained model is far closer
+        assert "remembered" in engine.reasons[-1]
+
+    def test_plans_come_from_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        net = Net()
+        path = net.save(tmp_path / "net.onnx", net.conv(net.conv("images", 16), 8))
+        told = []
+        for _ in range(2):
+            engine = open_engine("cudnn", path, EngineOptions())
+            engine.lane(1, 32, 32, 1)
+            told.append(engine.reasons[-1])
+        assert "2 kernels measured, 0 remembered" in told[0]
+        assert "0 kernels measured, 2 remembered" in told[1]
+
+    def test_a_remembered_plan_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        net = Net()
+        path = net.save(tmp_path / "net.onnx", net.conv("images", 16))
+        engine = open_engine("cudnn", path, EngineOptions())
+        engine.lane(1, 32, 32, 1)
+        (file,) = (tmp_path / "framefuse" / "cudnn").iterdir()
+        content = json.loads(file.read_text())
+        for entry in content["plans"].values():
+            entry["engine"] = 9999
+        file.write_text(json.dumps(content))
+        engine = open_engine("cudnn", path, EngineOptions())
+        engine.lane(1, 32, 32, 1)
+        assert any("cuDNN cannot build engine 9999" in reason for reason in engine.reasons)
+
+    def test_what_is_not_known_is_listed(self, tmp_path: Path) -> None:
+        net = Net()
+        path = net.save(tmp_path / "net.onnx", net.node("Tanh", net.conv("images", 8)))
+        with pytest.raises(ModelError, match="Tanh x1"):
+            open_engine("cudnn", path, EngineOptions()).lane(1, 32, 32, 1)
+
+
+def test_layers_are_told_apart_by_all_that_matters() -> None:
+    first = Layer((1, 8, 4, 4), (128, 1, 32, 8), (8, 8, 3, 3), (1, 8, 4, 4), (128, 1, 32, 8), None, (1, 1),
+                  (1, 1, 1, 1), (1, 1), "silu")  # fmt: skip
+    assert first.operations == 8 * 4 * 4 * 72
+    assert first.text.startswith("x=(1,8,4,4) x_strides=(128,1,32,8) weight=(8,8,3,3)")

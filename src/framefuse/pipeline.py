@@ -28,7 +28,7 @@ from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
-from framefuse.models.card import read_card
+from framefuse.models.card import Card, read_card
 from framefuse.prediction import Result
 from framefuse.profiling import Recorder, StageClock
 from framefuse.program import Done, HostProgram, Program, Selection
@@ -176,7 +176,7 @@ class Pipeline:
             for item in self.sources:
                 opened.callback(item.close)
             if isinstance(engine, str):
-                engine = open_engine(engine_name, self.card.path, _engine_options(settings))
+                engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine
             info = self.sources[0].info
             self._program = HostProgram(
@@ -370,8 +370,10 @@ def _open_sources(source: Any, settings: Settings) -> list[Source]:
     return sources
 
 
-def _engine_options(settings: Settings) -> EngineOptions:
-    return EngineOptions("cpu", settings.precision, settings.streams, settings.threads, settings.workspace_mb)
+def _engine_options(settings: Settings, card: Card) -> EngineOptions:
+    plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
+    layout = card.layout if plain and card.task == "detect" else None
+    return EngineOptions("cpu", settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout)
 
 
 def _writes(settings: Settings) -> bool:

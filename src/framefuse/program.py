@@ -128,7 +128,10 @@ class HostProgram:
         while (slot := lane.acquire()) is None:
             yield from self.finish()
         started, cpu_started = perf_counter(), thread_time()
-        placements = [self._preprocess(frame, row) for frame, row in zip(frames, slot.input, strict=False)]
+        placements = [
+            self._preprocess(frame, row, memory_format=slot.memory_format)
+            for frame, row in zip(frames, slot.input, strict=False)
+        ]
         submitted = perf_counter()
         cpu_submitted = thread_time()
         lane.submit(slot)
@@ -165,9 +168,11 @@ class HostProgram:
             return
         self._flights.popleft()
         finished, cpu_finished = perf_counter(), thread_time()
-        outputs = [flight.slot.outputs[index] for index in self._card.output_indices]
-        self._card.check_outputs(outputs)
-        found = self._postprocess(outputs, flight.placements)
+        layout, outputs = flight.slot.layout, flight.slot.outputs
+        if layout is None:
+            outputs = tuple(outputs[index] for index in self._card.output_indices)
+        self._card.check_outputs(outputs, layout)
+        found = self._postprocess(outputs, layout, flight.placements)
         flight.lane.release(flight.slot)
         ended = perf_counter()
         count = len(flight.infos)
@@ -181,7 +186,7 @@ class HostProgram:
             yield Done(Result(info, detections, self._rung, timings, arrival, masks), frame)
 
     def _postprocess(
-        self, outputs: Sequence[NDArray[Any]], placements: Sequence[Placement]
+        self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement]
     ) -> list[tuple[Detections, Masks | None]]:
         """What was found in each picture. Nothing of it lies in `outputs`."""
         card = self._card
@@ -190,7 +195,7 @@ class HostProgram:
             return [(Detections.none(card.names), Masks(picture, card.names)) for picture in pictures]
         predictions = postprocess(
             outputs,
-            card.layout,
+            layout or card.layout,
             placements,
             conf=self._selection.conf,
             iou=self._selection.iou,
@@ -198,7 +203,7 @@ class HostProgram:
             classes=self._selection.classes,
             agnostic=self._selection.agnostic,
             activation=card.activation,
-            box_units=card.box_units,
+            box_units=card.box_units if layout is None else "relative",
         )
         return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
 

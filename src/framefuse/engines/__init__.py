@@ -37,6 +37,8 @@ class EngineOptions:
     """Threads in all; 0: as many as there are cores this process may use."""
     workspace_mb: int = 0
     """Scratch memory the engine may take, MiB; 0: its own default."""
+    layout: str | None = None
+    """Layout of the model's outputs, where an engine may leave their last steps to post-processing (`Slot.layout`)."""
 
 
 @dataclass(eq=False)
@@ -44,11 +46,17 @@ class Slot:
     """One request in flight."""
 
     input: NDArray[Any]
-    """(batch, 3, height, width): preprocess writes it, the engine reads it in place."""
+    """(batch, 3, height, width), or (batch, height, width, 3): preprocess writes it, the engine reads it in place.
+    uint16 holds the bits of bfloat16."""
     outputs: tuple[NDArray[Any], ...] = ()
-    """The model's raw outputs in the order of the ONNX; valid from `Lane.wait` to `Lane.release`."""
+    """The model's raw outputs in the order of the ONNX, or those of `layout`; valid from `Lane.wait` to
+    `Lane.release`."""
     handle: Any = None
     """The engine's own request object."""
+    memory_format: Literal["nchw", "nhwc"] = "nchw"
+    """Of `input`."""
+    layout: str | None = None
+    """What `outputs` hold, if not what the model itself puts out: "yolov8_head"."""
 
 
 class Lane(Protocol):

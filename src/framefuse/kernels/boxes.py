@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.kernels import boxes_cuda
-from framefuse.kernels.cpu import _address, _function
+from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.plan import MAX_ELEMENTS
 from framefuse.kernels.reference.boxes import READERS, Found
 
@@ -22,7 +22,11 @@ MAX_CANDIDATES = 30_000
 COMPILED = {"yolov8": 5, "yolov5": 6}
 """Layouts whose filter is compiled, and the values that an anchor has at least."""
 
+HEAD = "yolov8_head"
+"""Layout of the raw logits of a yolov8 head, which the engines for the CPU may put out instead of decoded boxes."""
+
 SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+HEAD_SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
 
 _ROWS, _SCORE = 8, 6
 """Rows of the array of candidates, and that of the score, as in `tir/boxes.py`."""
@@ -80,10 +84,12 @@ def detections(
         out = _empty(batch, max_det)
     elif out.boxes.shape != (batch, max_det, 4):
         raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
-    suppressing = layout in COMPILED
-    start = _address(outputs[0]) if suppressing else 0
+    suppressing = layout in COMPILED or layout == HEAD
+    start = _address(outputs[0]) if layout in COMPILED else 0
     for picture in range(batch):
-        if suppressing:
+        if layout == HEAD:
+            work = _filter_head(outputs, picture, conf, classes, max_det)
+        elif suppressing:
             work = _filter(outputs[0], start, picture, layout, conf, classes, max_det)
         else:
             work = _read(outputs, picture, layout, conf, classes, activation, max_det)
@@ -243,6 +249,50 @@ def _filter(
     return work
 
 
+def _filter_head(
+    outputs: Sequence[NDArray[Any]], picture: int, conf: float, classes: Sequence[int] | None, max_det: int
+) -> _Work:
+    """Candidates of one picture in the logits of a yolov8 head: distances and classes of each level."""
+    levels = [output.shape[1] * output.shape[2] for output in outputs[::2]]
+    work = _work.fit(max(sum(levels), 1), max_det)
+    count, bins = outputs[1].shape[3], outputs[0].shape[3] // 4
+    sample = HEAD_SAMPLES[outputs[0].dtype]
+    run = _function(f"filter_head_{sample}")
+    threshold = _head_threshold(conf, sample)
+    wanted = _wanted(None if classes is None else tuple(classes), count)[1]
+    weights = _address(_scratch.get("head_weights", (4 * bins + 4,)))
+    for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
+        _, height, width, _ = logits.shape
+        run(
+            _address(distances) + picture * distances.strides[0],
+            _address(logits) + picture * logits.strides[0],
+            height,
+            width,
+            bins,
+            count,
+            conf,
+            threshold,
+            int(level == 0),
+            wanted,
+            work.capacity,
+            *work.at.candidates,
+            weights,
+        )
+    return work
+
+
+@lru_cache(maxsize=64)
+def _head_threshold(conf: float, sample: str) -> int:
+    """A key (`tir/head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near it are computed."""
+    probability = float(np.float32(conf))
+    if probability >= 1:
+        return 0x7FFFFFFF if sample == "f32" else 0x7FFF
+    logit = np.log(probability / (1 - probability)) if probability > 0 else -np.finfo(np.float32).max
+    bits = int(np.float32(logit - 1e-3 * (1 + abs(logit)) if probability > 0 else logit).view(np.int32))
+    key = bits if bits >= 0 else bits ^ 0x7FFFFFFF
+    return key if sample == "f32" else (key >> 16)
+
+
 def _read(
     outputs: Sequence[NDArray[Any]],
     picture: int,
@@ -293,6 +343,8 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
         raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
     if max_det < 1 or max_candidates < 1:
         raise UsageError(f"max_det {max_det} and max_candidates {max_candidates} must be at least 1")
+    if layout == HEAD:
+        _check_head(outputs, len(maps))
     if layout not in COMPILED or not isinstance(outputs[0], np.ndarray):
         return len(maps)
     if len(outputs) != 1:
@@ -312,3 +364,23 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
     if output.strides[1] * output.shape[1] > MAX_ELEMENTS * output.itemsize:
         raise UsageError(f"the {layout} output has more than {MAX_ELEMENTS} values a picture: shape {output.shape}")
     return len(maps)
+
+
+def _check_head(outputs: Sequence[Any], pictures: int) -> None:
+    shapes = [tuple(output.shape) for output in outputs]
+    if not all(isinstance(output, np.ndarray) and output.flags.c_contiguous for output in outputs):
+        raise UsageError(f"{HEAD} outputs are read on the host, and contiguous", remedy="pass numpy arrays")
+    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
+    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= pictures for d, c in pairs)
+    if len(shapes) % 2 or not pairs or not fits or len({(d[3], c[3]) for d, c in pairs}) != 1:
+        raise UsageError(
+            f"the {HEAD} outputs have shapes {shapes} for {pictures} pictures",
+            remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
+        )
+    if pairs[0][0][3] % 4 or min(*pairs[0][0][1:], *pairs[0][1][1:]) < 1:
+        raise UsageError(f"the {HEAD} outputs have shapes {shapes}: no 4 distances, or nothing")
+    if len({output.dtype for output in outputs}) != 1 or outputs[0].dtype not in HEAD_SAMPLES:
+        raise UsageError(
+            f"the {HEAD} outputs are {', '.join(str(output.dtype) for output in outputs)}",
+            remedy="pass float32, or uint16 with the bits of bfloat16",
+        )

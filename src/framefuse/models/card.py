@@ -64,17 +64,18 @@ class Card:
     def class_count(self) -> int:
         return len(self.names)
 
-    def check_outputs(self, outputs: Sequence[NDArray[Any]]) -> None:
+    def check_outputs(self, outputs: Sequence[NDArray[Any]], layout: str | None = None) -> None:
         """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.
 
         Args:
             outputs: those that are read, in the order of the layout.
+            layout: theirs, where the engine puts out another one than the model.
 
         Raises:
             CardError: it has another number of classes.
         """
         shapes = [output.shape for output in outputs]
-        found = layouts.count_classes(self.layout, shapes, self.activation)
+        found = layouts.count_classes(layout or self.layout, shapes, self.activation)
         if self.names and found is not None and found != self.class_count:
             raise CardError(
                 f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')}), "

@@ -92,9 +92,7 @@ def resolve(
     )
 
 
-def count_classes(
-    layout: OutputLayout, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None
-) -> int | None:
+def count_classes(layout: str, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None) -> int | None:
     """Number of classes that outputs of these shapes have; None where the layout does not tell.
 
     Args:
@@ -103,6 +101,8 @@ def count_classes(
     """
     if layout == "semantic":
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 4 else None
+    if layout == "yolov8_head":
+        return shapes[1][-1]
     if layout == "detr" and len(shapes) == 2:
         return _minus(shapes[1][-1], int(activation == "softmax")) if shapes[1] else None
     if len(shapes) != 1 or len(shapes[0]) != 3:

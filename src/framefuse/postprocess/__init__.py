@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import NonFiniteError
-from framefuse.kernels.boxes import MAX_CANDIDATES, detections
+from framefuse.kernels.boxes import HEAD, MAX_CANDIDATES, detections
 from framefuse.prediction import Predictions
 from framefuse.preprocess import Placement
 
@@ -39,7 +39,7 @@ def postprocess(
         outputs: arrays (batch, ...) in the order of the layout; their shapes are drawn in `models.card.Card`. Batch
             rows beyond `placements` are padding and ignored. float32 and float16 are read in place where their last
             axis is contiguous; others are copied.
-        layout: yolov5, yolov8, end2end or detr.
+        layout: yolov5, yolov8, end2end or detr; or yolov8_head, the logits that an engine puts out instead of yolov8.
         placements: one per picture of the batch: where it lies in the model input.
         conf: confidence that a box must exceed, 0..1.
         iou: overlap (intersection over union) above which the weaker of two boxes is dropped; yolov5 and yolov8 only.
@@ -56,7 +56,7 @@ def postprocess(
     """
     relative = (box_units or ("relative" if layout == "detr" else "pixels")) == "relative"
     found = detections(
-        [_readable(output) for output in outputs],
+        outputs if layout == HEAD else [_readable(output) for output in outputs],
         layout,
         _maps(tuple(placements), relative),
         conf=conf,

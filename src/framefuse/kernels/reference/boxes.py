@@ -73,11 +73,15 @@ def detections(
             objectness alone exceeds `conf`, and its confidence is objectness * class score;
             end2end: (batch, K, 6): x1 y1 x2 y2 score class, without duplicates;
             detr: (batch, Q, 4 + nc); or boxes (batch, Q, 4) and logits (batch, Q, nc); or labels (batch, Q), boxes
-            (batch, Q, 4) and scores (batch, Q). Boxes are cx cy w h, with three outputs x1 y1 x2 y2.
+            (batch, Q, 4) and scores (batch, Q). Boxes are cx cy w h, with three outputs x1 y1 x2 y2;
+            yolov8_head: for each level (batch, rows, columns, 4 * bins) logits of the distances from the anchor to the
+            left, top, right and bottom side, then (batch, rows, columns, nc) logits of the classes; float32, or the
+            bits of bfloat16 as uint16. Boxes are in units of the model input. The distances of an anchor are looked at
+            only if it is above `conf`, also for values that are not finite.
         maps: (batch, 8) float32: units in x and y, left, top, inverse scale in x and y, width, height. A position p of
             the model becomes clip((p * unit - left) * inverse, 0, width), and so in y.
         conf: confidence that a box must exceed.
-        iou: overlap above which the weaker of two boxes is dropped (`nms`); yolov5 and yolov8 only.
+        iou: overlap above which the weaker of two boxes is dropped (`nms`); yolov layouts only.
         max_det: boxes a picture at most.
         max_candidates: boxes that suppression looks at, those with the highest scores.
         classes: class numbers to keep, before anything else is counted; None keeps all.
@@ -93,12 +97,12 @@ def detections(
         np.zeros(batch, np.int32),
     )
     for picture, row in enumerate(maps):
-        candidates = READERS[layout]([output[picture].astype(np.float32) for output in outputs], conf, activation)
+        candidates = READERS[layout]([_floats(output[picture]) for output in outputs], conf, activation)
         found.non_finite[picture] = candidates.non_finite
         if classes is not None:
             candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
         candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
-        if layout in ("yolov5", "yolov8"):
+        if layout.startswith("yolov"):
             groups = None if agnostic else candidates.classes
             candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
         boxes, scores, labels, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
@@ -229,6 +233,44 @@ def detr(outputs: Sequence[Floats], conf: float, activation: str | None = None) 
     return Candidates(_corners(boxes[query]), values[query, class_id], class_id.astype(np.int32), non_finite)
 
 
+def yolov8_head(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
+    """For each level (rows, columns, 4 * bins) and (rows, columns, nc): logits of distances and of classes.
+
+    A distance is the mean of 0, 1, ... bins - 1 by the softmax of its logits, in cells of its level's grid, from the
+    cell's centre.
+    """
+    levels = []
+    for distances, logits in zip(outputs[::2], outputs[1::2], strict=True):
+        rows, columns, _ = logits.shape
+        y, x = np.divmod(np.arange(rows * columns), columns)
+        centres = np.stack((x, y, x, y), axis=1).astype(np.float32) + np.float32(0.5)
+        logits = logits.reshape(rows * columns, -1)
+        finite = np.isfinite(logits).all(axis=1)
+        with np.errstate(over="ignore"):
+            scores = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        asked = np.flatnonzero(finite & (scores.max(axis=1, initial=-1, where=np.isfinite(scores)) > conf))
+        bins = distances.reshape(rows * columns, 4, -1)[asked].astype(np.float64)
+        broken = ~np.isfinite(bins).all(axis=(1, 2))
+        asked, bins = asked[~broken], bins[~broken]
+        weights = np.exp(bins - bins.max(axis=2, keepdims=True))
+        means = (weights @ np.arange(bins.shape[2])) / weights.sum(axis=2)
+        sides = (centres[asked] + means * (-1, -1, 1, 1)) / (columns, rows, columns, rows)
+        # The class of the highest logit: sigmoids of different logits may be equal.
+        classes = logits[asked].argmax(axis=1)
+        best = scores[asked, classes]
+        non_finite = int((~finite).sum() + broken.sum())
+        levels.append(Candidates(sides.astype(np.float32), best, classes.astype(np.int32), non_finite))
+    parts = [np.concatenate(part) for part in zip(*(level[:3] for level in levels), strict=True)]
+    return Candidates(parts[0], parts[1], parts[2], sum(level.non_finite for level in levels))
+
+
+def _floats(values: NDArray[Any]) -> Floats:
+    """The values as float32; uint16 holds the bits of a bfloat16."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
 def _best_class(boxes: Floats, scores: Floats, conf: float, non_finite: int) -> Candidates:
     """The best class of each row of scores (n, nc), where it exceeds `conf`."""
     classes = scores.argmax(axis=1).astype(np.int32)
@@ -248,5 +290,6 @@ READERS: dict[str, Callable[[Sequence[Floats], float, str | None], Candidates]] 
     "yolov8": yolov8,
     "end2end": end2end,
     "detr": detr,
+    "yolov8_head": yolov8_head,
 }
 """Reads each layout's outputs of one picture."""

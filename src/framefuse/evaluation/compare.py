@@ -84,7 +84,9 @@ def class_table(rows: Sequence[Row]) -> list[list[str]]:
     """Header and one line a class: mAP50-95 or IoU of each run, in percent."""
     scored = [row for row in rows if row.scores]
     names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
-    lines = [["class", "objects", *(row.title for row in scored)]]
+    titles = [row.title for row in scored]
+    inputs = [f" {row.scores.input}" if row.scores and titles.count(row.title) > 1 else "" for row in scored]
+    lines = [["class", "objects", *map("".join, zip(titles, inputs, strict=True))]]
     for name in names:
         values, objects = [], "-"
         for row in scored:
@@ -105,9 +107,9 @@ def markdown(rows: Sequence[Row], pictures: Sequence[Path] = ()) -> str:
     page = ["# Accuracy", ""]
     if scored:
         page += [f"`{scored[0].data}`, {scored[0].frames:,} frames.", ""]
-    page += [*_markdown_table(table(rows)), "", *_legend(scored), ""]
+    page += [*markdown_table(table(rows)), "", *legend(scored), ""]
     if scored:
-        page += ["## By class", "", *_markdown_table(class_table(rows)), ""]
+        page += ["## By class", "", *markdown_table(class_table(rows)), ""]
     for row in rows:
         for note in row.scores.notes if row.scores else ():
             page.append(f"- {row.title}: {note}")
@@ -117,7 +119,8 @@ def markdown(rows: Sequence[Row], pictures: Sequence[Path] = ()) -> str:
     return "\n".join(page).rstrip() + "\n"
 
 
-def _legend(scored: Sequence[Scores]) -> list[str]:
+def legend(scored: Sequence[Scores]) -> list[str]:
+    """What the columns of `table` mean, a sentence each."""
     said = []
     if any(scores.boxes for scores in scored):
         said.append(
@@ -132,7 +135,8 @@ def _legend(scored: Sequence[Scores]) -> list[str]:
     return said
 
 
-def _markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Header and rows as lines of Markdown."""
     head, *body = lines
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in body]
     return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *escaped)]

@@ -76,7 +76,7 @@ def _bands(picture: Image.Image, chance: Chance, line: int, tall: int) -> None:
         dash = chance.uniform(0.1, 0.5) * tall if chance.happens(0.5) else float(picture.width)
         x = 0.0
         while x < picture.width:
-            pen.rectangle((x, y, min(x + 0.6 * dash, picture.width - 1), y + thick), fill=ink)
+            pen.rectangle((x, y, x + 0.6 * dash, y + thick), fill=ink)
             x += dash
 
 

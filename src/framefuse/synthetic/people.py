@@ -38,11 +38,15 @@ class People:
         self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration)) for _ in range(CROWD)]
 
     def level(self, seconds: float) -> float:
-        """Complexity at a moment, 0 calm .. 1 crowded."""
+        """Complexity that the schedule asks for at a moment, 0 calm .. 1 crowded."""
         if self.complexity is not None:
             return self.complexity
         at = min(max(seconds / self.seconds, 0.0), 1.0)
         return smooth((at - self._begin + 0.1) / 0.2) * (1 - smooth((at - self._end + 0.1) / 0.2))
+
+    def complexity_of(self, tracks: list[Track]) -> float:
+        """How much of the crowd is here, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        return min(1.0, max(0.0, (len(tracks) - 1) / (self.crowd - 1)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """How far the camera has turned to the right and down, in frame heights."""

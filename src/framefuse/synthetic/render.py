@@ -78,7 +78,7 @@ def render(stage: Stage, index: int) -> Snapshot:
         view.draw(tracks, drawn)
         canvas.paste(view.canvas, (eye * stage.size[0], 0))
     picture = _camera(stage, canvas, index, seconds)
-    return Snapshot(index, picture, _truth(drawn, masks, stage.scene.level(seconds)))
+    return Snapshot(index, picture, _truth(drawn, masks, stage.scene.complexity_of(tracks)))
 
 
 class Masks(NamedTuple):

@@ -19,7 +19,7 @@ NAMES = ("person", "car", "bus", "bicycle", "sign", "dog", "bird", "ball", "box"
 MOVING = (0, 1, 2, 3, 5, 6, 7)
 STANDING = (4, 8, 9)
 DECOY = -1
-UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.6, 7: 0.6, 8: 0.85, 9: 0.8}
+UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.75, 7: 0.7, 8: 0.85, 9: 0.8}
 """Length of a figure's unit as a share of its track's size, by class; 1.15 for the long ones."""
 
 CALM = 3
@@ -28,6 +28,8 @@ SMALLEST, LARGEST = 0.048, 0.36
 """Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
 TINY, TINY_SHARE = 0.026, 0.08
 """A few are as small as this."""
+CYCLE, SHORTEST = 40, 6
+"""Seconds: of one round of calm, crowded, calm in a long world, and in one too short to show it all."""
 KEPT = 1000
 """Tracks kept in memory; any can be drawn up again."""
 SHUTTER = 0.5
@@ -122,8 +124,8 @@ class Traffic:
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
         """Of the scenery past the camera, frame heights a second."""
         self.crowd = round(chance.style(24, 36))
-        cycles = max(1, round(self.seconds / 40))
-        self.period = self.seconds / cycles
+        length = max(self.seconds, SHORTEST)
+        self.period = length / max(1, round(length / CYCLE))
         rise = chance.style(0.16, 0.3)
         self._ramp = (
             rise,
@@ -131,7 +133,10 @@ class Traffic:
             0.62 + chance.style(0.0, 0.06),
             0.74 + chance.style(0.0, 0.14),
         )
-        self._hurry = min(1.0, max(0.2, self.period / 20))
+        # In a short world things move faster, so that they can come and go as the schedule says.
+        self._hurry = min(1.0, self.period / 20)
+        self.speed /= self._hurry
+        self._end = length
         self._pan = [(chance.uniform(0.0, 0.05), chance.uniform(0.05, 0.15), chance.unit()) for _ in range(2)]
         self._shake = chance.style(0.0, 0.006)
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
@@ -144,12 +149,16 @@ class Traffic:
         return standing, duration, chance.uniform(0, duration)
 
     def level(self, seconds: float) -> float:
-        """Complexity at a moment, 0 calm .. 1 crowded."""
+        """Complexity that the schedule asks for at a moment, 0 calm .. 1 crowded."""
         if self.complexity is not None:
             return self.complexity
-        at = (min(max(seconds, 0.0), self.seconds) / self.period) % 1
+        at = (min(max(seconds, 0.0), self._end) / self.period) % 1
         a, b, c, d = self._ramp
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
+
+    def complexity_of(self, tracks: list[Track]) -> float:
+        """How much of the crowd is here, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        return min(1.0, max(0.0, (len(tracks) - CALM) / (self.crowd - CALM)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """How far the camera has turned to the right and down, in frame heights."""
@@ -167,7 +176,7 @@ class Traffic:
         standing, duration, offset = self._slots[slot]
         number = math.floor((seconds + offset) / duration)
         begin = number * duration - offset
-        middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
+        middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
         if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
             return None
         key = slot, number
@@ -183,7 +192,7 @@ class Traffic:
         decoy = chance.happens(0.12) and not calm
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
         low, high = (TINY, SMALLEST) if chance.happens(TINY_SHARE) else (SMALLEST, LARGEST)
-        size = chance.uniform(0.24, 0.5) if calm else low * (high / low) ** chance.unit()
+        size = chance.uniform(0.34, 0.54) if calm else low * (high / low) ** chance.unit()
         size *= UPRIGHT.get(class_id, 1.15)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
         baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near

@@ -37,7 +37,7 @@ class Truth:
     class_mask: NDArray[np.uint8]
     """(h, w): 0 background; street: class_id + 1; bodies: index into the world's `names`."""
     complexity: float
-    """0 calm .. 1 crowded, as the schedule has it."""
+    """0 calm .. 1 crowded: how much of the scene's crowd is there."""
     disparity: NDArray[np.float32] | None = None
     """(h, w) pixels by which a point lies further left in the right eye than in the left; stereo only."""
 

@@ -228,7 +228,8 @@ class Peer:
 
     run: Callable[[Path, Path, Meter], None]
     model: str
-    """Which file it gets: static (ONNX 640x640), dynamic (ONNX), openvino or openvino_int8 (folders)."""
+    """Which file it gets: static (ONNX 640x640), dynamic (ONNX), int8 (what `framefuse build` made of that), openvino
+    or openvino_int8 (folders)."""
     saves: bool = False
     """Writes an annotated video; such rows are compared with each other only."""
     ours: bool = False
@@ -243,6 +244,7 @@ PEERS = {
     "opencv_ort_script": Peer(opencv_ort_script, "static"),
     "opencv_ort_naive": Peer(opencv_ort_naive, "static"),
     "framefuse": Peer(framefuse, "dynamic", ours=True),
+    "framefuse_int8": Peer(framefuse, "int8", ours=True),
     "ultralytics_save": Peer(ultralytics_save, "static", saves=True),
     "ultralytics_openvino_save": Peer(ultralytics_save, "openvino", saves=True),
     "supervision_video": Peer(supervision_video, "static", saves=True),

@@ -56,3 +56,33 @@ def write(path: Path, name: str) -> Path:
     facts = tables.metadata(name, dynamic=True) | {"imgsz": str([HEIGHT, WIDTH])}
     graph.save(path, detector.output, axes=detector.axes, metadata=facts)
     return path
+
+
+def write_segmenter(path: Path) -> Path:
+    """Two classes, told apart by brightness; input (b, 3, h, w), output (b, 2, h / 2, w / 2)."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    shapes = {"stem": (8, 3, 3, 3), "middle": (8, 8, 3, 3), "head": (2, 8, 1, 1)}
+    weights = {
+        name: (random.normal(1, 0.05, shape) / np.prod(shape[1:])).astype(np.float32) for name, shape in shapes.items()
+    }
+    weights["head"][0] *= -1
+    weights |= {"stem_bias": np.full(8, -0.4, np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["images", "stem", "stem_bias"], ["a"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "middle"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["b", "head"], ["output0"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "segmenter",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, HEIGHT, WIDTH])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 2, HEIGHT // 2, WIDTH // 2])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(model, {"task": "semantic", "names": "{0: 'dark', 1: 'bright'}"})
+    onnx.save(model, path)
+    return path

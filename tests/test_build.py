@@ -21,7 +21,7 @@ from framefuse.errors import CapabilityError, CardError, ModelError, QualityErro
 from framefuse.lowering import BuildReport, build_model
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
-from tests.small_models import HEIGHT, WIDTH, pictures, write
+from tests.small_models import HEIGHT, WIDTH, pictures, write, write_segmenter
 
 FRAMES = list(pictures(40, seed=1))
 
@@ -185,6 +185,13 @@ def test_card_goes_along_and_pipeline_says_int8(models: dict[str, Path], tmp_pat
     assert len(list(pipeline)) == 2 and pipeline.report.model is not None
     assert pipeline.report.model.precision == "int8"
     assert any("the model is quantised" in choice for choice in pipeline.report.choices)
+
+
+def test_a_segmenter_is_judged_by_its_masks(tmp_path: Path) -> None:
+    report = build_model(write_segmenter(tmp_path / "seg.onnx"), precision="int8", calib=FRAMES, frames=16)
+    assert report.accuracy is not None and report.accuracy.measure == "mean IoU"
+    assert report.accuracy.fp32 > 99 and 0 <= report.accuracy.loss <= 1
+    assert [layer.precision for layer in report.layers] == ["fp32", "int8", "fp32"]
 
 
 def test_loss_is_refused_with_the_reason_and_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -51,20 +52,23 @@ class Judge:
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
-    """The data with what the model finds in FP32 as truth."""
+    """The data with what the model finds in FP32 as truth: boxes, or the class of each pixel."""
     found: dict[Key, Labels] = {}
     with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
         for result in pipeline:
-            boxes = result.detections.xyxy
+            boxes = result.detections.xyxy.astype(np.float64)
+            masks = result.masks
             found[data.key_of(result.frame)] = Labels(
                 xyxy=boxes,
                 class_id=result.detections.class_id,
                 crowd=np.zeros(len(boxes), np.bool_),
-                area=((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).astype(np.float64),
+                area=(boxes[:, 2:] - boxes[:, :2]).prod(axis=1),
                 size=(result.frame.width, result.frame.height),
+                class_mask=None if masks is None else partial(np.asarray, masks.class_id.copy()),
             )
         names = pipeline.card.names
-    return replace(data, names=names, keys=list(found), labels=found.__getitem__)
+        mask_names = names if pipeline.card.task == "semantic" else {}
+    return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from framefuse import Pipeline
-from framefuse.errors import CardError, NonFiniteError, UsageError
+from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.evaluation import validate
 from framefuse.evaluation.coco import mask_tools
 from framefuse.evaluation.pixels import OTHER, PixelCounter
@@ -153,6 +153,12 @@ def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
     assert min(value or 0 for value in scores.pixels.by_class.values()) > 0.95
     assert scores.miou == scores.value
     assert scores.notes == ["not scored, as the model does not know them: blue"]
+
+    for outline in ({"size": [4, 4], "counts": [16]}, {"counts": "?"}, "none", [["a"] * 6]):
+        content["annotations"][0]["segmentation"] = outline
+        (tmp_path / "odd.json").write_text(json.dumps(content))
+        with pytest.raises(DecodeError, match="segmentation that cannot be read"):
+            validate(model, tmp_path / "odd.json")
 
     for row in content["annotations"]:
         del row["segmentation"]

@@ -241,10 +241,16 @@ def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: R
     tools = mask_tools()
     for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
         outline = row["segmentation"]
-        if isinstance(outline, list) or isinstance(outline.get("counts"), list):
-            outline = tools.frPyObjects(outline, height, width)
-        decoded = tools.decode(outline)
-        mask[decoded.any(axis=2) if decoded.ndim == 3 else decoded.astype(bool)] = number_of[row["category_id"]] + 1
+        try:
+            if isinstance(outline, list) or isinstance(outline.get("counts"), list):
+                outline = tools.frPyObjects(outline, height, width)
+            decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
+        except Exception as error:  # the library raises nearly anything on outlines that are none
+            raise DecodeError(
+                f"image {picture['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
+                remedy="it is a list of polygons [[x1, y1, x2, y2, ...]], or run lengths {size, counts}",
+            ) from error
+        mask[decoded] = number_of[row["category_id"]] + 1
     return mask
 
 

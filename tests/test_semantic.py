@@ -99,6 +99,9 @@ def test_what_predict_writes(tmp_path: Path) -> None:
     assert line["detections"] == []
     assert line["shares"]["red"] == pytest.approx((truth == 1).mean(), abs=0.01)
 
+    assert "Detections" not in (pipeline.folder / "report.html").read_text()
+    assert "detection" not in pipeline.report.summary()
+
     drawn = np.asarray(Image.open(pipeline.folder / "one.png")).astype(int)
     changed = np.abs(drawn - pixels).max(axis=2) > 8
     assert agreement(changed, truth > 0) > 0.98  # the background stays as it is

@@ -129,8 +129,9 @@ def _cards(report: Report) -> str:
         faults = report.minor_faults_per_frame
         note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults a frame"
         cards.append(("Memory", f"{report.peak_rss_mb:,.0f}", "MB", note))
-    per_frame = report.detections / max(report.frames, 1)
-    cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} a frame"))
+    if report.model is None or report.model.layout != "semantic":
+        per_frame = report.detections / max(report.frames, 1)
+        cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} a frame"))
     return (
         '<div class="cards">'
         + "".join(

@@ -91,15 +91,9 @@ class Person:
             ankle = _swung(knee, 0.46 * hip, swing - 0.65 * bend)
             cloth = SECOND if self.dress != 2 else THIRD
             bone(cloth, top, knee, 0.05, 0.036, UPPER_LEG)
-            bone(SKIN if self.dress == 1 else cloth, knee, ankle, 0.036, 0.026, LOWER_LEG)
-            bone(
-                DARK,
-                (ankle[0] - 0.01, ankle[1] - 0.012, ankle[2]),
-                (ankle[0] + 0.07, ankle[1] - 0.02, ankle[2]),
-                0.026,
-                0.02,
-                FOOT,
-            )
+            bone(SKIN if self.dress == 1 else cloth, knee, ankle, 0.037, 0.03, LOWER_LEG)
+            heel, toe = (ankle[0] - 0.01, ankle[1] - 0.01, ankle[2]), (ankle[0] + 0.075, ankle[1] - 0.016, ankle[2])
+            bone(DARK, heel, toe, 0.034, 0.026, FOOT)
 
             arm: Solid = (back, neck - 0.055 + rise, sign * self.shoulder * (0.75 + 0.25 * thick))
             lift = self.wave * (0.55 + 0.45 * math.sin(0.7 * beat + 2.1 * sign)) if self.wave else 0.0
@@ -114,8 +108,8 @@ class Person:
                 )
             else:
                 wrist = _swung(elbow, 0.16, -0.8 * swing + 0.25 + 0.8 * self.gait, sign * 0.05)
-            bone(MAIN_DARK, arm, elbow, 0.034, 0.028, UPPER_ARM)
-            bone(MAIN_DARK if self.sleeves else SKIN, elbow, wrist, 0.028, 0.024, LOWER_ARM)
+            bone(MAIN_DARK, arm, elbow, 0.038, 0.033, UPPER_ARM)
+            bone(MAIN_DARK if self.sleeves else SKIN, elbow, wrist, 0.034, 0.029, LOWER_ARM)
         self._torso(out, strokes, hip + rise, neck + rise, back)
         return out
 

@@ -72,7 +72,7 @@ class People:
 
     def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
         chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
-        size = chance.uniform(0.75, 1.5) if slot == 0 else chance.uniform(0.55, 1.1)
+        size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
         margin = 0.35 * size
         away = self.aspect + 2 * margin
         rightward = chance.happens(0.5)

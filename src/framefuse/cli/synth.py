@@ -27,9 +27,17 @@ def synth(
     quiet: Quiet = False,
 ) -> int:
     """Write a video of a seeded scene, and exactly what is in it."""
+    from rich.progress import Progress
+
     from framefuse.synthetic import World
 
-    video, truth = write_clip(World.parse(uri), out, images=images)
+    world = World.parse(uri)
+    console = stderr()
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("frames", total=world.frames)
+        video, truth = write_clip(
+            world, out, images=images, on_frame=lambda done: progress.update(task, completed=done)
+        )
     if not quiet:
         stderr().print(f"wrote    {video}\nwrote    {truth}", markup=False)
     return 0

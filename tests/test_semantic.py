@@ -80,6 +80,19 @@ def test_masks_are_in_source_pixels(tmp_path: Path, width: int, height: int, str
     assert agreement(result.masks.class_id, truth) > 1 - edge
 
 
+def test_batches_and_the_null_engine(tmp_path: Path) -> None:
+    model = write_segmenter(tmp_path / "seg.onnx")
+    pictures = [picture(200, 100 + number)[0][..., ::-1] for number in range(5)]
+    single, batched = (
+        [result.masks.class_id for result in Pipeline(pictures, model, batch=batch) if result.masks] for batch in (1, 2)
+    )
+    assert [found.shape for found in single] == [(100 + number, 200) for number in range(5)]
+    assert all(agreement(a, b) > 0.999 for a, b in zip(single, batched, strict=True))
+    (result,) = Pipeline(pictures[:1], model, engine="null")
+    assert result.masks is not None
+    assert not result.masks.class_id.any()
+
+
 def test_shares_say_how_much_of_the_picture_a_class_covers() -> None:
     masks = Masks(np.array([[0, 0, 2, 2], [0, 0, 2, 7]], np.uint8), NAMES)
     assert masks.shares() == {"background": 0.5, "green": 0.375, "7": 0.125}

@@ -49,7 +49,8 @@ class NullEngine:
 
 
 def open_engine(model: Path, options: EngineOptions) -> NullEngine:
-    """Zeros in the shapes that the ONNX states; a free axis has as many rows as strides 8, 16 and 32 have anchors."""
+    """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors; of a
+    picture (four axes) the sides of the input."""
     import onnx
 
     graph = onnx.load(model, load_external_data=False).graph
@@ -60,9 +61,12 @@ def open_engine(model: Path, options: EngineOptions) -> NullEngine:
         count, _, height, width = batch.shape
         if batch.shape not in cache:
             anchors = sum((height // stride) * (width // stride) for stride in (8, 16, 32))
-            cache[batch.shape] = tuple(
-                np.zeros([count, *(size or anchors for size in shape[1:])], np.float32) for shape in shapes
-            )
+            sides = (anchors, height, width)
+            sizes = [
+                [size or (sides[axis] if len(shape) == 4 else anchors) for axis, size in enumerate(shape[1:])]
+                for shape in shapes
+            ]
+            cache[batch.shape] = tuple(np.zeros([count, *size], np.float32) for size in sizes)
         return cache[batch.shape]
 
     return NullEngine(answer)

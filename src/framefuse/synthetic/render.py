@@ -42,8 +42,8 @@ class Stage:
             chance.uniform(0.75, 1.15) * tint for tint in (chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07))
         ]
         self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
-        self.quality = chance.integer(45, 96)
-        self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 5.0))
+        self.quality = chance.integer(60, 96)
+        self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 4.0))
         self.shadow = _soft_disc(chance.uniform(0.2, 0.6))
         self.sun = chance.uniform(-0.35, 0.35)
 

@@ -26,7 +26,7 @@ CALM = 3
 """Objects of the calm scene, all of them large."""
 SMALLEST, LARGEST = 0.048, 0.36
 """Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
-TINY, TINY_SHARE = 0.026, 0.08
+TINY, TINY_SHARE = 0.03, 0.06
 """A few are as small as this."""
 CYCLE, SHORTEST = 40, 6
 """Seconds: of one round of calm, crowded, calm in a long world, and in one too short to show it all."""

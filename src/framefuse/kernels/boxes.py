@@ -31,7 +31,7 @@ HEAD_SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
 _ROWS, _SCORE = 8, 6
 """Rows of the array of candidates, and that of the score, as in `tir/boxes.py`."""
 
-_BLOCK = 256
+_BLOCK = 1024
 
 
 def detections(
@@ -172,7 +172,7 @@ class _Work(threading.local):
             "boxes": self.boxes,
             "labels": self.labels,
             "totals": self.totals,
-            "running": np.zeros((2, _BLOCK), np.float32),
+            "running": _line_aligned(2 * _BLOCK),
             "keys": np.zeros((2, self.capacity), np.uint32),
             "orders": np.zeros((2, self.capacity), np.int32),
             "places": np.zeros(256, np.int32),
@@ -325,6 +325,13 @@ def _threshold(iou: float) -> float:
     """The largest float32 that does not exceed `iou`: a float32 exceeds the one if and only if it exceeds the other."""
     threshold = np.float32(iou)
     return float(threshold if float(threshold) <= iou else np.nextafter(threshold, np.float32(-np.inf)))
+
+
+def _line_aligned(count: int) -> NDArray[np.float32]:
+    """Zeros that begin where a cache line of 64 bytes does."""
+    room = np.zeros(count + 15, np.float32)
+    skipped = -(_address(room) // 4) % 16
+    return room[skipped : skipped + count]
 
 
 def _empty(batch: int, max_det: int) -> Found:

@@ -16,11 +16,15 @@ from ._iou import broken, ordered, placed
 
 SAMPLES = {"f32": "float32", "f16": "float16"}
 
-BLOCK = 256
-"""Anchors that a yolov8 output is read in: what the arg-max of the survivors reads again is still in the cache."""
+BLOCK = 1024
+"""Anchors that a yolov8 output is read in: long runs for the prefetcher, and what the arg-max of the survivors reads
+again is still in the cache."""
 
 LANES = 8
 """Class rows read at once, so that the running maximum is loaded and stored once for so many."""
+
+STRIP = 32
+"""Anchors of which it is asked at once whether there is anything to do: mostly there is not."""
 
 CHUNK = 64
 """Kept boxes that a candidate is compared with before it is asked whether one of them suppressed it."""
@@ -29,6 +33,7 @@ ROWS, SCORE, AREA = 8, 6, 7
 """Rows of the array of candidates: 4 sides (or cx, cy, half width, half height, cos, sin), their score, their area."""
 
 HALF = tirx.const(0.5, "float32")
+LEAST = tirx.const(-3.4028234663852886e38, "float32")
 
 
 def read(values, index):
@@ -51,8 +56,14 @@ def add(a, b):
     return a + b
 
 
+def asked(running, k, confidence):
+    """1 where the anchor's best score is above the threshold, or one of its values may be NaN or infinite."""
+    return T.Or(running[0, k] > confidence, broken(running[1, k])).astype("int32")
+
+
 def filter_yolov8(sample):
     """(4 + classes, anchors): cx cy w h, then a score per class."""
+    size = 4 if sample == "f32" else 2
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -77,46 +88,58 @@ def filter_yolov8(sample):
         running = T.decl_buffer((2, BLOCK), "float32", data=T.reinterpret("handle", running_), align=4)
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
+        hits = T.alloc_buffer((1,), "int32")
         totals[0] = 0
         totals[1] = 0
-        for part in T.serial((anchors + BLOCK - 1) // BLOCK):
-            count: T.let = T.min(BLOCK, anchors - part * BLOCK)
+        # Blocks begin where cache lines of a row do, except for the first one, which begins within its block.
+        back: T.let = T.Cast("int32", address // size % (64 // size))
+        for part in T.serial((anchors + back + BLOCK - 1) // BLOCK):
+            begin: T.let = part * BLOCK - back
+            head: T.let = T.Select(part == 0, back, 0)
+            count: T.let = T.min(BLOCK, anchors - begin)
             # running[0] is the best score so far; running[1] a sum, which is finite only if every term is.
-            for k in T.serial(count):
-                running[0, k] = read(values, part * BLOCK + k + 4 * pitch)
-                running[1, k] = pairwise(add, column(values, part * BLOCK + k, pitch, 5))
-            for group in T.serial((classes - 1) // LANES):
-                for k in T.serial(count):
-                    start: T.let = (5 + group * LANES) * pitch + part * BLOCK + k
-                    running[0, k] = T.max(running[0, k], pairwise(tirx.max, column(values, start, pitch, LANES)))
-                    running[1, k] = running[1, k] + pairwise(add, column(values, start, pitch, LANES))
-            for rest in T.serial((classes - 1) % LANES):
-                for k in T.serial(count):
-                    start: T.let = (3 + classes - rest) * pitch + part * BLOCK + k
+            for k in T.serial(head, count):
+                running[0, k] = LEAST
+                running[1, k] = pairwise(add, column(values, begin + k, pitch, 4))
+            for group in T.serial(classes // LANES):
+                for k in T.serial(head, count):
+                    start: T.let = (4 + group * LANES) * pitch + begin + k
+                    # Not the last maximum: LLVM would make a masked store of that, which is slow on some processors.
+                    running[0, k] = pairwise(tirx.max, [running[0, k], *column(values, start, pitch, LANES)])
+                    running[1, k] = pairwise(add, [running[1, k], *column(values, start, pitch, LANES)])
+            for rest in T.serial(classes % LANES):
+                for k in T.serial(head, count):
+                    start: T.let = (3 + classes - rest) * pitch + begin + k
                     running[0, k] = T.max(running[0, k], read(values, start))
                     running[1, k] = running[1, k] + read(values, start)
-            for k in T.serial(count):
-                if T.Or(running[0, k] > confidence, broken(running[1, k])):
-                    a: T.let = part * BLOCK + k
-                    bad[0] = 0
-                    if broken(running[1, k]):
-                        # Not finite, or finite values whose sum is too large: each is asked.
-                        for c in T.serial(4 + classes):
-                            bad[0] = bad[0] | broken(read(values, c * pitch + a)).astype("int32")
-                        totals[1] = totals[1] + bad[0]
-                    if T.And(bad[0] == 0, running[0, k] > confidence):
-                        label[0] = 0
-                        while read(values, (4 + label[0]) * pitch + a) != running[0, k]:
-                            label[0] = label[0] + 1
-                        if wanted[label[0]] != T.uint8(0):
-                            n: T.let = totals[0]
-                            boxes[0, n] = read(values, a) - read(values, 2 * pitch + a) * HALF
-                            boxes[1, n] = read(values, pitch + a) - read(values, 3 * pitch + a) * HALF
-                            boxes[2, n] = read(values, a) + read(values, 2 * pitch + a) * HALF
-                            boxes[3, n] = read(values, pitch + a) + read(values, 3 * pitch + a) * HALF
-                            boxes[SCORE, n] = running[0, k]
-                            labels[n] = label[0]
-                            totals[0] = n + 1
+            for group in T.serial((count + STRIP - 1) // STRIP):
+                # What is left in the last strip by another block is harmless.
+                hits[0] = 0
+                for lane in T.serial(STRIP):
+                    hits[0] = hits[0] | asked(running, group * STRIP + lane, confidence)
+                if hits[0] != 0:
+                    for k in T.serial(T.max(group * STRIP, head), T.min(group * STRIP + STRIP, count)):
+                        if asked(running, k, confidence) != 0:
+                            a: T.let = begin + k
+                            bad[0] = 0
+                            if broken(running[1, k]):
+                                # Not finite, or finite values whose sum is too large: each is asked.
+                                for c in T.serial(4 + classes):
+                                    bad[0] = bad[0] | broken(read(values, c * pitch + a)).astype("int32")
+                                totals[1] = totals[1] + bad[0]
+                            if T.And(bad[0] == 0, running[0, k] > confidence):
+                                label[0] = 0
+                                while read(values, (4 + label[0]) * pitch + a) != running[0, k]:
+                                    label[0] = label[0] + 1
+                                if wanted[label[0]] != T.uint8(0):
+                                    n: T.let = totals[0]
+                                    boxes[0, n] = read(values, a) - read(values, 2 * pitch + a) * HALF
+                                    boxes[1, n] = read(values, pitch + a) - read(values, 3 * pitch + a) * HALF
+                                    boxes[2, n] = read(values, a) + read(values, 2 * pitch + a) * HALF
+                                    boxes[3, n] = read(values, pitch + a) + read(values, 3 * pitch + a) * HALF
+                                    boxes[SCORE, n] = running[0, k]
+                                    labels[n] = label[0]
+                                    totals[0] = n + 1
 
     return kernel
 

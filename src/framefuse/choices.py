@@ -9,6 +9,9 @@ from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
+CUDA_ENGINES = ("cudnn", "null")
+"""Engines that work on pictures which lie on the GPU."""
+
 
 def choose_engine(settings: Settings) -> tuple[str, str]:
     """Name of the engine.
@@ -17,24 +20,33 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
         CapabilityError: a device was asked for that is not here.
     """
     if settings.device == "cuda":
-        missing = _missing_for_cuda()
-        raise CapabilityError(
-            f"device cuda was asked for, but {missing}",
-            remedy="use --device cpu, or --device auto to take what is there",
-        )
+        _check_cuda()
+        if settings.engine not in ("auto", *CUDA_ENGINES):
+            raise CapabilityError(
+                f"engine {settings.engine} was asked for on device cuda, but it leaves nothing on the GPU",
+                remedy=f"use one of {', '.join(CUDA_ENGINES)} with --device cuda, or --device cpu",
+            )
+        if settings.engine == "auto":
+            return "cudnn", "engine cudnn: pictures and results stay on the GPU"
     if settings.engine != "auto":
         return settings.engine, f"engine {settings.engine}: as asked"
     return "openvino", "engine openvino: the fastest one on CPUs"
 
 
-def _missing_for_cuda() -> str:
+def _check_cuda() -> None:
+    """Raise CapabilityError where there is no GPU that can be used."""
     import ctypes
+
+    from framefuse.kernels import cuda
 
     try:
         ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
-    return "this version of framefuse has no CUDA engine yet"
+    except OSError as error:
+        raise CapabilityError(
+            "device cuda was asked for, but there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
+            remedy="use --device cpu, or --device auto to take what is there",
+        ) from error
+    cuda.cupy()
 
 
 def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
@@ -85,6 +97,10 @@ def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError where something is asked for that the model's task does not give."""
     if card.task != "semantic":
         return
+    if settings.device == "cuda":
+        raise CapabilityError(
+            f"{card.path.name} gives masks, and those have no CUDA path yet", remedy="use --device cpu"
+        )
     for field in ("save_txt", "save_csv", "classes"):
         if getattr(settings, field):
             raise UsageError(

@@ -85,8 +85,12 @@ PIXEL_FORMATS: dict[str, PixelFormat] = _table()
 class Lease(Protocol):
     """How long the planes stay valid, when a source reuses the memory (NVDEC hands out one address again and again)."""
 
-    def release(self) -> None:
-        """The reader is done; the source may overwrite the memory."""
+    def release(self, after: Any = None) -> None:
+        """The reader is done; the source may overwrite the memory.
+
+        Args:
+            after: a CUDA event that says when the reader is done; None: it is.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +107,7 @@ class Frame:
 
     planes: tuple[np.ndarray[Any, Any], ...]
     """One array a plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The samples of a row are
-    adjacent; rows may have any pitch."""
+    adjacent; rows may have any pitch. NumPy arrays on the host, CuPy arrays on a GPU."""
     format: PixelFormat
     index: int = 0
     """Position among the frames that the source delivered or skipped, from 0."""
@@ -124,6 +128,8 @@ class Frame:
     """Live sources: time.monotonic() at which the frame was received, for the age limit."""
     owner: object = field(default=None, repr=False)
     """Keeps the memory of the planes alive for as long as this Frame lives."""
+    ready: Any = field(default=None, repr=False)
+    """Planes on a GPU: the CUDA event after which they hold the picture; None: they do."""
     lease: Lease | None = field(default=None, repr=False)
     """None: the planes are valid as long as this Frame lives. Else the last stage that reads them releases it."""
 

@@ -23,7 +23,7 @@ from framefuse.batching import Batcher
 from framefuse.channel import EMPTY, Threaded
 from framefuse.choices import check_classes, check_task, choose_batch, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
-from framefuse.engines import Engine, EngineOptions, open_engine
+from framefuse.engines import Device, Engine, EngineOptions, open_engine
 from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.machine import available_cores, trim_heap
@@ -179,7 +179,7 @@ class Pipeline:
                 engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine
             info = self.sources[0].info
-            self._program = HostProgram(
+            self._program = _program_type(settings)(
                 engine,
                 self.card,
                 preprocess,
@@ -342,6 +342,8 @@ class Pipeline:
         return frame.arrival is not None and monotonic() - frame.arrival > self.settings.max_age
 
     def _count_drop(self, frame: Frame, cause: str) -> None:
+        if frame.lease is not None:
+            frame.lease.release()
         drops = self._info_of(frame.source_id).drops
         drops[cause] = drops.get(cause, 0) + 1
 
@@ -357,6 +359,8 @@ def _open_sources(source: Any, settings: Settings) -> list[Source]:
         max_age=settings.max_age,
         timeout=settings.timeout,
         reconnect=settings.reconnect,
+        device="cuda" if settings.device == "cuda" else "cpu",
+        held=1 if settings.batch == 1 else settings.batch * 3 + settings.queue,  # in the batcher, two in flight
     )
     several = isinstance(source, (list, tuple)) and len(source) > 1
     if not (several and all(is_camera(item) or "://" in str(item) for item in source)):
@@ -370,10 +374,19 @@ def _open_sources(source: Any, settings: Settings) -> list[Source]:
     return sources
 
 
+def _program_type(settings: Settings) -> Callable[..., Program]:
+    if settings.device != "cuda":
+        return HostProgram
+    from framefuse.program_cuda import CudaProgram
+
+    return CudaProgram
+
+
 def _engine_options(settings: Settings, card: Card) -> EngineOptions:
     plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
     layout = card.layout if plain and card.task == "detect" else None
-    return EngineOptions("cpu", settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout)
+    device: Device = "cuda" if settings.device == "cuda" else "cpu"
+    return EngineOptions(device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout)
 
 
 def _writes(settings: Settings) -> bool:

@@ -8,7 +8,7 @@ change; `preprocess_batch` and `preprocess` make a table of their own and rememb
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -102,22 +102,31 @@ class PreprocessTable:
         format: of every frame; its planes' layout and sample type choose the kernel, all else may differ.
         out: (frames, 3, height, width) for "nchw", (frames, height, width, 3 | 4 | 8) for "nhwc"; float32, float16,
             bfloat16 (also as its bits in uint16), uint8 or int8, on the GPU. Its memory must stay where it is.
+        allocate: makes the host's memory of the rows from its shape and dtype; page-locked memory lets `upload` be
+            captured too.
 
     Raises:
         UsageError: `out` cannot be written.
         CapabilityError: there is no usable GPU.
     """
 
-    def __init__(self, format: PixelFormat, out: Any, *, memory_format: MemoryFormat = "nchw") -> None:
+    def __init__(
+        self,
+        format: PixelFormat,
+        out: Any,
+        *,
+        memory_format: MemoryFormat = "nchw",
+        allocate: Callable[..., NDArray[Any]] = np.zeros,
+    ) -> None:
         self.symbol = _symbol(format, _Output.of(out), memory_format)
         self._format, self._keep, self._memory_format = format, out, memory_format
         self._out = _Output.of(out)
         if not 0 < self._out.shape[0] <= MAX_FRAMES:
             raise UsageError(f"out has {self._out.shape[0]} slots, not 1 to {MAX_FRAMES}")
-        self._rows = np.zeros((self._out.shape[0], BYTES), np.uint8)
-        for slot, row in enumerate(self._rows):
-            row.view(np.int64)[ADDRESS["output"]] = self._out.address + slot * self._out.pitch
+        self._rows = allocate((self._out.shape[0], BYTES), np.uint8)
         self._tables: list[tuple[Any, ...]] = [()] * len(self._rows)
+        for slot in range(len(self._rows)):
+            self.clear(slot)
         cuda.prepare([self.symbol])
         self._device = cuda.cupy().empty(self._rows.nbytes, np.uint8)
         self.upload()
@@ -135,6 +144,17 @@ class PreprocessTable:
             raise UsageError("a table fills whole slots", remedy="leave out rows")
         row, self._tables[slot] = _row(frame, self._out, slot, {"memory_format": self._memory_format, **options})
         self._rows[slot] = row
+
+    def clear(self, slot: int) -> None:
+        """The slot is to be filled with zeros; no frame is read for it."""
+        self._rows[slot] = 0
+        self._rows[slot].view(np.int64)[ADDRESS["output"]] = self._out.address + slot * self._out.pitch
+        self._tables[slot] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """What `upload` copies."""
+        return self._rows.nbytes
 
     def upload(self, stream: int | None = None) -> None:
         """Copy the rows to the device. Those of the host may be set again as soon as this returns."""

@@ -58,7 +58,7 @@ def postprocess(
     found = detections(
         outputs if layout == HEAD else [_readable(output) for output in outputs],
         layout,
-        _maps(tuple(placements), relative),
+        maps(tuple(placements), relative),
         conf=conf,
         iou=iou,
         max_det=max_det,
@@ -77,8 +77,12 @@ def postprocess(
 
 
 @lru_cache(maxsize=64)
-def _maps(placements: tuple[Placement, ...], relative: bool) -> NDArray[np.float32]:
-    """`maps` of `kernels.reference.detections`."""
+def maps(placements: tuple[Placement, ...], relative: bool) -> NDArray[np.float32]:
+    """`maps` of `kernels.reference.detections`: from boxes of the model to source pixels.
+
+    Args:
+        relative: the model's boxes are in 0..1 of its input.
+    """
     rows = np.empty((len(placements), 8), np.float32)
     for row, placement in zip(rows, placements, strict=True):
         (left, top, _, _), (scale_x, scale_y) = placement.content, placement.scale
@@ -95,4 +99,4 @@ def _readable(output: NDArray[Any]) -> NDArray[Any]:
     return output if output.strides[-1] == output.itemsize else np.ascontiguousarray(output)
 
 
-__all__ = ["MAX_CANDIDATES", "postprocess"]
+__all__ = ["MAX_CANDIDATES", "maps", "postprocess"]

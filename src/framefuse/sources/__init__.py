@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -50,6 +50,10 @@ class SourceOptions:
     """Live sources: seconds without data after which a connection counts as lost."""
     reconnect: int = -1
     """Live sources: attempts in a row before giving up; -1: for ever."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: files whose codec NVDEC knows are decoded by it, and their planes lie on the GPU."""
+    held: int = 1
+    """Frames that readers hold at the same time, as a batch does. A decoder that reuses its memory keeps so many."""
     reconnect_max_delay: float = 10.0
     """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import av
 from av.stream import Disposition
 
 from framefuse.errors import DecodeError, SourceError
+from framefuse.frame import Frame
 from framefuse.sources import SourceInfo, SourceOptions
 from framefuse.sources.planes import check_size, note, wrap
 from framefuse.sources.pull import Frames, PullSource
@@ -42,6 +43,11 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     container = open_container(path)
     try:
         video = _Video.find(container, str(path), options)
+        if options.device == "cuda":
+            from framefuse.sources.nvdec import choose_decoder
+
+            video.decoder, why = choose_decoder(video.stream, path, options, video.info)
+            note(video.info, why)
     except BaseException:
         container.close()
         raise
@@ -75,6 +81,41 @@ def exact(value: Any) -> Fraction | None:
     return Fraction(value.numerator, value.denominator) if value else None
 
 
+class Decoder(Protocol):
+    """From packets to pictures, and from pictures to frames.
+
+    A picture has pts, time_base, width, height and is_corrupt, as PyAV's have.
+    """
+
+    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
+        """Pictures that are ready once this packet is in; an empty packet asks for those that are left.
+
+        Raises:
+            EOFError: there are no more.
+            av.FFmpegError: the packet is damaged.
+        """
+
+    def restart(self) -> None:
+        """The next packet does not follow the last one."""
+
+    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
+        """The picture as a Frame; `facts` are those of `planes.wrap`."""
+
+
+class HostDecoder:
+    """FFmpeg on the CPU."""
+
+    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
+        pictures: Iterable[Any] = packet.decode()
+        return pictures
+
+    def restart(self) -> None:
+        """PyAV does that when it seeks."""
+
+    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
+        return wrap(picture, info, **facts)
+
+
 @dataclass
 class _Video:
     """One video stream of an open container."""
@@ -86,6 +127,7 @@ class _Video:
     time_base: Fraction
     origin: int
     """pts at which the stream begins: `start` and `end` count from it."""
+    decoder: Decoder = field(default_factory=HostDecoder)
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list takes out of the presentation."""
@@ -176,7 +218,7 @@ class _Video:
                     continue
                 if index % options.vid_stride == 0:
                     self._note_size(picture)
-                    yield wrap(
+                    yield self.decoder.wrap(
                         picture,
                         self.info,
                         index=index,
@@ -214,6 +256,7 @@ class _Video:
         return self._pictures(closed)
 
     def _seek(self, pts: Fraction) -> None:
+        self.decoder.restart()
         try:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
@@ -238,14 +281,13 @@ class _Video:
                 return
             self.hidden += packet.is_discard
             try:
-                pictures = packet.decode()
+                for picture in self.decoder.decode(packet, closed):
+                    self.decoded += 1
+                    yield picture
             except EOFError:
                 return
             except av.FFmpegError as error:
                 self._damaged(error)
-                continue
-            self.decoded += len(pictures)
-            yield from pictures
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.corrupt += 1

@@ -1,0 +1,81 @@
+"""Memory of the CUDA path: pinned buffers, and the ledger of what is copied between host and device."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.kernels import cuda
+
+Direction = Literal["h2d", "d2h", "d2d"]
+Kind = Literal["pixels", "control", "results"]
+"""pixels: pictures; control: tables of addresses and positions; results: boxes, scores and counts."""
+
+
+class Copy(NamedTuple):
+    """One row of the ledger: a way on which bytes go, and who sends them."""
+
+    stage: str
+    direction: Direction
+    kind: Kind
+
+
+class Ledger:
+    """Bytes copied by each stage. Whoever copies says so here; nothing is measured.
+
+    Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: Counter[Copy] = Counter()
+        self._frames = 0
+        self._lock = threading.Lock()
+
+    def add(self, stage: str, direction: Direction, kind: Kind, size: int) -> None:
+        """A copy of `size` bytes."""
+        with self._lock:
+            self._bytes[Copy(stage, direction, kind)] += size
+
+    def frame(self, count: int = 1) -> None:
+        """Frames went through."""
+        with self._lock:
+            self._frames += count
+
+    @property
+    def frames(self) -> int:
+        return self._frames
+
+    def totals(self) -> Mapping[Copy, int]:
+        """Bytes of each row so far."""
+        with self._lock:
+            return dict(self._bytes)
+
+    def crossed(self, kind: Kind) -> int:
+        """Bytes of one kind that went over the bus, in either direction."""
+        return sum(size for copy, size in self.totals().items() if copy.kind == kind and copy.direction != "d2d")
+
+    def sentence(self) -> str:
+        """What a frame cost on average, in words."""
+        frames = max(1, self._frames)
+        pixels, rest = self.crossed("pixels"), self.crossed("control") + self.crossed("results")
+        return (
+            f"over the bus a frame: {pixels / frames:,.0f} bytes of pixels, {rest / frames:,.0f} of tables and results"
+        )
+
+
+def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros in page-locked memory, which the GPU copies without the CPU.
+
+    Raises:
+        CapabilityError: there is no usable GPU.
+    """
+    count = int(np.prod(shape))
+    memory = cuda.cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
+    array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
+    array[...] = 0
+    return array

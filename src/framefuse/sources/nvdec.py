@@ -1,0 +1,326 @@
+"""NVDEC: packets of FFmpeg's demuxer, decoded by the GPU into its own memory; nothing of the picture crosses the bus.
+
+Title: one surface again and again
+    PyNvVideoCodec hands out three or four surfaces in turn: what `Decode` returned is overwritten by a later `Decode`.
+    So each Frame carries a lease, and the next packet is not fed before every lease of the last one was released. The
+    decoder itself works ahead (it holds back the pictures that reordering needs), so this costs no throughput as long
+    as readers release as soon as their first kernel has run: `Lease.release(after=event)`. Readers that hold several
+    frames at once, as a batch of one stream does, get copies in a ring instead, made on the GPU; the notes say so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+
+from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.planes import note
+
+if TYPE_CHECKING:
+    from framefuse.sources.files import Decoder
+
+CODECS = {
+    "h264": ("H264", "h264_mp4toannexb"),
+    "hevc": ("HEVC", "hevc_mp4toannexb"),
+    "av1": ("AV1", None),
+    "vp9": ("VP9", None),
+    "vp8": ("VP8", None),
+    "mpeg2video": ("MPEG2", None),
+    "mpeg4": ("MPEG4", None),
+}
+"""FFmpeg's name of a codec -> PyNvVideoCodec's, and the filter that turns packets into what the hardware reads."""
+
+SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
+"""Pixel format that FFmpeg's decoder gives -> that of NVDEC's surface for the same stream."""
+
+NO_PTS = -(2**63)
+"""A packet without pts, as FFmpeg marks it."""
+POLL_SECONDS = 0.2
+
+
+def load() -> Any:
+    """The module PyNvVideoCodec.
+
+    Raises:
+        CapabilityError: it is missing, or finds no driver.
+    """
+    try:
+        import PyNvVideoCodec
+    except ImportError as error:
+        raise CapabilityError(
+            f"PyNvVideoCodec cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
+        ) from error
+    except Exception as error:  # RuntimeError, of its own check of the driver
+        raise CapabilityError(
+            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
+            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+        ) from error
+    return PyNvVideoCodec
+
+
+def choose_decoder(stream: Any, path: Path, options: SourceOptions, info: SourceInfo) -> tuple[Decoder, str]:
+    """NVDEC where it can decode this stream, else FFmpeg on the host; and why.
+
+    The first picture is decoded on the host as well: it tells what the header leaves open (colours, rotation).
+    """
+    from framefuse.sources.files import HostDecoder
+
+    try:
+        module = load()
+    except CapabilityError as error:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {error.message}"
+    name = stream.codec_context.name
+    if name not in CODECS:
+        return HostDecoder(), f"decoded by FFmpeg on the host: NVDEC has no {name}"
+    try:
+        sample = _first_frame(path, info)
+    except FramefuseError as error:
+        return HostDecoder(), f"decoded by FFmpeg on the host: its first picture cannot be looked at ({error.message})"
+    reason = _refusal(module, CODECS[name][0], sample)
+    if reason:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
+    if options.held > 1:
+        note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
+    decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+    return decoder, f"decoded by NVDEC ({name})"
+
+
+def _first_frame(path: Path, info: SourceInfo) -> Frame:
+    """Without its pixels' owner: what they mean is all that counts."""
+    from framefuse.sources.files import open_file
+
+    source = open_file(path, SourceOptions())
+    try:
+        frame = next(source)
+    except StopIteration:
+        raise CapabilityError("it has none") from None
+    finally:
+        source.close()
+    for text in source.info.notes:
+        note(info, text)
+    return frame
+
+
+def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
+    """Why this GPU's decoder cannot take the stream; None: it can."""
+    width, height, format = sample.coded_width, sample.coded_height, sample.format
+    if format.name not in SURFACES:
+        return f"NVDEC gives no surface for {format.name}"
+    if width % 2 or height % 2:
+        return f"{width}x{height} is odd, and NVDEC rounds it up"
+    known = getattr(module.cudaVideoCodec, codec, None)
+    if known is None:
+        return f"this PyNvVideoCodec has no {codec}"
+    chroma = getattr(module.cudaVideoChromaFormat, "420")
+    try:
+        limits = module.GetDecoderCaps(gpuid=_device(), codec=known, chromaformat=chroma, bitdepth=format.bits)
+    except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
+        return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({str(error).splitlines()[0][:120]})"
+    if not limits.get("num_decoder_engines"):
+        return f"this GPU's NVDEC has no {codec} of {format.bits} bits"
+    if not (limits["width_min"] <= width <= limits["width_max"]):
+        return f"a width of {width} is not {limits['width_min']} to {limits['width_max']}"
+    if not (limits["height_min"] <= height <= limits["height_max"]):
+        return f"a height of {height} is not {limits['height_min']} to {limits['height_max']}"
+    if width * height > limits["mb_num_max"] * 256:
+        return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
+    return None
+
+
+def _device() -> int:
+    from framefuse.kernels import cuda
+
+    return int(cuda.cupy().cuda.runtime.getDevice())
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One picture in a surface of the decoder."""
+
+    pts: int | None
+    luma: int
+    """Device address."""
+    chroma: int
+    pitch: int
+    """Bytes from row to row, of both planes."""
+    width: int
+    height: int
+    ready: Any
+    owner: Any
+    time_base: Fraction | None = None
+    is_corrupt: bool = False
+
+
+class Turn:
+    """The lease of a surface."""
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+        self._after: Any = None
+
+    def release(self, after: Any = None) -> None:
+        self._after = after
+        self._released.set()
+
+    def wait(self, closed: threading.Event) -> None:
+        """Until the surface may be overwritten, or the source was closed."""
+        while not self._released.wait(POLL_SECONDS):
+            if closed.is_set():
+                return
+        if self._after is not None:
+            self._after.synchronize()
+
+
+class NvDecoder:
+    """NVDEC over one stream.
+
+    Args:
+        sample: the first picture, decoded on the host: its colours and rotation are those of all.
+        held: frames that readers hold at the same time.
+    """
+
+    def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
+        from framefuse.kernels import cuda
+
+        self._module, self._stream, self._low_latency = module, stream, low_latency
+        self._codec, self._filter_name = CODECS[stream.codec_context.name]
+        self._meaning: dict[str, Any] = {
+            "matrix": sample.matrix,
+            "full_range": sample.full_range,
+            "rotation": sample.rotation,
+        }
+        self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
+        self._cupy = cuda.cupy()
+        self._device = _device()
+        self._queue: Any = None
+        self._held = held
+        self._turns: deque[Turn] = deque()
+        self._ring: deque[tuple[Any, Turn]] = deque()
+        self._closed = threading.Event()
+        self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        self._decoder: Any = None
+        name = self._filter_name
+        self._filter = None if name is None else av.BitStreamFilterContext(name, self._stream)
+
+    def decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
+        """Every picture is to be wrapped or dropped before the next is asked for."""
+        self._closed = closed
+        last = packet if packet.size else None
+        filtered = self._filter.filter(last) if self._filter is not None else filter(None, [last])
+        for one in filtered:
+            yield from self._feed(one, closed)
+        if last is None and self._decoder is not None:
+            yield from self._feed(None, closed)
+
+    def _feed(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
+        while self._turns:
+            self._turns.popleft().wait(closed)
+        if closed.is_set():
+            return
+        self._cupy.cuda.Device(self._device).use()
+        if self._decoder is None:
+            self._open()
+        data = self._module.PacketData()
+        if packet is not None:
+            data.bsl_data, data.bsl = packet.buffer_ptr, packet.size
+            data.pts = NO_PTS if packet.pts is None else packet.pts
+            if self._low_latency:
+                data.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
+        try:
+            pictures = self._decoder.Decode(data)
+        except Exception as error:  # PyNvVCException
+            self.restart()
+            raise av.error.InvalidDataError(0, f"NVDEC: {str(error).splitlines()[0][:200]}") from error
+        if not pictures:
+            return
+        ready = self._cupy.cuda.Event(disable_timing=True)
+        ready.record(self._queue)
+        for picture in pictures:
+            rows, width = picture.shape
+            pts = picture.getPTS()
+            yield Surface(
+                None if pts == NO_PTS else pts,
+                picture.GetPtrToPlane(0),
+                picture.GetPtrToPlane(1),
+                picture.strides[0],
+                width,
+                rows * 2 // 3,
+                ready,
+                (self._decoder, picture),  # the decoder frees its surfaces when it goes
+            )
+
+    def _open(self) -> None:
+        # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
+        self._queue = self._queue or self._cupy.cuda.Stream(non_blocking=True)
+        latency = self._module.DisplayDecodeLatencyType
+        self._decoder = self._module.CreateDecoder(
+            gpuid=self._device,
+            codec=getattr(self._module.cudaVideoCodec, self._codec),
+            cudacontext=0,
+            cudastream=self._queue.ptr,
+            usedevicememory=True,
+            latency=latency.LOW if self._low_latency else latency.NATIVE,
+        )
+
+    def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
+        """The surface as a Frame; it is lent, so release it."""
+        turn = Turn()
+        if self._held > 1:
+            picture = self._copy(picture, turn)
+        else:
+            self._turns.append(turn)
+        return Frame(
+            self._arrays(picture),
+            self._format,
+            ready=picture.ready,
+            lease=turn,
+            owner=picture.owner,
+            **self._meaning,
+            **facts,
+        )
+
+    def _copy(self, surface: Surface, turn: Turn) -> Surface:
+        """The surface in the oldest part of the ring, once its lease has ended."""
+        size = surface.pitch * surface.height * 3 // 2
+        memory = None
+        if len(self._ring) > self._held:
+            memory, last = self._ring.popleft()
+            last.wait(self._closed)
+        if memory is None or memory.size != size:
+            memory = self._cupy.empty(size, np.uint8)
+        self._ring.append((memory, turn))
+        start, luma = memory.data.ptr, surface.pitch * surface.height
+        runtime = self._cupy.cuda.runtime
+        for source, target, count in ((surface.luma, start, luma), (surface.chroma, start + luma, size - luma)):
+            runtime.memcpyAsync(target, source, count, runtime.memcpyDeviceToDevice, self._queue.ptr)
+        surface.ready.record(self._queue)
+        return replace(surface, luma=start, chroma=start + luma, owner=memory)
+
+    def _arrays(self, surface: Surface) -> tuple[Any, Any]:
+        """Luma and chroma as CuPy arrays over the surface; made once for each address."""
+        key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
+        found = self._planes.get(key)
+        if found is None:
+            shapes = self._format.plane_shapes(surface.width, surface.height)
+            item = self._format.dtype.itemsize
+            arrays = []
+            for address, shape in zip((surface.luma, surface.chroma), shapes, strict=True):
+                strides = (surface.pitch, *(() if len(shape) == 2 else (2 * item,)), item)
+                memory = self._cupy.cuda.UnownedMemory(address, surface.pitch * shape[0], None, self._device)
+                pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+                arrays.append(self._cupy.ndarray(shape, np.dtype(self._format.dtype), pointer, strides))
+            found = self._planes[key] = (arrays[0], arrays[1])
+        return found

@@ -1,0 +1,179 @@
+"""The pipeline on an NVIDIA GPU: NVDEC's surfaces, the captured program, and both together against the host's path."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framefuse.engines.null import CudaNullEngine, NullEngine
+from framefuse.models.card import read_card
+from framefuse.models.squares import squares_clip, write_squares
+from framefuse.pipeline import Pipeline
+from framefuse.preprocess import Preprocess
+from framefuse.program import HostProgram, Selection
+from framefuse.sources import SourceOptions, open_source
+
+pytestmark = pytest.mark.gpu
+
+FRAMES = 50
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cuda") / "clip.mp4"
+    squares_clip(path, frames=FRAMES, size=(640, 360))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squares(tmp_path_factory.mktemp("cuda") / "squares.onnx")
+
+
+def host_planes(frame: Any) -> list[np.ndarray[Any, Any]]:
+    """Luma, U and V on the host."""
+    import cupy
+
+    frame.ready.synchronize()
+    luma, chroma = (cupy.asnumpy(plane) for plane in frame.planes)
+    frame.lease.release()
+    return [luma, chroma[:, :, 0], chroma[:, :, 1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"start": 0.5, "end": 1.2}, {"vid_stride": 3}, {"low_latency": True}])
+@pytest.mark.parametrize("held", [1, 5])
+def test_nvdec_gives_the_pictures_of_ffmpeg(clip: Path, options: dict[str, Any], held: int) -> None:
+    surfaces = open_source(clip, SourceOptions(device="cuda", held=held, **options))
+    assert any("decoded by NVDEC" in text for text in surfaces.info.notes), surfaces.info.notes
+    count = 0
+    for expected in open_source(clip, SourceOptions(**options)):
+        frame = next(surfaces)
+        facts = ("index", "pts", "time_base", "matrix", "full_range", "rotation", "width", "height", "source_id")
+        assert [getattr(frame, name) for name in facts] == [getattr(expected, name) for name in facts]
+        for plane, other in zip(host_planes(frame), expected.planes, strict=True):
+            np.testing.assert_array_equal(plane, other)
+        count += 1
+    assert count > 10
+    with pytest.raises(StopIteration):
+        next(surfaces)
+
+
+def test_a_held_surface_is_not_overwritten(clip: Path) -> None:
+    source = open_source(clip, SourceOptions(device="cuda"))
+    frame = next(source)
+    before = [plane.copy() for plane in frame.planes]
+    following: list[Any] = []
+    reader = threading.Thread(target=lambda: following.append(next(source)))
+    reader.start()
+    reader.join(0.5)
+    assert reader.is_alive() and not following
+    for plane, copy in zip(frame.planes, before, strict=True):
+        assert bool((plane == copy).all())
+    frame.lease.release()
+    reader.join(10)
+    assert following[0].index == 1
+    source.close()
+
+
+def test_closing_ends_a_wait_for_a_lease(clip: Path) -> None:
+    source = open_source(clip, SourceOptions(device="cuda"))
+    kept = next(source)
+    reader = threading.Thread(target=lambda: list(source))
+    reader.start()
+    source.close()
+    reader.join(10)
+    assert not reader.is_alive() and kept.lease is not None
+
+
+def test_a_damaged_stream_goes_on(clip: Path, tmp_path: Path) -> None:
+    data = bytearray(clip.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 400] = bytes(range(200)) * 2
+    damaged = tmp_path / "damaged.mp4"
+    damaged.write_bytes(data)
+    count = 0
+    for frame in open_source(damaged, SourceOptions(device="cuda")):
+        frame.lease.release()
+        count += 1
+    assert count > FRAMES // 2
+
+
+def answers(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+    """The output of a YOLOv8 with three classes: some boxes, the same for every size."""
+    random = np.random.default_rng(0)
+    anchors = sum((height // stride) * (width // stride) for stride in (8, 16, 32))
+    centres, sides = random.uniform(0, 300, (batch, 2, anchors)), random.uniform(5, 90, (batch, 2, anchors))
+    scores = random.uniform(0, 0.3, (batch, 3, anchors))
+    return [np.concatenate([centres, sides, scores], axis=1).astype(np.float32)]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("decoder", ["cuda", "cpu"])
+def test_the_captured_program_finds_what_the_host_finds(clip: Path, model: Path, batch: int, decoder: Any) -> None:
+    from framefuse.program_cuda import CudaProgram
+
+    card, spec = read_card(model), Preprocess(320, 320, rectangular=True)
+    selection = Selection(conf=0.2, max_det=50)
+    host = HostProgram(NullEngine(lambda array: answers(batch, *array.shape[2:])), card, spec, selection, batch=batch)
+    program = CudaProgram(CudaNullEngine(answers), card, spec, selection, batch=batch)
+    found: list[list[Any]] = [[], []]
+    for number, (runner, device) in enumerate(((host, "cpu"), (program, decoder))):
+        frames = []
+        for frame in open_source(clip, SourceOptions(device=device, held=batch * 3)):
+            frames.append(frame)
+            if len(frames) == batch:
+                found[number] += list(runner.submit(frames))
+                frames = []
+        if frames:
+            found[number] += list(runner.submit(frames))
+        found[number] += list(runner.drain())
+    assert len(found[0]) == len(found[1]) == FRAMES
+    for (first, _), (second, _) in zip(*found, strict=True):
+        assert first.frame == second.frame
+        assert len(first.detections) > 5
+        np.testing.assert_array_equal(first.detections.class_id, second.detections.class_id)
+        np.testing.assert_allclose(first.detections.xyxy, second.detections.xyxy, atol=1e-3)
+        np.testing.assert_allclose(first.detections.confidence, second.detections.confidence, atol=1e-6)
+    pixels = program.ledger.crossed("pixels")
+    assert program.ledger.frames == FRAMES
+    assert pixels == (0 if decoder == "cuda" else FRAMES * 640 * 360 * 3 // 2)
+    host.close()
+    program.close()
+
+
+def test_the_model_sees_the_same_picture(clip: Path, model: Path) -> None:
+    import cupy
+
+    from framefuse.program_cuda import CudaProgram
+
+    card, spec = read_card(model), Preprocess(320, 320, rectangular=True)
+    program = CudaProgram(CudaNullEngine(answers), card, spec, Selection(), slots=1)
+    frames = open_source(clip, SourceOptions(device="cuda"))
+    for expected in open_source(clip, SourceOptions(end=0.2)):
+        list(program.submit([next(frames)]))
+        list(program.drain())
+        (execution,) = program._executions[192, 320]
+        there = cupy.asnumpy(execution.input)[0]
+        here = np.empty((3, 192, 320), np.float32)
+        spec(expected, here)
+        np.testing.assert_allclose(there[:, :, :3].transpose(2, 0, 1), here, atol=1e-3)
+        assert not there[:, :, 3:].any()
+    program.close()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_pipeline_runs_on_the_gpu(clip: Path, model: Path, batch: int, tmp_path: Path) -> None:
+    pipeline = Pipeline(clip, model, device="cuda", engine="null", batch=batch, save=True, save_jsonl=True,
+                        project=tmp_path, imgsz=[320])  # fmt: skip
+    results = list(pipeline)
+    assert [result.frame.index for result in results] == list(range(FRAMES))
+    assert pipeline.folder is not None and len(list(pipeline.folder.iterdir())) >= 2
+    again = Pipeline(clip, model, device="cuda", engine="null", batch=batch, imgsz=[320])
+    for number, _ in enumerate(again):
+        if number == 5:
+            break
+    again.close()

@@ -647,6 +647,11 @@ def test_html_is_one_safe_and_complete_page(tmp_path: Path) -> None:
     assert "70 more classes" in page.text
 
 
+def test_html_of_a_run_whose_samples_all_fell_between_frames(tmp_path: Path) -> None:
+    report = replace(full_report(tmp_path), fps_over_time=[(0.5, 0.0), (1.0, 0.0), (1.5, 0.0)])
+    assert "Frames per second over time" not in Page(report.to_html()).text
+
+
 def test_html_of_an_empty_run(tmp_path: Path) -> None:
     empty = Recorder().snapshot()
     page = Page(build_report(empty, error=UsageError("no such file")).to_html())

@@ -247,7 +247,7 @@ def _latency(report: Report) -> str:
 
 def _speed(report: Report) -> str:
     series = report.fps_over_time
-    if len(series) < 3:
+    if len(series) < 3 or not any(fps for _, fps in series):
         return ""
     end, top = series[-1][0], max(fps for _, fps in series) * 1.1
     starts = [0.0, *(second for second, _ in series[:-1])]

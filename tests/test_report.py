@@ -27,7 +27,7 @@ from framefuse.profiling import (
     Spread,
     StageStats,
 )
-from framefuse.report import ModelFacts, Report, build_report
+from framefuse.report import CopyFacts, ModelFacts, Report, build_report
 from framefuse.sources import SourceInfo
 from framefuse.threads import cpu_by_thread_name, name_thread, thread_named
 from framefuse.verdict import Verdict, verdict
@@ -650,6 +650,15 @@ def test_html_is_one_safe_and_complete_page(tmp_path: Path) -> None:
 def test_html_of_a_run_whose_samples_all_fell_between_frames(tmp_path: Path) -> None:
     report = replace(full_report(tmp_path), fps_over_time=[(0.5, 0.0), (1.0, 0.0), (1.5, 0.0)])
     assert "Frames per second over time" not in Page(report.to_html()).text
+
+
+def test_what_was_copied_is_said_and_survives_json(tmp_path: Path) -> None:
+    copies = [CopyFacts("preprocess", "h2d", "control", 544.0), CopyFacts("write", "d2h", "pixels", 3110400.0)]
+    report = replace(full_report(tmp_path), copies=copies)
+    assert "3,110,400 bytes of pixels, 544 of tables" in report.table()
+    assert "3,110,400" in Page(report.to_html()).text
+    assert Report.from_json(report.to_json()).copies == copies
+    assert "copies" not in full_report(tmp_path).table()
 
 
 def test_html_of_an_empty_run(tmp_path: Path) -> None:

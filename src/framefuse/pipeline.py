@@ -32,7 +32,7 @@ from framefuse.models.card import Card, read_card
 from framefuse.prediction import Result
 from framefuse.profiling import Recorder, StageClock
 from framefuse.program import Done, HostProgram, Program, Selection
-from framefuse.report import ModelFacts, Report, build_report
+from framefuse.report import CopyFacts, ModelFacts, Report, build_report
 from framefuse.sinks import Sink, open_sink
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
@@ -245,6 +245,7 @@ class Pipeline:
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
+        ledger = self._program.ledger
         return build_report(
             self._recorder.snapshot(),
             sources=self._infos(),
@@ -252,6 +253,10 @@ class Pipeline:
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             choices=self._choices,
+            copies=[
+                CopyFacts(copy.stage, copy.direction, copy.kind, size / max(1, ledger.frames))
+                for copy, size in ledger.totals().items()
+            ],
             detections=self._counts,
             outputs=sinks.paths if sinks else (),
             warnings=sinks.notes if sinks else (),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from framefuse.engines import Engine, Lane, Slot
 from framefuse.frame import Frame
+from framefuse.ledger import Ledger
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
 from framefuse.postprocess.semantic import ClassMasks
@@ -70,6 +71,10 @@ class Program(Protocol):
     def largest_input(self) -> tuple[int, int]:
         """Width and height of the largest model input used so far; before the first frame, of the largest possible."""
 
+    @property
+    def ledger(self) -> Ledger:
+        """What was copied between host and device so far."""
+
     def close(self) -> None: ...
 
 
@@ -112,6 +117,8 @@ class HostProgram:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._flights: deque[_Flight] = deque()
         self._used: set[tuple[int, int]] = set()
+        self.ledger = Ledger()
+        """Stays empty."""
         recorder = recorder or Recorder()
         self._clocks = {name: recorder.stage(name) for name in ("preprocess", "inference", "postprocess")}
 

@@ -24,7 +24,7 @@ from framefuse.kernels import cuda
 from framefuse.kernels.boxes import detections
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from framefuse.kernels.reference.boxes import Found
-from framefuse.memory import Ledger, pinned
+from framefuse.ledger import Ledger
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
 from framefuse.prediction import Detections, FrameInfo, Result
@@ -98,7 +98,6 @@ class CudaProgram:
         slots: int = 0,
         keep_frames: bool = False,
         recorder: Recorder | None = None,
-        ledger: Ledger | None = None,
     ) -> None:
         cuda.cupy()
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
@@ -108,7 +107,7 @@ class CudaProgram:
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._flights: deque[_Flight] = deque()
         self._largest = (0, 0)
-        self.ledger = ledger or Ledger()
+        self.ledger = Ledger()
         recorder = recorder or Recorder()
         self._clocks = {name: recorder.stage(name) for name in ("preprocess", "inference", "postprocess")}
 
@@ -238,14 +237,14 @@ class _Lane:
         self._units = card.box_units
         with self._stream:
             self._staging = _Staging(batch, self._stream, ledger)
-            self._table = PreprocessTable(frame.format, model.input, memory_format="nhwc", allocate=pinned)
-            self._maps = pinned((batch, 8), np.float32)
+            self._table = PreprocessTable(frame.format, model.input, memory_format="nhwc", allocate=cuda.pinned)
+            self._maps = cuda.pinned((batch, 8), np.float32)
             self._maps_there = cp.zeros((batch, 8), np.float32)
             # One allocation, so that one copy brings everything home.
             shapes = [((batch, selection.max_det, 4), np.float32), ((batch, selection.max_det), np.float32),
                       ((batch, selection.max_det), np.int32), ((batch,), np.int32), ((batch,), np.int32)]  # fmt: skip
             self._found_there, there = _arrays(shapes, lambda size: cp.zeros(size, np.uint8))
-            self._found, self._home = _arrays(shapes, lambda size: pinned((size,), np.uint8))
+            self._found, self._home = _arrays(shapes, lambda size: cuda.pinned((size,), np.uint8))
             outputs = [model.results[index] for index in card.output_indices]
 
             def run() -> None:
@@ -354,7 +353,7 @@ class _Staging:
         for number, plane in enumerate(frame.planes):
             key = number, plane.shape, plane.dtype
             if key not in self._slots[slot]:
-                self._slots[slot][key] = pinned(plane.shape, plane.dtype), cp.empty(plane.shape, plane.dtype)
+                self._slots[slot][key] = cuda.pinned(plane.shape, plane.dtype), cp.empty(plane.shape, plane.dtype)
             here, there = self._slots[slot][key]
             np.copyto(here, plane)
             there.data.copy_from_host_async(here.ctypes.data, here.nbytes, self._stream)

@@ -55,6 +55,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class CopyFacts:
+    """What one stage copied to, from or on the GPU."""
+
+    stage: str
+    direction: str
+    """h2d, d2h or d2d: from host or device to host or device."""
+    kind: str
+    """pixels, control (tables of addresses and positions) or results (boxes)."""
+    bytes_per_frame: float
+
+
+@dataclass(frozen=True)
 class ErrorFacts:
     """What ended a run early."""
 
@@ -104,6 +116,8 @@ class Report:
     model: ModelFacts | None = None
     choices: list[str] = field(default_factory=list)
     """What was chosen automatically, each with its reason."""
+    copies: list[CopyFacts] = field(default_factory=list)
+    """The ledger: empty where no GPU took part."""
     peak_rss_mb: float | None = None
     minor_faults_per_frame: float | None = None
     outputs: list[str] = field(default_factory=list)
@@ -148,6 +162,8 @@ class Report:
         cores = f"of the {offered:.2f} that {self.cores} core{'s have' if self.cores > 1 else ' has'} a frame"
         memory = f", {self.peak_rss_mb:,.0f} MB at most" if self.peak_rss_mb else ""
         lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
+        if self.copies:
+            lines.append(f"copies   {self.copied()}")
         skipped = [text for source in self.sources for text in source.notes if "skipped" in text]
         warnings = [*skipped, *self.warnings]
         for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
@@ -156,6 +172,13 @@ class Report:
             lines.append(f"error    {self.error.kind}: {self.error.message}")
             lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
         return "\n".join(lines)
+
+    def copied(self) -> str:
+        """What crossed the bus, in words: "a frame: 0 bytes of pixels, 3,456 of tables and results over the bus"."""
+        over = [row for row in self.copies if row.direction != "d2d"]
+        pixels = sum(row.bytes_per_frame for row in over if row.kind == "pixels")
+        rest = sum(row.bytes_per_frame for row in over if row.kind != "pixels")
+        return f"a frame: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results over the bus"
 
     def _bar(self, cpu_ms: float | None, width: int = 15) -> str:
         return "█" * round(width * (cpu_ms or 0.0) / max(self.cpu_ms_per_frame, 1e-9))
@@ -225,6 +248,7 @@ def build_report(
     sources: Iterable[SourceInfo] = (),
     model: ModelFacts | None = None,
     choices: Iterable[str] = (),
+    copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
     outputs: Iterable[Path] = (),
     warnings: Iterable[str] = (),
@@ -276,6 +300,7 @@ def build_report(
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
         choices=list(choices),
+        copies=list(copies),
         peak_rss_mb=measured.peak_rss_mb,
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],

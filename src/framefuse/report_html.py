@@ -37,6 +37,7 @@ def render(report: Report, folder: Path | None = None) -> str:
         + "</div>",
         _section("Detections per class", _classes(report)),
         _section("Stages", _stage_table(report)),
+        _section("Copied", _copies(report), "Bytes a frame between host (h) and device (d), as counted."),
         '<div class="pair">'
         + _section("Decided automatically", _list(report.choices))
         + _section("Source", _sources(report))
@@ -311,6 +312,11 @@ def _stage_table(report: Report) -> str:
             "same time; its wait is what the program thread waited for it.</p>"
         )
     return _table(head, rows, texts=2) + note if rows else ""
+
+
+def _copies(report: Report) -> str:
+    rows = [(row.stage, row.kind, row.direction, f"{row.bytes_per_frame:,.0f}") for row in report.copies]
+    return _table(("stage", "what", "way", "bytes"), rows, texts=3) if rows else ""
 
 
 def _sources(report: Report) -> str:

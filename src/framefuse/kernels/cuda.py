@@ -24,6 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import nvrtc
 
@@ -192,6 +195,19 @@ def as_cupy(array: Any) -> Any:
         f"{type(array).__name__} is not an array on a GPU",
         remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU",
     )
+
+
+def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros in page-locked memory of the host, which the GPU copies without the CPU.
+
+    Raises:
+        CapabilityError: as `cupy`.
+    """
+    count = int(np.prod(shape))
+    memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
+    array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
+    array[...] = 0
+    return array
 
 
 def current_stream() -> int:

@@ -1,16 +1,11 @@
-"""Memory of the CUDA path: pinned buffers, and the ledger of what is copied between host and device."""
+"""Ledger: bytes copied between host and device, by stage and kind. "Zero-copy" is a number here."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
-from framefuse.kernels import cuda
+from typing import Literal, NamedTuple
 
 Direction = Literal["h2d", "d2h", "d2d"]
 Kind = Literal["pixels", "control", "results"]
@@ -58,24 +53,3 @@ class Ledger:
     def crossed(self, kind: Kind) -> int:
         """Bytes of one kind that went over the bus, in either direction."""
         return sum(size for copy, size in self.totals().items() if copy.kind == kind and copy.direction != "d2d")
-
-    def sentence(self) -> str:
-        """What a frame cost on average, in words."""
-        frames = max(1, self._frames)
-        pixels, rest = self.crossed("pixels"), self.crossed("control") + self.crossed("results")
-        return (
-            f"over the bus a frame: {pixels / frames:,.0f} bytes of pixels, {rest / frames:,.0f} of tables and results"
-        )
-
-
-def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros in page-locked memory, which the GPU copies without the CPU.
-
-    Raises:
-        CapabilityError: there is no usable GPU.
-    """
-    count = int(np.prod(shape))
-    memory = cuda.cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
-    array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
-    array[...] = 0
-    return array

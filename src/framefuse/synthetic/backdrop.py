@@ -19,7 +19,7 @@ MARGIN = 0.08
 
 
 def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float) -> Image.Image:
-    """RGB picture of LAPS * width x (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
+    """RGB picture of LAPS * width by (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
 
     Args:
         horizon: where the ground begins, from the top, in frame heights.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from framefuse.synthetic.chance import Chance, Split
-from framefuse.synthetic.textures import BANK, Colour, Texture, colour, texture
+from framefuse.synthetic.textures import BANK, Colour, colour, texture
 
 HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
 SKIN, SKIN_DARK = 12, 13
@@ -220,6 +220,3 @@ def _scaled(rgb: Colour, factor: float) -> Colour:
 def _raised(rgb: Colour, share: float) -> Colour:
     r, g, b = (round(value + (255 - value) * share) for value in rgb)
     return r, g, b
-
-
-__all__ = ["Paint", "Sketch", "Stamp", "Texture"]

@@ -71,12 +71,19 @@ class Track:
     span: float
     """Frame heights from where it enters to where it leaves, to the right or, negative, to the left."""
     size: float
+    """Of the figure's unit in the middle of its way, in frame heights."""
     growth: float
+    """Logarithm of how much larger it is at the end than at the beginning: it comes nearer, or goes away."""
     baseline: float
+    """Where it stands in the middle of its way, frame heights from the top; those with a lower one are behind."""
     hover: float
+    """Height above the ground."""
     wobble: float
+    """How unevenly it moves, below 1."""
     bounce: float
+    """Height of its jumps."""
     rhythm: float
+    """Its own clock's rate and start."""
     horizon: float
 
     @property

@@ -115,7 +115,7 @@ def test_size_speed_and_accuracy_are_reported(built: dict[tuple[str, str], Build
     assert report.smaller >= 3.1 and report.bytes_after == report.output.stat().st_size
     assert set(report.speed_ms) == {"fp32", "auto", "lowered"} and min(report.speed_ms.values()) > 0
     assert report.accuracy is not None and report.accuracy.fp32 == pytest.approx(100)
-    assert report.accuracy.truth.startswith("detections of the FP32 model") and report.accuracy.frames >= 8
+    assert report.accuracy.truth == "what the FP32 model finds" and report.accuracy.frames >= 8
     content = json.loads(report.to_json())
     assert content["smaller"] == report.smaller and len(content["layers"]) == 64
     assert "x smaller" in report.summary() and "points lost" in report.summary()

@@ -28,14 +28,15 @@ ROUNDS = 15
 class Judge:
     """Knows the truth and the score of the FP32 model; gives the scores of what is made of it.
 
-    With labels the score is mAP50-95 of a detector, mean IoU of a segmenter. Without, the detections of the FP32 model
-    at confidence 0.25 are the truth, and the score is mAP50: the FP32 model has 100 then, and finer overlaps would
-    count fractions of a pixel.
+    With labels the score is mAP50-95 of a detector, mean IoU of a segmenter. Without, what the FP32 model finds (a
+    detector at confidence 0.25) is the truth, and a detector's score is mAP50: the FP32 model has 100 then, and finer
+    overlaps would count fractions of a pixel. That is a stricter measure than labels: what both models get wrong in
+    different ways counts.
     """
 
     def __init__(self, model: Path, footage: Footage, labelled: Dataset | None) -> None:
         self._measure = "mAP50-95" if labelled else "mAP50"
-        self._truth = "labels" if labelled else f"detections of the FP32 model at confidence {CONFIDENCE}"
+        self._truth = "labels" if labelled else "what the FP32 model finds"
         self._data = labelled or pseudo_truth(model, footage.data)
         self._fp32 = self._score(model, "fp32")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import itertools
 import mmap
 import os
@@ -25,8 +26,11 @@ from framefuse import kernels
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cpu
+from framefuse.kernels import plan as plan_module
 from framefuse.kernels.build import build, build_cpu
 from framefuse.preprocess import Preprocess
+
+preprocess_module = importlib.import_module("framefuse.kernels.preprocess")  # the package has a function of its name
 
 GREY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 """Output in grey levels."""
@@ -43,6 +47,20 @@ INTERPOLATIONS = ("linear", "nearest", "area", "antialias")
 def compiled() -> None:
     """The kernels of this checkout are built and current."""
     build()
+
+
+@pytest.fixture(params=["best", "usual"])
+def nest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernels that this CPU uses, then those that it uses without AVX-512 VBMI."""
+    if request.param == "usual":
+        if not cpu.wide():
+            pytest.skip("they are the same on this CPU")
+        monkeypatch.setattr(plan_module, "wide", lambda: False)
+    plan_module.plan.cache_clear()
+    preprocess_module._calls.known.clear()
+    yield request.param
+    plan_module.plan.cache_clear()
+    preprocess_module._calls.known.clear()
 
 
 def random_frame(name: str, width: int, height: int, *, pitch: int = 0, seed: int = 0, **facts: Any) -> Frame:
@@ -78,7 +96,7 @@ def letterbox(frame: Frame, side: int) -> tuple[tuple[int, int], tuple[int, int,
 
 
 @pytest.mark.parametrize("name", PIXEL_FORMATS)
-def test_every_pixel_format_and_awkward_size(name: str) -> None:
+def test_every_pixel_format_and_awkward_size(name: str, nest: str) -> None:
     """Each format meets each size and each placement; matrix, range, rotation and interpolation go round with them."""
     sizes = ((1, 1), (2, 2), (1, 7), (3, 1), (5, 5), (37, 23), (64, 48))
     placements = (
@@ -134,13 +152,13 @@ def test_colour(name: str, full_range: bool, matrix: Any) -> None:
         ("yuv422p", 3, 4097, 640),
     ],
 )
-def test_real_sizes_letterboxed(name: str, width: int, height: int, side: int) -> None:
+def test_real_sizes_letterboxed(name: str, width: int, height: int, side: int, nest: str) -> None:
     frame = random_frame(name, width, height, pitch=64)
     for interpolation in ("linear", INTERPOLATIONS[width % 4]):
         assert compare(frame, *letterbox(frame, side), interpolation=interpolation) <= TOLERANCE
 
 
-def test_1080p_stretched_to_a_square() -> None:
+def test_1080p_stretched_to_a_square(nest: str) -> None:
     frame = random_frame("nv12", 1920, 1080)
     for interpolation in INTERPOLATIONS:
         assert compare(frame, (640, 640), (0, 0, 640, 640), interpolation=interpolation) <= TOLERANCE
@@ -153,7 +171,7 @@ def test_positions_are_exact_where_float32_positions_are_not() -> None:
     assert compare(frame, (1023, 2), (0, 0, 1023, 2)) < 0.0005
 
 
-def test_nearest_picks_whole_samples() -> None:
+def test_nearest_picks_whole_samples(nest: str) -> None:
     """Every output of `nearest` is exactly one of the frame's pixels: the one that holds the output's centre."""
     frame = random_frame("rgb24", 31, 17)
     out = np.empty((3, 40, 50), np.float32)
@@ -188,7 +206,7 @@ def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any) -> None:
     np.testing.assert_array_equal(parts, whole)
 
 
-def test_random_cases_in_threads() -> None:
+def test_random_cases_in_threads(nest: str) -> None:
     """Whatever was painted before in a thread, and whichever case comes first in it, scratch never shows."""
 
     def job(seed: int) -> list[float]:
@@ -308,7 +326,7 @@ def test_other_output_types(name: str, kind: str, rotation: Any, interpolation: 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("name", ["yuv420p", "nv12", "bgr24"])
 @pytest.mark.parametrize(("width", "height"), [(1366, 768), (1440, 1080), (1918, 1078)])
-def test_bytes_of_real_sizes(name: str, width: int, height: int, interpolation: str) -> None:
+def test_bytes_of_real_sizes(name: str, width: int, height: int, interpolation: str, nest: str) -> None:
     """At most one value in a thousand is rounded the other way, of those that are not halfway between two levels."""
     frame = random_frame(name, width, height)
     size, content = letterbox(frame, 640)
@@ -316,6 +334,72 @@ def test_bytes_of_real_sizes(name: str, width: int, height: int, interpolation: 
     clear = np.abs(exact % 1 - 0.5) > 1e-4
     assert np.abs(found - exact).max() <= 0.505
     assert (found != np.floor(exact + 0.5))[clear].mean() <= 0.001
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("name", ["bgr24", "rgba", "nv12", "nv21", "yuv420p", "yuv411p", "yuv444p", "gbrp", "gray"])
+def test_every_placement_of_large_pictures(name: str, rotation: Any, nest: str) -> None:
+    """Wide enough for windows of 128 bytes, at scales that need one or two of them, or are too large for any."""
+    frame = random_frame(name, 1100, 300, pitch=5, rotation=rotation)
+    roi = (7, 3, 281, 250)
+    for size, content in (
+        ((300, 200), (0, 0, 300, 200)),
+        ((500, 90), (11, 5, 477, 80)),
+        ((400, 400), (-30, -41, 470, 490)),
+        ((61, 40), (20, 1, 33, 37)),
+        ((70, 17), (0, 0, 70, 17)),
+        ((1100, 300), (0, 0, 1100, 300)),
+    ):
+        for options in (
+            {},
+            {"roi": roi, "channel_order": "bgr"},
+            {"memory_format": "nhwc", "interpolation": "nearest"},
+        ):
+            assert compare(frame, size, content, **options) <= TOLERANCE, (size, content, options)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16 bits", "uint8", "int8"])
+@pytest.mark.parametrize("name", ["bgr24", "nv12", "yuv420p", "gray"])
+def test_other_output_types_of_large_pictures(name: str, kind: str, nest: str) -> None:
+    dtype, tolerance = OUTPUTS[kind]
+    zero = 128.0 if kind == "int8" else 0.0
+    for order, mean in (("rgb", zero), ("bgr", zero + 3.25)):
+        options = {"content": (9, -2, 213, 140), "mean": (mean,) * 3, "channel_order": order}
+        found, exact = both(random_frame(name, 640, 360), dtype, (230, 136), **options)
+        clipped = exact.clip(np.iinfo(dtype).min, np.iinfo(dtype).max) if kind in ("uint8", "int8") else exact
+        assert np.abs(found - clipped).max() <= tolerance
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("memory", ["nchw", "nhwc"])
+@pytest.mark.parametrize("name", ["bgr24", "yuv420p"])
+def test_padding_can_be_left_alone(name: str, memory: Any, rotation: Any, nest: str) -> None:
+    frame = random_frame(name, 300, 200, rotation=rotation)
+    for size, content in (((64, 48), (3, 5, 50, 40)), ((40, 30), (-5, -6, 60, 30)), ((6, 5), (9, 1, 4, 2))):
+        for rows in (None, (2, 5)):
+            outs = [np.full((3, *size[::-1]) if memory == "nchw" else (*size[::-1], 3), -7, np.float32) for _ in "ab"]
+            for out, pad_value in zip(outs, (-7.0, None), strict=True):
+                kernels.preprocess(frame, out, content=content, interpolation="linear", pad_value=pad_value, rows=rows,
+                                   channel_order="rgb", memory_format=memory, **GREY)  # fmt: skip
+            np.testing.assert_array_equal(*outs)
+
+
+def test_arguments_may_be_lists_and_outputs_may_change_between_calls() -> None:
+    """What one call leaves behind must not decide another: same shapes, another pitch, type or permission to write."""
+    frame = random_frame("bgr24", 300, 200)
+    options = {"interpolation": "linear", "pad_value": 0.0, "channel_order": "rgb"}
+    wanted, found = np.empty((3, 32, 48), np.float32), np.empty((3, 32, 48), np.float32)
+    kernels.preprocess(frame, wanted, content=(0, 0, 48, 32), **options, **GREY)
+    lists: Any = {"content": [0, 0, 48, 32], "mean": [0.0] * 3, "std": [1.0] * 3, "roi": [0, 0, 300, 200]}
+    kernels.preprocess(frame, found, **lists, **options)
+    np.testing.assert_array_equal(found, wanted)
+    padded = random_frame("bgr24", 300, 200, pitch=3)
+    found[:] = 0
+    kernels.preprocess(Frame((padded.planes[0],), frame.format), found, content=(0, 0, 48, 32), **options, **GREY)
+    assert compare(padded, (48, 32), (0, 0, 48, 32)) <= TOLERANCE
+    found.flags.writeable = False
+    with pytest.raises(UsageError, match="writeable False"):
+        kernels.preprocess(frame, found, content=(0, 0, 48, 32), **options, **GREY)
 
 
 def test_bfloat16_rounds_as_ml_dtypes() -> None:
@@ -352,7 +436,7 @@ def test_bytes_that_go_by_without_colour(dtype: Any, zero: float, name: str, int
 def test_packed_rows_are_not_read_past_their_end(name: str, rotation: Any) -> None:
     """16 bytes are read at once. The frame ends where its memory does; what follows may not be touched."""
     channels = len(PIXEL_FORMATS[name].channels)
-    for width, height in ((1, 1), (2, 3), (5, 2), (6, 1), (64, 2)):
+    for width, height in ((1, 1), (2, 3), (5, 2), (6, 1), (64, 2), (300, 3)):
         size = width * height * channels
         memory = mmap.mmap(-1, mmap.PAGESIZE * 2)
         protect_last_page(memory)
@@ -572,6 +656,16 @@ def test_level_is_chosen_by_the_features_of_the_cpu() -> None:
     with pytest.raises(CapabilityError, match="riscv64"):
         cpu.select("riscv64", frozenset())
     assert kernels.describe().path.is_file()
+
+
+def test_avx512_without_vbmi_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, expected in ((cpu.WIDE_FLAGS, True), (cpu.WIDE_FLAGS - {"avx512vbmi"}, False)):
+        monkeypatch.setattr(cpu, "_flags", lambda _, flags=flags: flags)
+        monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+        cpu.wide.cache_clear()
+        assert cpu.wide() is expected
+        assert ("v4" in cpu.describe().reason) is expected
+    cpu.wide.cache_clear()
 
 
 RUN_ONE = """

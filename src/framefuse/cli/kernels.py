@@ -79,8 +79,12 @@ def show(
     else:
         on_cuda = device is Device.CUDA
         build = _build()
-        function = build.function(name, cuda.describe(name).family if on_cuda else cpu.names()[name], cuda=on_cuda)
-        typer.echo(function.script() if emit is Form.TIR else build.assembly(function, cpu.describe().level))
+        family = cuda.describe(name).family if on_cuda else cpu.names()[name]
+        function = build.function(name, family, cuda=on_cuda)
+        if emit is Form.TIR:
+            typer.echo(function.script())
+        else:
+            typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
     return 0
 
 

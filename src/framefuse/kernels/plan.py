@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, Matrix, PixelFormat, Rotation
+from framefuse.kernels.cpu import wide
+from framefuse.kernels.filters import Taps, axis_taps, byte_pairs, column_weights, stacked, upper, widened
+from framefuse.kernels.windows import NONE, Axis, windows
 
 Interpolation = Literal["nearest", "linear", "area", "antialias"]
 ChannelOrder = Literal["rgb", "bgr"]
@@ -62,7 +65,8 @@ class Request(NamedTuple):
     dtype: np.dtype[Any]
     content: Content
     interpolation: Interpolation
-    pad_value: float
+    pad_value: float | None
+    """None: the padding is not written."""
     mean: Triple
     std: Triple
     channel_order: ChannelOrder
@@ -77,7 +81,7 @@ class Request(NamedTuple):
         out: NDArray[Any],
         content: Content,
         interpolation: Interpolation,
-        pad_value: float,
+        pad_value: float | None,
         mean: Triple,
         std: Triple,
         channel_order: ChannelOrder,
@@ -150,55 +154,6 @@ class Request(NamedTuple):
         return OUTPUTS[self.dtype.name]
 
 
-@dataclass(frozen=True)
-class Taps:
-    """Filter of one axis: value of output i = sum over t < count[i] of weight[i, t] * source[first[i] + t].
-
-    Weights past the count are 0; those of an output add up to 1.
-    """
-
-    first: NDArray[np.int32]
-    count: NDArray[np.int32]
-    weight: NDArray[np.float32]
-
-    def __getitem__(self, part: slice) -> Taps:
-        count = self.count[part]
-        return Taps(self.first[part], count, self.weight[part, : count.max(initial=1)])
-
-
-@lru_cache(maxsize=256)
-def axis_taps(start: int, length: int, target: int, subsample: int, interpolation: Interpolation) -> Taps:
-    """Taps that resize the pixels start .. start + length - 1 to `target` ones.
-
-    The plane has one sample for every `subsample` pixels; only those that cover the pixels are used.
-    `reference.preprocess` defines the interpolations and where chroma sits. Here, all is counted in units of
-    1 / (2 subsample target) sample, so that positions and overlaps are exact integers at any size.
-    """
-    unit = 2 * subsample * target
-    lowest, highest = start // subsample, -(-(start + length) // subsample) - 1
-    centre = (2 * np.arange(target, dtype=np.int64) + 1) * length + 2 * target * start
-    if interpolation == "nearest":
-        first = last = centre // (2 * target) // subsample
-    elif interpolation == "area":
-        first, last = (centre - length) // unit, (centre + length - 1) // unit
-    else:
-        reach = max(unit, 2 * length) if interpolation == "antialias" else unit
-        first = (centre - reach - unit // 2) // unit + 1
-        last = -((unit // 2 - centre - reach) // unit) - 1
-    first, last = first.clip(lowest, highest), last.clip(lowest, highest)
-    samples = first[:, None] + np.arange((last - first).max() + 1)
-    if interpolation == "nearest":
-        share = np.ones_like(samples)
-    elif interpolation == "area":
-        edges = (np.minimum((centre + length)[:, None], (samples + 1) * unit), (centre - length)[:, None])
-        share = edges[0] - np.maximum(edges[1], samples * unit)
-    else:
-        share = reach - np.abs(samples * unit + unit // 2 - centre[:, None])
-    share = np.where(samples <= last[:, None], share, 0)
-    weight = share / share.sum(axis=1, keepdims=True)
-    return Taps(first.astype(np.int32), (last - first + 1).astype(np.int32), weight.astype(np.float32))
-
-
 def is_rgb(format: PixelFormat, matrix: Matrix) -> bool:
     """Whether the components are G, B, R (as FFmpeg's gbrp, H.273 matrix 0) or packed, and so always full range."""
     return format.layout == "packed" or format.name.startswith("gbrp") or (matrix == "rgb" and format.layout != "gray")
@@ -245,7 +200,7 @@ def coefficients(request: Request) -> NDArray[np.float32]:
     square = np.zeros((3, 3))
     square[:, : matrix.shape[1]] = matrix
     ends = np.sort(np.stack([bias, 255 * scale + bias]), axis=0)
-    pad = request.pad_value * scale + bias
+    pad = (request.pad_value or 0.0) * scale + bias
     if request.output in LEVELS:
         ends, pad = ends.clip(*LEVELS[request.output]), pad.clip(*LEVELS[request.output])
     parts = (square * scale[:, None], offset * scale + bias, ends[0], ends[1], pad)
@@ -261,15 +216,13 @@ class Plan:
     offset: int
     """Elements from the start of `out` to the first element written."""
     walk: tuple[int, ...]
-    """Everything from `store` to `end`."""
+    """The arguments from `store` to the first table."""
     tables: tuple[NDArray[Any], ...]
-    """Column index, weight and pairs, row index and weight, coefficients."""
-    row_elements: int
-    """Floats of scratch for a blended row of one plane, with those that are read with weight 0."""
-    columns: int
-    """Content columns, at least 1."""
     strip_elements: int
     """Output elements of scratch from which rows are laid out; 0 where they are painted into the output."""
+    scratch: tuple[int, int] | None
+    """Floats of a blended row of one plane, with those that are read with weight 0, and content columns, at least 1.
+    None: the kernel needs neither."""
 
 
 @lru_cache(maxsize=64)
@@ -283,6 +236,10 @@ def plan(request: Request) -> Plan:
     (width, height), (left, top, content_width, content_height) = request.size, request.content
     first, last = request.rows
     across, down = (width, left, content_width), (last - first, top - first, content_height)
+    skipped = (0, 0)
+    if request.pad_value is None:  # the picture is all that is written
+        skipped = _visible(*across)[0], _visible(*down)[0]
+        across, down = _shown(*across), _shown(*down)
     turned = request.rotation in (90, 270)
     columns, rows = (down, across) if turned else (across, down)
     x_visible, y_visible = _visible(*columns), _visible(*rows)
@@ -307,67 +264,89 @@ def plan(request: Request) -> Plan:
     y_taps = taps(1, y_roi, rows[2], y_visible[1])
     packed = len(format.channels) if format.layout == "packed" else 0
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
-    spans = [
-        (int(found.first.min()) * stride, int((found.first + found.count).max()) * stride)
-        for found, stride in zip(x_taps, strides, strict=True)
-    ]
-    x_weights = [_column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
-    x_counts = [weights.shape[1] for weights in x_weights]
-    if packed == 3 and x_counts[0] == 1 and x_taps[0].first.max() == request.coded[0] - 1:
-        x_counts[0] = 2  # four channels are picked at once, and the last pixel of a plane has none after it
-    begin, end, pairs = _pairs(request, x_taps[0], packed)
+    axes = _axes(request, x_taps, strides, columns[2])
+    blocks = windows(axes) if axes else NONE
     output = request.output
     values = coefficients(request)
     if output in LEVELS:
         values[9:] += 0.5 - LEVELS[output][0]  # the kernel truncates, and counts from the smallest value
     tables = (
-        np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)]),
-        _stack([_upper(weights).ravel() for weights in x_weights]),
-        pairs,
         np.stack([part for found in y_taps for part in (found.first, found.count)]),
-        np.stack([_widen(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
+        np.stack([widened(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
         values,
     )
     strip = STRIP if turned else 1
     direct = request.memory_format == "nchw" and not turned
     # A little longer than a row: rows at a power of two from each other would all share one cache set.
     strip_pitch = columns[0] + STRIP
-    pitches = (width * height, width, rows[0]) if direct else (strip * strip_pitch, strip_pitch, strip)
+    pitches = (width * height, width, max(rows[0], 1)) if direct else (strip * strip_pitch, strip_pitch, strip)
     step = request.channels if request.memory_format == "nhwc" else 1
     across_step, down_step = step, width * step
     steps = (1 if step > 1 else width * height, *((across_step, down_step) if turned else (down_step, across_step)))
+    offset = (first + skipped[1]) * down_step + skipped[0] * across_step
+    strip_elements = 0 if direct else 3 * strip * strip_pitch
+    walk: tuple[int, ...] = (
+        *STORES[output],
+        format.channels.index(request.channel_order[0]) if packed else 0,
+        *pitches,
+        *((0, 0, 0) if direct else steps),
+        *(rows[0], columns[0], y_visible[0], x_visible[0]),
+        *content,
+    )
     layout = f"packed{packed}" if packed else format.layout
+    if blocks.blocks:
+        for row_weights, axis in zip(np.split(tables[1], 2), axes, strict=False):
+            row_weights /= axis.unit
+        name, walk = f"preprocess_wide_{layout}", (*walk, blocks.blocks, blocks.halves)
+        return Plan(name, offset, walk, (*tables, *blocks.tables), strip_elements, None)
+    spans = [
+        (int(found.first.min()) * stride, int((found.first + found.count).max()) * stride)
+        for found, stride in zip(x_taps, strides, strict=True)
+    ]
+    x_weights = [column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
+    x_counts = [weights.shape[1] for weights in x_weights]
+    if packed == 3 and x_counts[0] == 1 and x_taps[0].first.max() == request.coded[0] - 1:
+        x_counts[0] = 2  # four channels are picked at once, and the last pixel of a plane has none after it
+    if packed and format.bits == 8:
+        begin, end, pairs = byte_pairs(x_taps[0], packed, request.coded[0])
+    else:
+        begin, end, pairs = 0, 0, np.zeros(1, np.int16)
     return Plan(
         f"preprocess_{layout}_{'u8' if format.dtype == np.uint8 else 'u16'}",
-        first * down_step,
+        offset,
+        (*walk, _plain(request), *spans[0], *spans[1], *x_counts, begin, end),
         (
-            *STORES[output],
-            _plain(request),
-            *pitches,
-            *((0, 0, 0) if direct else steps),
-            *(rows[0], columns[0], y_visible[0], x_visible[0]),
-            *content,
-            *spans[0],
-            *spans[1],
-            *x_counts,
-            begin,
-            end,
+            *tables,
+            np.stack([found.first * stride for found, stride in zip(x_taps, strides, strict=True)]),
+            stacked([upper(weights).ravel() for weights in x_weights]),
+            pairs,
         ),
-        tables,
-        max(stop for _, stop in spans) + max(x_counts) * max(strides) + 8,
-        max(content[1], 1),
-        0 if direct else 3 * strip * strip_pitch,
+        strip_elements,
+        (max(stop for _, stop in spans) + max(x_counts) * max(strides) + 8, max(content[1], 1)),
     )
 
 
 def _plain(request: Request) -> int:
-    """1: bytes of packed pixels are stored as they are; 2: those of red and blue change places; 0: neither."""
+    """Whether bytes of packed pixels are stored as they are."""
     format = request.format
     if format.layout != "packed" or format.bits != 8 or request.output not in LEVELS:
         return 0
-    if request.std != (1.0,) * 3 or request.mean != (-LEVELS[request.output][0],) * 3:
-        return 0
-    return 1 if format.channels[:3] == request.channel_order else 2
+    return int(request.std == (1.0,) * 3 and request.mean == (-LEVELS[request.output][0],) * 3)
+
+
+def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: int) -> list[Axis]:
+    """What windows are made of, where this CPU's kernels use them; `size`: columns of the whole content."""
+    format = request.format
+    if not wide() or format.bits != 8 or request.interpolation not in ("nearest", "linear"):
+        return []
+    axes = []
+    for kind, (found, stride) in enumerate(zip(taps, strides, strict=True)):
+        first = found.first * stride
+        unit = 2 * size * (format.subsample[0] if kind else 1)
+        weight = np.rint(upper(found.weight)[:, 0] * np.float64(unit)).astype(np.int64)
+        row = format.plane_shapes(*request.coded)[min(kind, format.plane_count - 1)][1] * stride
+        axes.append(Axis(first, first + (found.count - 1) * stride, weight, unit, min(stride, 3), row))
+    return axes[: min(2, format.plane_count)]
 
 
 def _visible(extent: int, start: int, size: int) -> tuple[int, slice]:
@@ -376,41 +355,11 @@ def _visible(extent: int, start: int, size: int) -> tuple[int, slice]:
     return begin, slice(begin - start, max(begin, end) - start)
 
 
+def _shown(extent: int, start: int, size: int) -> tuple[int, int, int]:
+    """The same axis, of the positions that show content alone."""
+    begin, part = _visible(extent, start, size)
+    return _length(part), start - begin, size
+
+
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _widen(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    return np.pad(weights, ((0, 0), (0, count - weights.shape[1])))
-
-
-def _stack(rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
-
-
-def _column_weights(taps: Taps, stride: int, packed: int) -> NDArray[np.float32]:
-    """(columns, taps) as the kernel reads them: filters of more than two taps go by four elements of a row at once."""
-    weights = taps.weight
-    if weights.shape[1] <= 2 or packed:
-        return weights
-    beside = np.repeat(weights, stride, axis=1)  # interleaved chroma: each weight serves U and V
-    return _widen(beside, -(-beside.shape[1] // 4) * 4)
-
-
-def _pairs(request: Request, taps: Taps, packed: int) -> tuple[int, int, NDArray[np.int16]]:
-    """For two taps of packed bytes: columns from whose pixel 16 bytes can be read, an even number, and their weights.
-
-    Four pairs of weights a column, of its pixel and the next, times -32768.
-    """
-    if not packed or request.format.bits != 8 or taps.weight.shape[1] > 2:
-        return 0, 0, np.zeros(1, np.int16)
-    inside = np.flatnonzero(taps.first * packed + 16 <= request.coded[0] * packed)
-    begin, end = (int(inside[0]), int(inside[-1]) + 1) if inside.size else (0, 0)
-    second = np.rint(_upper(taps.weight)[:, 0] * np.float64(32768))
-    pairs = -np.stack([32768 - second, second], axis=1)
-    return begin, end - (end - begin) % 2, np.tile(pairs, 4).astype(np.int16).ravel()
-
-
-def _upper(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of up to two taps the kernel wants the weight of the second alone."""
-    return weights[:, 1:] if weights.shape[1] == 2 else weights if weights.shape[1] > 2 else weights * 0

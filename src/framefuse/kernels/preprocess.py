@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import preprocess_cuda
-from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.plan import (
     MAX_ELEMENTS,
     ChannelOrder,
@@ -25,9 +26,35 @@ from framefuse.kernels.plan import (
 )
 
 
-def _planes(frame: Frame) -> tuple[list[int], list[int]]:
-    """Address and pitch in elements of each plane, padded to three."""
-    addresses, pitches = [], []
+class _Call(NamedTuple):
+    """All that a call hands to the compiled kernel but addresses: what frames and outputs of one kind share."""
+
+    function: Callable[..., None]
+    pitches: tuple[int, ...]
+    walk: tuple[int, ...]
+    arrays: tuple[Any, ...]
+    offset: int
+    """Bytes from the start of `out` to the first one written."""
+    strip: int
+    """Address of the scratch in which rows are painted; 0: they are painted into `out`."""
+    keep: tuple[object, ...]
+    """Whatever the key or the call names by its address."""
+
+
+class _Calls(threading.local):
+    """Calls that a thread has made, by what decides them. Their scratch is the thread's own."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, _Call] = {}
+
+
+_calls = _Calls()
+REMEMBERED = 64
+
+
+def _pitches(frame: Frame) -> tuple[int, ...]:
+    """Pitch in elements of each plane, padded to three."""
+    pitches = []
     for number, plane in enumerate(frame.planes):
         if not isinstance(plane, np.ndarray):
             raise UsageError(f"plane {number} is a {type(plane).__name__}, not an array on the host")
@@ -39,10 +66,8 @@ def _planes(frame: Frame) -> tuple[list[int], list[int]]:
             )
         if abs(pitch) * plane.shape[0] > MAX_ELEMENTS:
             raise UsageError(f"plane {number} has {plane.shape[0]} rows {pitch} samples apart, more than 2^31 samples")
-        addresses.append(_address(plane))
         pitches.append(pitch)
-    spare = 3 - len(addresses)
-    return addresses + addresses[:1] * spare, pitches + pitches[:1] * spare
+    return (*pitches, *pitches[:1] * (3 - len(pitches)))
 
 
 def preprocess(
@@ -51,7 +76,7 @@ def preprocess(
     *,
     content: Content,
     interpolation: Interpolation,
-    pad_value: float,
+    pad_value: float | None,
     mean: Triple,
     std: Triple,
     channel_order: ChannelOrder,
@@ -65,6 +90,9 @@ def preprocess(
     `kernels.reference.preprocess` is the specification: the formula, the standards and the meaning of the arguments are
     stated there. This one agrees with it to 0.02 grey levels. The frame's planes may be read-only and have any row
     pitch; `out` may be a slot of a batch, so a batch of differently sized frames is a loop over its slots.
+
+    With `pad_value` None, the padding is left as it is: for an output that is filled again and again, in which it does
+    not change. On a GPU it is always written, so there None is refused.
 
     The GIL is released while it runs, so threads may fill disjoint `rows` of one output at once:
 
@@ -97,22 +125,52 @@ def preprocess(
             stream=stream,
         )
         return
-    request = Request.of(
-        frame, out, content, interpolation, pad_value, mean, std, channel_order, memory_format, roi, rows
-    )
+    planes = frame.planes
+    key = (
+        id(frame.format), frame.rotation, frame.matrix, frame.full_range, *[(p.shape, p.strides) for p in planes],
+        getattr(out, "shape", None), getattr(out, "strides", None), getattr(out, "dtype", None), tuple(content),
+        interpolation, pad_value, tuple(mean), tuple(std), channel_order, memory_format, roi and tuple(roi),
+        rows and tuple(rows),
+    )  # fmt: skip
+    call = _calls.known.get(key)
+    if call is None or not out.flags.writeable:
+        request = Request.of(
+            frame, out, content, interpolation, pad_value, mean, std, channel_order, memory_format, roi, rows
+        )
+        call = _call(request, _pitches(frame), frame)
+        if len(_calls.known) >= REMEMBERED:
+            _calls.known.clear()
+        _calls.known[key] = call
+    addresses = [_address(plane) for plane in planes]
+    addresses += addresses[:1] * (3 - len(addresses))
+    written = _address(out) + call.offset
+    call.function(*addresses, *call.pitches, call.strip or written, written, *call.walk, *call.arrays)
+
+
+def _call(request: Request, pitches: tuple[int, ...], frame: Frame) -> _Call:
     todo = plan(request)
-    addresses, pitches = _planes(frame)
-    written = _address(out) + todo.offset * out.itemsize
-    target = written
+    size = request.dtype.itemsize
+    strip = None
     if todo.strip_elements:
-        target = _address(_scratch.get(f"preprocess_strip{out.itemsize}", (todo.strip_elements,), f"u{out.itemsize}"))
-    scratch = (
-        _scratch.get("preprocess_row", (todo.row_elements,)),
-        _scratch.get("preprocess_lanes", (4 * todo.columns,)),
-        _scratch.get("preprocess_components", (3 * todo.columns,)),
-        _picked(request, todo.columns),
+        strip = _scratch.get(f"preprocess_strip{size}", (todo.strip_elements,), f"u{size}")
+    scratch: tuple[NDArray[Any], ...] = ()
+    if todo.scratch is not None:
+        row, columns = todo.scratch
+        scratch = (
+            _scratch.get("preprocess_row", (row,)),
+            _scratch.get("preprocess_lanes", (4 * columns,)),
+            _scratch.get("preprocess_components", (3 * columns,)),
+            _picked(request, columns),
+        )
+    return _Call(
+        _function(todo.name),
+        pitches,
+        todo.walk,
+        tuple(_tensor(array) for array in (*todo.tables, *scratch)),
+        todo.offset * size,
+        0 if strip is None else _address(strip),
+        (frame.format, strip),
     )
-    _function(todo.name)(*addresses, *pitches, target, written, *todo.walk, *todo.tables, *scratch)
 
 
 def preprocess_batch(

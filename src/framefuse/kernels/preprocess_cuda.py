@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
 from framefuse.kernels import cuda
+from framefuse.kernels.filters import axis_taps
 from framefuse.kernels.plan import (
     OUTPUTS,
     Content,
     Interpolation,
     MemoryFormat,
     Request,
-    axis_taps,
     coefficients,
 )
 from framefuse.kernels.tir._frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PIXELS, STORES, WORD, lanes
@@ -279,6 +279,8 @@ def _row(frame: Frame, out: _Output, slot: int, options: dict[str, Any]) -> tupl
     if not 0 <= slot < out.shape[0]:
         raise UsageError(f"slot {slot} is not one of the {out.shape[0]} of out")
     request = Request.of(frame, SimpleNamespace(shape=out.shape[1:], dtype=out.dtype), **options)  # type: ignore[arg-type]
+    if request.pad_value is None:
+        raise UsageError("pad_value is None", remedy="pass a grey level: on a GPU, padding is always written")
     planes = [_plane(frame, number) for number in range(len(frame.planes))]
     geometry = _geometry(request, tuple(pitch for _, pitch in planes), cuda.cupy().cuda.runtime.getDevice())
     row = geometry.row.copy()

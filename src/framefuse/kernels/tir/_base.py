@@ -16,6 +16,11 @@ def colour(coefficients, channel, components):
     value = coefficients[9 + channel]
     for column, component in enumerate(components):
         value = value + coefficients[3 * channel + column] * component
+    return clipped(coefficients, channel, value)
+
+
+def clipped(coefficients, channel, value):
+    """The value of an output channel within the limits of its coefficients."""
     return tirx.min(tirx.max(value, coefficients[12 + channel]), coefficients[15 + channel])
 
 

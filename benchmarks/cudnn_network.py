@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.engines.cudnn.compiled import Compiled, plan
-from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan
+from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer, Plan
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
 from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.reading import read
@@ -53,16 +53,16 @@ class Plans:
         return self.known[layer]
 
 
-def device_us(graph: Any, stream: Any) -> float:
+def device_us(graph: Any, stream: Any, launches: int = LAUNCHES) -> float:
     """Median microseconds of a graph launch between two events."""
     cp = cuda.cupy()
     start, stop, times = cp.cuda.Event(), cp.cuda.Event(), []
-    for index in range(LAUNCHES + 10):
+    for index in range(launches + 3):
         start.record(stream)
         graph.launch(stream)
         stop.record(stream)
         stop.synchronize()
-        if index >= 10:
+        if index >= 3:
             times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3)
     return round(float(np.median(times)), 1)
 
@@ -83,12 +83,18 @@ def is_glue(step: object) -> bool:
     return not isinstance(step, Conv)
 
 
-def measure(path: Path, batch: int, size: int, plans: Plans, pictures: Any) -> dict[str, Any]:
-    """All variants at one batch."""
+VARIANTS = ((False, 1), (True, 1), (False, 4), (True, 2), (True, 4), (True, 6))
+"""Whether convolutions of one input are merged, and streams."""
+
+
+def measure(
+    path: Path, batch: int, size: int, plans: Plans, pictures: Any, variants: tuple[tuple[bool, int], ...]
+) -> dict[str, Any]:
+    """Variants at one batch."""
     cp = cuda.cupy()
     stream = cp.cuda.Stream(non_blocking=True)
     row: dict[str, Any] = {"batch": batch}
-    for merge, streams in ((False, 1), (True, 1), (False, 4), (True, 2), (True, 4), (True, 6)):
+    for merge, streams in variants:
         name = f"{'merged' if merge else 'plain'} {streams} stream{'s' if streams > 1 else ''}"
         network = prepare(read(path, size, size), merge=merge)
         compiled = plan(network, batch, size, size, streams)
@@ -114,21 +120,27 @@ def measure(path: Path, batch: int, size: int, plans: Plans, pictures: Any) -> d
         row[name] |= {"decoded": device_us(graph, stream), "decoded_wall": wall_us(graph, stream)}
         row[name]["result"] = execution.results[0].get()
         if merge and streams == 1:
-            row["layers"] = layers(compiled, execution)
+            row["layers"] = layers(compiled, execution, stream)
         print(name, {key: value for key, value in row[name].items() if key != "result"}, flush=True)
     return row
 
 
-def layers(compiled: Compiled, execution: Execution) -> list[dict[str, Any]]:
-    """What each convolution takes alone."""
+def layers(compiled: Compiled, execution: Execution, stream: Any) -> list[dict[str, Any]]:
+    """What each convolution takes alone: when its plan was chosen, and in the network's own memory."""
     rows = []
     for index, found in execution.plans.items():
         step = compiled.placement.steps[index]
         assert isinstance(step, Conv)
         work = Layer.of(compiled, step).operations * 2
+
+        def again(step: Conv = step, index: int = index) -> None:
+            for _ in range(REPEATS):
+                execution.convolve(index, step, 0, stream)
+
         rows.append({
             "name": step.name[:60], "weight": list(step.weight.shape), "y": list(compiled.view(step.y).shape),
-            "us": round(found.microseconds, 2), "tflops": round(work / found.microseconds / 1e6, 1),
+            "us": round(found.microseconds, 2),
+            "in_place_us": round(device_us(capture(stream, again), stream, 5) / REPEATS, 2), "tflops": round(work / found.microseconds / 1e6, 1),
             "engine": found.engine, "index": found.index, "workspace": found.workspace,
         })  # fmt: skip
     return rows
@@ -170,21 +182,37 @@ def second_process(path: Path, size: int, cache: Path) -> dict[str, Any]:
         "print(json.dumps({'start':t0-t,'front':t1-t0,'plans':t2-t1,'count':len(known),'capture':t3-t2,"
         "'us':device_us(g,s)}))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path), str(size), str(cache)], capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-600:]}
+    return in_process(code, path, size, cache)
 
 
-def serialised(builder: Builder, plans: list[Plan]) -> dict[str, Any]:
-    """Whether a built plan can be kept as bytes, and what reading it costs against building it."""
-    started = time.perf_counter()
-    blobs = [plan.graph.serialize(as_bytes=True) for plan in plans]
-    written = time.perf_counter()
-    for blob in blobs:
-        builder.cudnn.pygraph(handle=builder.handle).deserialize(builder.handle, blob)
-    ended = time.perf_counter()
-    return {"plans": len(blobs), "bytes": sum(map(len, blobs)), "serialise_s": round(written - started, 3),
-            "deserialise_s": round(ended - written, 3)}  # fmt: skip
+def serialised(path: Path, size: int, cache: Path) -> dict[str, Any]:
+    """Whether built plans can be kept as bytes, and what reading them costs against building; in a process of its own,
+    since some versions of cuDNN crash here."""
+    code = (
+        "import faulthandler,json,sys,time;faulthandler.enable()\n"
+        "from benchmarks.cudnn_network import *\n"
+        "path,size,cache=Path(sys.argv[1]),int(sys.argv[2]),json.load(open(sys.argv[3]))\n"
+        "b=Builder();c=plan(prepare(read(path,size,size)),1,size,size,4)\n"
+        "layers=list(dict.fromkeys(Layer.of(c,s) for s in c.placement.steps if isinstance(s,Conv)))[:12]\n"
+        "rows=[]\n"
+        "for l in layers:\n"
+        "  e=cache[l.text];t=time.perf_counter();p=b.replay(l,e['engine'],e['knobs']);t1=time.perf_counter()\n"
+        "  blob=p.graph.serialize(as_bytes=True);t2=time.perf_counter()\n"
+        "  g=b.cudnn.pygraph(handle=b.handle);g.deserialize(b.handle,blob);t3=time.perf_counter()\n"
+        "  q=Plan(g,0,g.get_workspace_size(),0,{},0.0)\n"
+        "  rows.append([round(x*1e3,1) for x in (t1-t,t2-t1,t3-t2)]+[len(blob)]);print(rows[-1],flush=True)\n"
+        "print(json.dumps({'build_serialise_deserialise_ms_bytes':rows}))"
+    )
+    return in_process(code, path, size, cache)
+
+
+def in_process(code: str, *arguments: object) -> dict[str, Any]:
+    """The JSON that Python code prints last, run in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    return {"error": f"exit {done.returncode}: {done.stdout[-300:]} {done.stderr[-900:]}"}
 
 
 def main() -> None:
@@ -193,7 +221,9 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--size", type=int, default=640)
-    parser.add_argument("--candidates", type=int, nargs="+", default=[16, 8, 8], help="plans tried, for each batch")
+    parser.add_argument("--quick", action="store_true", help="two variants, no probes of the build")
+    parser.add_argument("--out", type=Path, help="where the JSON is written after each step")
+    parser.add_argument("--candidates", type=int, nargs="+", default=[6, 6, 6], help="plans tried, for each batch")
     parser.add_argument("--plans", type=Path, default=Path("plans.json"), help="where chosen plans are written")
     options = parser.parse_args()
     if options.model is None:
@@ -212,7 +242,8 @@ def main() -> None:
     for batch, candidates in zip(options.batches, options.candidates, strict=False):
         builder.candidates = candidates
         plans = Plans(builder)
-        row = measure(options.model, batch, options.size, plans, pictures)
+        variants = ((True, 1), (True, 4)) if options.quick else VARIANTS
+        row = measure(options.model, batch, options.size, plans, pictures, variants)
         row |= {"candidates": candidates, "distinct_layers": len(plans.known), "tuning_s": round(plans.seconds, 1),
                 "layers_sum_us": round(sum(layer["us"] for layer in row["layers"]), 1)}  # fmt: skip
         for name, variant in row.items():
@@ -221,19 +252,17 @@ def main() -> None:
                 variant["error"] = error(found, wanted[: len(found)])
                 print(batch, name, variant["error"], flush=True)
         rows.append(row)
-        if batch == 1:
-            options.plans.write_text(json.dumps({layer.text: {"engine": plan.engine, "knobs": plan.knobs}
-                                                 for layer, plan in plans.known.items()}))  # fmt: skip
-            for name, probe in (
-                ("serialised", partial(serialised, builder, list(plans.known.values()))),
-                ("second_process", partial(second_process, options.model, options.size, options.plans)),
-            ):
-                try:
-                    result[name] = probe()
-                except Exception as failure:  # a probe: the measurements above must not be lost
-                    result[name] = {"error": f"{type(failure).__name__}: {failure}"[:600]}
+        if batch == 1 and not options.quick:
+            options.plans.write_text(
+                json.dumps(
+                    {layer.text: {"engine": plan.engine, "knobs": plan.knobs} for layer, plan in plans.known.items()}
+                )
+            )
+            for name, probe in (("second_process", second_process), ("serialised", serialised)):
+                result[name] = probe(options.model, options.size, options.plans)
                 print(name, result[name], flush=True)
-        print(json.dumps(row["layers"][:4]), "failed", len(builder.failed), builder.failed[:3], flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(result))
     result["failed"] = len(builder.failed)
     print(json.dumps(result))
 

@@ -51,7 +51,9 @@ def batches(clip: str, kind: str, batch: int) -> Iterator[list[Any]]:
         decoder = nvc.SimpleDecoder(clip, **common)
     else:
         decoder = nvc.ThreadedDecoder(clip, buffer_size=2 * batch, **common)
-    while frames := decoder.get_batch_frames(batch):
+    left = len(decoder)
+    while left > 0 and (frames := decoder.get_batch_frames(min(batch, left))):
+        left -= len(frames)
         yield frames
     if kind == "threaded":
         decoder.end()
@@ -112,14 +114,15 @@ class Graph:
 def consume(clip: str, kind: str, how: str, decoders: int, batch: int, ready: Any) -> tuple[float, float, int]:
     """Run decoders in threads; (start, end, frames) in the clock that processes share."""
     counts, errors = [0] * decoders, list[str]()
-    gate = threading.Barrier(decoders + 1)
+    gate, opening = threading.Barrier(decoders + 1), threading.Lock()
     work: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def decode(number: int) -> None:
         try:
-            stream = batches(clip, kind, batch)
-            frames = next(stream)
-            graph = None if how == "decode" else Graph(frames[0], batch)
+            with opening:  # one after the other: imports, contexts and modules are set up here
+                stream = batches(clip, kind, batch)
+                frames = next(stream)
+                graph = None if how == "decode" else Graph(frames[0], batch)
             gate.wait()
             gate.wait()
             launched = threading.Event()
@@ -194,9 +197,12 @@ def measure(clip: str, kind: str, how: str, decoders: int, batch: int, processes
         ]
         for process in children:
             process.start()
-        found = [results.get(timeout=180) for _ in children]
-        for process in children:
-            process.join()
+        try:
+            found = [results.get(timeout=40) for _ in children]
+        finally:
+            for process in children:
+                process.join(5)
+                process.kill()
     row: dict[str, Any] = {"loop": how, "decoder": kind, "decoders": decoders, "processes": processes, "batch": batch}
     if failed := [value for value in found if isinstance(value, str)]:
         return row | {"error": failed[0][:300]}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from framefuse.engines import EngineOptions, open_engine
+from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, ModelError, UsageError
@@ -100,8 +101,9 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, caplog: Any) -> None:
 @pytest.mark.skipif(cp is None, reason=missing)
 class TestGpu:
     @pytest.fixture(autouse=True)
-    def cudnn(self) -> None:
+    def cudnn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("cudnn")
+        monkeypatch.setattr(convolutions, "CANDIDATES", 1)  # a second for every three
 
     @pytest.mark.parametrize(("height", "width", "batch"), [(64, 96, 2), (160, 64, 1), (96, 136, 3)])
     def test_equals_onnx_runtime(self, tmp_path: Path, height: int, width: int, batch: int) -> None:

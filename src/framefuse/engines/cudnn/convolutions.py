@@ -24,6 +24,9 @@ from framefuse.kernels import cuda
 X, WEIGHT, BIAS, Y, RESIDUAL = 1001, 1002, 1003, 1004, 1005
 """Unique ids of the tensors in every cuDNN graph."""
 
+CANDIDATES = 4
+"""Plans that are measured for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
+
 REPEATS = 20
 """Calls in the CUDA graph that times a plan."""
 
@@ -113,15 +116,15 @@ class Builder:
     """Builds and measures plans on the current device.
 
     Args:
-        candidates: plans that are measured for a layer, at most.
+        candidates: plans that are measured for a layer, at most; None: CANDIDATES.
         scratch: bytes that a kernel may take beside its tensors.
     """
 
-    def __init__(self, *, candidates: int = 10, scratch: int = 64 << 20) -> None:
+    def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
         self.cudnn = frontend()
         self.handle = self.cudnn.create_handle()
         self.stream = cuda.cupy().cuda.Stream(non_blocking=True)
-        self.candidates, self.scratch = candidates, scratch
+        self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
         """Plans that could not be built or run, with the reason."""
 

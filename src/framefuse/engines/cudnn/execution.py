@@ -106,7 +106,7 @@ class Execution:
 
         It only launches, so it may be captured. `skip` leaves steps out, for measurements.
         """
-        cp, cudnn = cuda.cupy(), self.builder.cudnn
+        cp = cuda.cupy()
         order = self.compiled.schedule
         streams = [stream, *self.side]
         waited = {other for waits in order.waits for other in waits}
@@ -124,9 +124,7 @@ class Execution:
                 current.wait_event(ended[other])
             if not skip(step):
                 if isinstance(step, Conv):
-                    cudnn.set_stream(handle=self.builder.handle, stream=current.ptr)
-                    self.plans[index].run(self.builder.handle, self._pointers(step),
-                                          int(self.workspaces[number].data.ptr))  # fmt: skip
+                    self.convolve(index, step, number, current)
                 elif isinstance(step, Pool):
                     launch.pool(self.compiled, step, self._base, current.ptr)
                 else:
@@ -138,6 +136,12 @@ class Execution:
             joined = cp.cuda.Event(disable_timing=True)
             joined.record(streams[number])
             stream.wait_event(joined)
+
+    def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
+        """Start one convolution on `stream`, with the scratch memory of stream `number`."""
+        handle = self.builder.handle
+        self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
+        self.plans[index].run(handle, self._pointers(step), int(self.workspaces[number].data.ptr))
 
     def finish(self, stream: Any) -> None:
         """Write `results` from the raw outputs."""

@@ -140,7 +140,8 @@ def layers(compiled: Compiled, execution: Execution, stream: Any) -> list[dict[s
         rows.append({
             "name": step.name[:60], "weight": list(step.weight.shape), "y": list(compiled.view(step.y).shape),
             "us": round(found.microseconds, 2),
-            "in_place_us": round(device_us(capture(stream, again), stream, 5) / REPEATS, 2), "tflops": round(work / found.microseconds / 1e6, 1),
+            "in_place_us": round(device_us(capture(stream, again), stream, 5) / REPEATS, 2),
+            "tflops": round(work / found.microseconds / 1e6, 1),
             "engine": found.engine, "index": found.index, "workspace": found.workspace,
         })  # fmt: skip
     return rows

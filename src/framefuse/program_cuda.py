@@ -48,7 +48,9 @@ class Execution(Protocol):
         """(batch, height, width, 8) float16 on the GPU; the channels behind the third are 0 and may stay so."""
 
     results: Sequence[Any]
-    """The model's outputs, on the GPU."""
+    """The model's outputs, or those of `layout`, on the GPU."""
+    layout: str | None
+    """What `results` hold, if not what the model itself puts out: "yolov8_head"."""
 
     def start(self, stream: Any) -> None:
         """Start the model on a stream of CuPy. It only launches, so it may be captured."""
@@ -234,7 +236,8 @@ class _Lane:
         self._stream = cp.cuda.Stream(non_blocking=True)
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
         self._batch = batch = model.input.shape[0]
-        self._units = card.box_units
+        layout = model.layout or card.layout
+        self._relative = model.layout is not None or card.box_units == "relative"
         with self._stream:
             self._staging = _Staging(batch, self._stream, ledger)
             self._table = PreprocessTable(frame.format, model.input, memory_format="nhwc", allocate=cuda.pinned)
@@ -245,7 +248,7 @@ class _Lane:
                       ((batch, selection.max_det), np.int32), ((batch,), np.int32), ((batch,), np.int32)]  # fmt: skip
             self._found_there, there = _arrays(shapes, lambda size: cp.zeros(size, np.uint8))
             self._found, self._home = _arrays(shapes, lambda size: cuda.pinned((size,), np.uint8))
-            outputs = [model.results[index] for index in card.output_indices]
+            outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
 
             def run() -> None:
                 runtime, stream = cp.cuda.runtime, self._stream.ptr
@@ -256,7 +259,7 @@ class _Lane:
                 model.start(self._stream)
                 model.finish(self._stream)
                 detections(
-                    outputs, card.layout, self._maps_there, conf=selection.conf, iou=selection.iou,
+                    outputs, layout, self._maps_there, conf=selection.conf, iou=selection.iou,
                     max_det=selection.max_det, classes=selection.classes, agnostic=selection.agnostic,
                     activation=card.activation, out=Found(*self._found_there),
                 )  # fmt: skip
@@ -285,7 +288,7 @@ class _Lane:
             )  # fmt: skip
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
-        self._maps[: len(frames)] = maps(tuple(placements), self._units == "relative")
+        self._maps[: len(frames)] = maps(tuple(placements), self._relative)
 
     def launch(self) -> None:
         try:

@@ -61,6 +61,7 @@ class NullExecution:
 
         self.input = cuda.cupy().zeros((batch, height, width, 8), np.float16)
         self.results = [cuda.cupy().asarray(result) for result in results]
+        self.layout: str | None = None
 
     def start(self, stream: Any) -> None:
         """Nothing to start."""

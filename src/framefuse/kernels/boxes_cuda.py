@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda
+from framefuse.kernels import cuda, head_cuda
 from framefuse.kernels.reference.boxes import Found
 
 SAMPLES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -104,9 +104,15 @@ def detections(
         UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
-    views = [View.of(output) for output in outputs]
-    values = views[-1]
-    batch, anchors, count = _sizes(views, layout, activation, len(maps))
+    head = head_cuda.Head.of(outputs) if layout == head_cuda.LAYOUT else None
+    if head is None:
+        views = [View.of(output) for output in outputs]
+        values = views[-1]
+        batch, anchors, count = _sizes(views, layout, activation, len(maps))
+    else:
+        batch, anchors, count = len(maps), head.anchors, head.classes
+        if head.batch < batch:
+            raise UsageError(f"the {layout} outputs have {head.batch} pictures, the maps {batch}")
     capacity = anchors * count if layout == "detr" else anchors
     if capacity > 2**31 - 1:
         raise UsageError(f"{layout}: {capacity} candidates a picture are more than 2^31 - 1")
@@ -125,26 +131,29 @@ def detections(
         "boxes_": work.at["boxes"],
         "labels_": work.at["labels"],
     }
-    sides = {}
-    if layout == "detr":
-        sides = {
-            "sides_": views[0].address,
-            "sides_picture_pitch": views[0].strides[0],
-            "sides_pitch": views[0].strides[1],
-        }
-    cuda.launch(
-        f"filter_{layout}_{values.sample}",
-        stream=stream,
-        values_=values.address,
-        picture_pitch=values.strides[0],
-        pitch=values.strides[1],
-        anchors=anchors,
-        classes=table.size if layout == "end2end" and classes is not None else count,
-        confidence=conf,
-        wanted_=table,
-        **sides,
-        **candidates,
-    )
+    if head is not None:
+        head_cuda.launch(head, conf, table, candidates, stream, batch)
+    else:
+        sides = {}
+        if layout == "detr":
+            sides = {
+                "sides_": views[0].address,
+                "sides_picture_pitch": views[0].strides[0],
+                "sides_pitch": views[0].strides[1],
+            }
+        cuda.launch(
+            f"filter_{layout}_{values.sample}",
+            stream=stream,
+            values_=values.address,
+            picture_pitch=values.strides[0],
+            pitch=values.strides[1],
+            anchors=anchors,
+            classes=table.size if layout == "end2end" and classes is not None else count,
+            confidence=conf,
+            wanted_=table,
+            **sides,
+            **candidates,
+        )
     blocks = BLOCKS // min(max(batch, 1), 8)
     cuda.launch(
         "rank",

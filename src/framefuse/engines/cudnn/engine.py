@@ -49,7 +49,7 @@ class CudnnEngine:
                 f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
             )
         cuda.cupy()
-        self._model = model
+        self._model, self._fold = model, options.layout == "yolov8"
         self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
@@ -62,12 +62,14 @@ class CudnnEngine:
     def execution(self, batch: int, height: int, width: int) -> Execution:
         """The network of one shape with memory of its own: `input`, `start`, `finish`, `results`.
 
+        Where the caller told the layout "yolov8" and the model has that head, its decoding is left to post-processing.
+
         Raises:
             ModelError: the model has operators that are not known, or takes another size.
             EngineError: there is not enough memory on the GPU, or cuDNN has no kernel.
         """
         compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
-        return self._executions(compiled, 1)[0]
+        return self._executions(compiled, 1, fold=self._fold)[0]
 
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
         compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
@@ -82,14 +84,14 @@ class CudnnEngine:
     def close(self) -> None:
         self._weights = None
 
-    def _executions(self, compiled: Compiled, count: int) -> list[Execution]:
+    def _executions(self, compiled: Compiled, count: int, *, fold: bool = False) -> list[Execution]:
         started = time.perf_counter()
         plans, before = self._plans, (self._plans.measured, self._plans.remembered)
         size = compiled.memory.size * 2 * count
         try:
             if self._weights is None:  # the same for every batch and size
                 self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-            made = [Execution(compiled, self._builder, self._weights, plans) for _ in range(count)]
+            made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except cuda.cupy().cuda.memory.OutOfMemoryError as error:
             raise EngineError(
                 f"the GPU has no room for {count} x {compiled.batch} pictures of {compiled.width}x{compiled.height} "

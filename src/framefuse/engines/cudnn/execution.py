@@ -10,8 +10,8 @@ import numpy as np
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import Conv, Pool
-from framefuse.kernels import cuda
+from framefuse.engines.cudnn.network import Conv, Head, Pool, cells
+from framefuse.kernels import cuda, head_cuda
 
 GRAIN = 256
 """Bytes to which weights and scratch are aligned."""
@@ -52,11 +52,19 @@ class Execution:
 
     Attributes:
         arena: the planned memory, float16.
-        results: what `finish` writes: (batch, 4 + classes, anchors), or the outputs in NCHW; float32.
+        results: (batch, 4 + classes, anchors) of a head, or the outputs in NCHW, float32; with `fold` and a head, its
+            logits as views of the arena, float16: for each level distances and classes.
+        layout: "yolov8_head" where `results` are such logits.
     """
 
     def __init__(
-        self, compiled: Compiled, builder: Builder, weights: Weights, plan_of: Callable[[Layer], Plan]
+        self,
+        compiled: Compiled,
+        builder: Builder,
+        weights: Weights,
+        plan_of: Callable[[Layer], Plan],
+        *,
+        fold: bool = False,
     ) -> None:
         cp = cuda.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
@@ -75,10 +83,12 @@ class Execution:
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
         # The channels behind the picture's own stay 0: whoever writes the input may leave them out.
         self.results: list[Any] = []
+        self.layout: str | None = None
         head, batch = compiled.network.head, compiled.batch
-        if head is not None:
-            from framefuse.engines.cudnn.network import cells
-
+        if head is not None and fold:
+            self.layout = head_cuda.LAYOUT
+            self.results = [view for level in range(len(head.levels)) for view in self._logits(head, level)]
+        elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
@@ -144,7 +154,9 @@ class Execution:
         self.plans[index].run(handle, self._pointers(step), int(self.workspaces[number].data.ptr))
 
     def finish(self, stream: Any) -> None:
-        """Write `results` from the raw outputs."""
+        """Write `results` from the raw outputs; where they are raw, there is nothing to do."""
+        if self.layout is not None:
+            return
         if self.compiled.network.head is not None:
             launch.decode(
                 self.compiled, int(self.cells.data.ptr), int(self.results[0].data.ptr), self._base, stream.ptr
@@ -152,6 +164,19 @@ class Execution:
             return
         for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
             launch.unpack(self.compiled, name, int(result.data.ptr), self._base, stream.ptr)
+
+    def _logits(self, head: Head, level: int) -> list[Any]:
+        """Distances and classes of a level in the arena, (batch, rows, columns, channels)."""
+        cp, before = cuda.cupy(), sum(rows * columns for rows, columns in head.levels[:level])
+        rows, columns = head.levels[level]
+        views = []
+        for name, channels in ((head.sides, 4 * head.bins), (head.scores, head.classes)):
+            view, picture = self.compiled.view(name), self.compiled.picture(name)
+            start = (self.compiled.address(name) + before * view.row) * launch.BYTES
+            strides = [count * launch.BYTES for count in (picture, columns * view.row, view.row, 1)]
+            shape = (self.compiled.batch, rows, columns, channels)
+            views.append(cp.ndarray(shape, cp.float16, self.arena.data + start, strides))
+        return views
 
     @property
     def _base(self) -> int:

@@ -350,7 +350,7 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
         raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
     if max_det < 1 or max_candidates < 1:
         raise UsageError(f"max_det {max_det} and max_candidates {max_candidates} must be at least 1")
-    if layout == HEAD and isinstance(outputs[0], np.ndarray):
+    if layout == HEAD and (not outputs or isinstance(outputs[0], np.ndarray)):
         _check_head(outputs, len(maps))
     if layout not in COMPILED or not isinstance(outputs[0], np.ndarray):
         return len(maps)

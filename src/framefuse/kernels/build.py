@@ -16,12 +16,15 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +65,7 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
 
     Raises:
         ValueError: kernels cannot be built for that machine, or a CUDA kernel cannot be described to its launcher.
-        subprocess.CalledProcessError: the linker failed.
+        RuntimeError: the compiler or the linker failed.
     """
     machine = machine or platform.machine()
     if machine not in TARGETS:
@@ -88,9 +91,10 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
                     kernels |= dict.fromkeys(found, source.stem)
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            made = {level: Path(scratch, path.name) for level, path in libraries.items()}
+            _together([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
             for level, path in libraries.items():
-                _compile(functions[level], targets[level], Path(scratch, path.name))
-                os.replace(Path(scratch, path.name), path)
+                os.replace(made[level], path)
             _write_index(index, key, kernels, Path(scratch))
     return [*libraries.values(), index]
 
@@ -222,6 +226,24 @@ def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -
     command = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--strip-debug", "-o", str(library), str(binary)]
     subprocess.run(command, check=True)
     binary.unlink()
+
+
+def _together(jobs: Sequence[Callable[[], None]]) -> None:
+    """Run each job in a process of its own, forked, since a PrimFunc cannot be sent to one that is not.
+
+    Raises:
+        RuntimeError: one of them failed; it has printed why.
+    """
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=job) for job in jobs]
+    with warnings.catch_warnings():  # numpy's threads, which do not run now, make Python warn of a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+    if failed := [process.exitcode for process in processes if process.exitcode]:
+        raise RuntimeError(f"the kernels could not be compiled: exit status {failed}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -231,7 +231,7 @@ class _Warp(NamedTuple):
         value = np.zeros((max(source.planes, 1), 4), np.float32)
         value[:, : source.channels] = self.value.reshape(source.planes, source.channels)
         scratch = (
-            cpu._scratch.get("warp_whole", (2, target.width), np.int32),
+            cpu._scratch.get("warp_whole", (3, target.width), np.int32),
             cpu._scratch.get("warp_weight", (2, target.width)),
             cpu._scratch.get("warp_position", (3, target.width), np.float64),
             cpu._scratch.get("warp_line", (target.width * source.channels + 4,)),

@@ -79,25 +79,32 @@ def variant(sample, channels):
         return T.Select(T.Or(replicate != 0, T.And(x == column, y == row)), taken, outside)
 
     @T.inline
-    def blend(source, plane, base, pitch, line, whole, weight, value, height, width, replicate, count):
+    def mark(whole, pitch, height, width, count):
+        """whole[2] = where the pixel lies whose neighbours are all inside, -1 where one of them is not."""
+        for x in T.serial(count):
+            column: T.let = whole[0, x]
+            row: T.let = whole[1, x]
+            whole[2, x] = T.Select(
+                T.And(T.And(column >= 0, column < width - 1 - (lanes - channels)), T.And(row >= 0, row < height - 1)),
+                row * pitch + column * channels,
+                -1,
+            )
+
+    @T.inline
+    def blend(source, plane, base, pitch, line, pair, whole, weight, value, height, width, replicate, count):
         """line = linear taps."""
         for x in T.serial(count):
             column: T.let = whole[0, x]
             row: T.let = whole[1, x]
             right: T.let = weight[0, x]
             down: T.let = weight[1, x]
-            if T.And(T.And(column >= 0, column < width - 1 - (lanes - channels)), T.And(row >= 0, row < height - 1)):
-                at: T.let = base + row * pitch + column * channels
+            if whole[2, x] >= 0:
+                at: T.let = base + whole[2, x]
+                # A pixel and the one to its right lie side by side, so that both are blended with those below at once.
+                for lane in T.vectorized(2 * lanes):
+                    pair[lane] = lerp(sample_at(source, at + lane), sample_at(source, at + pitch + lane), down)
                 for lane in T.vectorized(lanes):
-                    line[x * channels + lane] = lerp(
-                        lerp(sample_at(source, at + lane), sample_at(source, at + pitch + lane), down),
-                        lerp(
-                            sample_at(source, at + channels + lane),
-                            sample_at(source, at + pitch + channels + lane),
-                            down,
-                        ),
-                        right,
-                    )
+                    line[x * channels + lane] = lerp(pair[lane], pair[channels + lane], right)
             elif T.And(replicate == 0, T.Or(T.Or(column < -1, column >= width), T.Or(row < -1, row >= height))):
                 for c in T.unroll(channels):
                     line[x * channels + c] = value[plane, c]
@@ -167,12 +174,13 @@ def variant(sample, channels):
         fixed = T.match_buffer(fixed_matrix, (6,), "int64", align=8)
         homography = T.match_buffer(float_matrix, (9,), "float64", align=8)
         value = T.match_buffer(border_value, (planes, 4), "float32", align=4)
-        whole = T.match_buffer(whole_scratch, (2, size), "int32", align=4)
+        whole = T.match_buffer(whole_scratch, (3, size), "int32", align=4)
         weight = T.match_buffer(weight_scratch, (2, size), "float32", align=4)
         position = T.match_buffer(position_scratch, (3, size), "float64", align=8)
         line = T.match_buffer(line_scratch, (line_size,), "float32", align=4)
         source = T.decl_buffer((size,), dtype, data=T.reinterpret("handle", source_address), align=1)
         target = T.decl_buffer((size,), dtype, data=T.reinterpret("handle", target_address), align=1)
+        pair = T.alloc_buffer((2 * lanes,), "float32")
         map_x = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", map_x_address), align=4)
         map_y = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", map_y_address), align=4)
         for y in T.serial(first, last):
@@ -184,6 +192,8 @@ def variant(sample, channels):
                 locate_table(position, map_x, map_y, y * map_x_pitch, y * map_y_pitch, columns)
             if kind != AFFINE:
                 split(whole, weight, position, half, columns)
+            if linear != 0:
+                mark(whole, source_pitch, height, width, columns)
             for plane in T.serial(planes):
                 base: T.let = plane * source_plane
                 at: T.let = plane * target_plane + y * target_pitch
@@ -191,7 +201,19 @@ def variant(sample, channels):
                     pick(source, plane, base, source_pitch, target, at, whole, value, height, width, replicate, columns)
                 else:
                     blend(
-                        source, plane, base, source_pitch, line, whole, weight, value, height, width, replicate, columns
+                        source,
+                        plane,
+                        base,
+                        source_pitch,
+                        line,
+                        pair,
+                        whole,
+                        weight,
+                        value,
+                        height,
+                        width,
+                        replicate,
+                        columns,
                     )
                     for i in T.serial(columns * channels):
                         target[at + i] = stored(line[i], sample)

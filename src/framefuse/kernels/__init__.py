@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from framefuse.kernels import reference
 from framefuse.kernels.boxes import detections, nms
-from framefuse.kernels.colour import change_layout, normalize, rgb_to_yuv, yuv_to_rgb
+from framefuse.kernels.colour import rgb_to_yuv, yuv_to_rgb
 from framefuse.kernels.cpu import Library, describe
 from framefuse.kernels.drawing import draw_boxes, overlay
 from framefuse.kernels.geometry import flip, remap, split_stereo, warp_affine, warp_perspective
@@ -20,6 +20,7 @@ from framefuse.kernels.instances import (
     native_content,
 )
 from framefuse.kernels.instances_cuda import DeviceRuns, Workspace
+from framefuse.kernels.layout import change_layout, normalize
 from framefuse.kernels.masks import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
 from framefuse.kernels.preprocess import preprocess, preprocess_batch
 from framefuse.kernels.preprocess_cuda import PreprocessTable

@@ -59,7 +59,10 @@ def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.nda
     lane = opened.lane(1, HEIGHT, WIDTH, 1)
     slot = lane.acquire()
     assert slot is not None
-    slot.input[0] = FRAMES[0].transpose(2, 0, 1).astype(np.float32) / 255
+    picture = FRAMES[0].astype(np.float32) / 255
+    if slot.input.dtype == np.uint16:  # bfloat16, which numpy does not have
+        picture = (picture.view(np.uint32) >> 16).astype(np.uint16)
+    slot.input[0] = picture.transpose(2, 0, 1) if slot.memory_format == "nchw" else picture
     lane.submit(slot)
     lane.wait(slot)
     return opened.precision, slot.outputs[0].copy()

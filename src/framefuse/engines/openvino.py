@@ -43,6 +43,7 @@ class OpenVinoEngine:
         network = self._read()
         quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
         self.precision = self._choose_precision(options.precision, quantised, core)
+        self._hint = HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32")
         cores = available_cores()
         threads = options.threads or cores
         self.streams = options.streams or (threads if threads <= 4 else threads // 2)
@@ -50,7 +51,7 @@ class OpenVinoEngine:
         self._config: dict[str, Any] = {
             "NUM_STREAMS": self.streams,
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32"),
+            "INFERENCE_PRECISION_HINT": self._hint,
             # Pinned workers would fight with the decoder's and the encoder's threads over the same few cores.
             "ENABLE_CPU_PINNING": False,
         }
@@ -58,7 +59,9 @@ class OpenVinoEngine:
         self._fixed: tuple[tuple[int, ...], Any] | None = None
         self._free: Any = None
         self.input_dtype = np.dtype(network.inputs[0].get_element_type().to_dtype())
-        self._channels_last = self.precision == "bf16" and self.input_dtype == np.float32
+        first = {port.get_node().get_type_name() for port in network.inputs[0].get_target_inputs()}
+        floating = self.input_dtype == np.float32 and "FakeQuantize" not in first
+        self._channels_last = self._hint == "bf16" and floating
         if self._channels_last:
             self.input_dtype = np.dtype(np.uint16)
             self.reasons.append("input bfloat16, channels last: what the first layer reads")
@@ -115,7 +118,7 @@ class OpenVinoEngine:
         for number in range(len(self._head or ())):
             changes.output(number).model().set_layout(ov.Layout("NCHW"))
             changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
-            if self.precision == "bf16":
+            if self._hint == "bf16":
                 changes.output(number).tensor().set_element_type(ov.Type.bf16)
         return changes.build()
 

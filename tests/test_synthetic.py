@@ -223,3 +223,38 @@ def test_many_seeds() -> None:
     for seed in range(10_000, 10_060):
         world = World(seed=seed, size=(160, 90), split="val")
         assert world[seed % 900].truth.boxes.shape[1] == 4
+
+
+@pytest.mark.parametrize(
+    ("uri", "objects", "light"),
+    [
+        (
+            STREET,
+            [
+                (33, 7, [276, 75, 288, 87]), (30, 7, [314, 104, 320, 114]), (32, 7, [120, 96, 139, 115]),
+                (31, 4, [132, 116, 137, 129]), (34, 2, [63, 132, 80, 139]), (51, 5, [130, 104, 190, 143]),
+                (27, 3, [152, 112, 254, 175]),
+            ],
+            [[137, 126, 138, 132], [111, 115, 117, 118], [119, 112, 109, 122]],
+        ),
+        (
+            BODIES,
+            [
+                (4, 0, [0, 0, 87, 192]), (3, 0, [196, 5, 256, 192]), (1, 0, [59, 0, 231, 192]),
+                (4, 0, [256, 0, 336, 192]), (3, 0, [444, 5, 512, 192]), (1, 0, [306, 0, 478, 192]),
+            ],
+            [[84, 101, 84, 101], [89, 100, 92, 100], [107, 96, 107, 96]],
+        ),
+    ],
+)  # fmt: skip
+def test_version_1_is_pinned(uri: str, objects: list[tuple[int, int, list[int]]], light: list[list[int]]) -> None:
+    """Who changes what worlds look like raises World.version, records this anew, and trains the shipped models anew."""
+    assert World.version == 1
+    world = World.parse(uri)
+    snapshot = world[world.frames // 4]
+    truth, picture = snapshot.truth, snapshot.picture
+    assert [(int(t), int(c)) for t, c in zip(truth.track_id, truth.class_id, strict=True)] == [o[:2] for o in objects]
+    assert np.abs(truth.boxes - np.array([box for _, _, box in objects])).max() <= 1
+    height, width = picture.shape[0] // 3, picture.shape[1] // 4
+    parts = picture[: 3 * height, : 4 * width].reshape(3, height, 4, width, 3).mean((1, 3, 4))
+    assert np.abs(parts - np.array(light)).max() <= 1.5

@@ -309,6 +309,28 @@ def test_draw_boxes(name: str, size: tuple[int, int], line: int, move: Move) -> 
         np.testing.assert_array_equal(component, want)
 
 
+@pytest.mark.parametrize("name", ["yuv422p", "yuv444p", "yuv411p", "nv16", "nv24", "yuv420p10", "yuv422p10", "p010"])
+@pytest.mark.parametrize("size", [*SIZES, (64, 130)])
+def test_draw_boxes_into_other_formats(name: str, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(12)
+    kind = PIXEL_FORMATS[name]
+    top = 1 << kind.bits
+    planes = []
+    for shape in kind.plane_shapes(size[1], size[0]):
+        wide = rng.integers(0, top, (shape[0], shape[1] + 3, *shape[2:])).astype(kind.dtype) << kind.shift
+        planes.append(wide[:, : shape[1]])
+    components = planes if kind.layout == "planar" else [planes[0], planes[1][:, :, 0], planes[1][:, :, 1]]
+    boxes = rng.integers(-10, max(size) + 10, (12, 4)).astype(np.int32)
+    boxes[0] = (0, 0, size[1], size[0])
+    inks = rng.integers(0, top, (12, 3)).astype(kind.dtype) << kind.shift
+    for line in (1, 2, 5):
+        expected = [np.array(component) for component in components]
+        reference.draw_boxes(expected, boxes, inks, line, kind.subsample)
+        drawing.draw_boxes(planes, kind, boxes, inks, line_width=line)
+        for component, want in zip(components, expected, strict=True):
+            np.testing.assert_array_equal(component, want)
+
+
 @pytest.mark.parametrize("channels", [(), (1,), (3,), (4,)])
 @pytest.mark.parametrize("size", SIZES)
 def test_composite(channels: tuple[int, ...], size: tuple[int, int], move: Move) -> None:

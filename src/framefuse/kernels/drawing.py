@@ -1,4 +1,4 @@
-"""Masks and boxes drawn straight into the planes of a 4:2:0 picture, on the host or on the GPU where they lie."""
+"""Masks and boxes drawn straight into the planes of a picture, on the host or on the GPU where they lie."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framefuse.kernels import cuda, masks_cuda
 from framefuse.kernels.cpu import _address, _function
 
 Plane = Any
-"""(h, w) or (h, w, 2) uint8; numpy, or an array on a GPU."""
+"""(h, w) or (h, w, 2) of the format's samples; numpy, or an array on a GPU."""
 
 
 def overlay(
@@ -68,10 +68,11 @@ def draw_boxes(
     """Frames just inside each box, in place, the first box on top; `kernels.reference.draw_boxes` is the formula.
 
     Args:
-        planes: of yuv420p, nv12 or nv21; writable, samples of a row adjacent, any row pitch.
-        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; what lies outside the picture is not drawn. Even numbers give
-            frames whose colour is clean.
-        inks: (n, 3) uint8 Y, U, V of each box.
+        planes: planar or semiplanar YUV of any subsampling and depth; on a GPU yuv420p, nv12 or nv21. Writable, samples
+            of a row adjacent, any row pitch.
+        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; what lies outside the picture is not drawn. Multiples of the
+            subsampling give frames whose colour is clean.
+        inks: (n, 3) Y, U, V of each box, of the planes' dtype, and as they hold them (P010: in the upper bits).
         line_width: pixels, 1..65535.
         count: on a GPU: (1,) int32, how many of the boxes are valid; None: all.
         stream: pointer of a CUDA stream; None: CuPy's current one.
@@ -79,7 +80,7 @@ def draw_boxes(
     Raises:
         UsageError: wrong pixel format, shape or dtype.
     """
-    components, step = _components(planes, format)
+    components, step = _components(planes, format, any_chroma=not masks_cuda.is_cuda(planes[0]))
     if not 1 <= line_width <= 65535:
         raise UsageError(f"line_width {line_width} is not between 1 and 65535 pixels")
     if masks_cuda.is_cuda(planes[0]):
@@ -87,22 +88,29 @@ def draw_boxes(
         return
     if boxes.shape != (len(boxes), 4) or boxes.dtype != np.int32:
         raise UsageError(f"boxes are {boxes.dtype} {boxes.shape}, expected int32 (n, 4)")
-    _check("inks", inks, (len(boxes), 3))
+    _check("inks", inks, (len(boxes), 3), format.dtype)
     if len(boxes):
         height, width = planes[0].shape
         # Far outside is as good as just outside, and cannot overflow.
         near = boxes.clip(-(2**20), 2**20)
-        _function("draw_boxes")(*_places(components), step, height, width, line_width, near, np.ascontiguousarray(inks))
+        addresses, pitches = _places(components)[:3], [plane.strides[0] // plane.itemsize for plane in components]
+        if any(plane.strides[0] % plane.itemsize for plane in components):
+            raise UsageError("the planes have rows that begin within a sample")
+        _function(f"draw_boxes_{'u8' if format.bits == 8 else 'u16'}")(
+            *addresses, *pitches, step, *format.subsample, height, width, line_width, near, np.ascontiguousarray(inks)
+        )
 
 
-def _check(name: str, array: Any, shape: tuple[int, ...]) -> None:
-    if array.shape != shape or array.dtype != np.uint8 or (array.size and array.strides[-1] != 1):
-        raise UsageError(f"{name} are {array.dtype} {array.shape}, expected uint8 {shape} with adjacent samples")
+def _check(name: str, array: Any, shape: tuple[int, ...], dtype: Any = np.uint8) -> None:
+    if array.shape != shape or array.dtype != dtype or (array.size and array.strides[-1] != array.itemsize):
+        wanted = f"{np.dtype(dtype)} {shape}"
+        raise UsageError(f"{name} are {array.dtype} {array.shape}, expected {wanted} with adjacent samples")
 
 
-def _components(planes: Sequence[Plane], format: PixelFormat) -> tuple[list[Any], int]:
-    """Y, U and V as 2-D views, and bytes from one chroma sample to the next."""
-    if format.bits != 8 or format.subsample != (2, 2) or format.layout not in ("planar", "semiplanar"):
+def _components(planes: Sequence[Plane], format: PixelFormat, *, any_chroma: bool = False) -> tuple[list[Any], int]:
+    """Y, U and V as 2-D views, and samples from one chroma sample to the next."""
+    usual = any_chroma or (format.bits == 8 and format.subsample == (2, 2))
+    if not usual or format.layout not in ("planar", "semiplanar") or format.name.startswith("gbr"):
         raise UsageError(
             f"cannot draw into {format.name}", remedy="convert to yuv420p or nv12, or draw with sinks.draw.Annotator"
         )
@@ -110,8 +118,8 @@ def _components(planes: Sequence[Plane], format: PixelFormat) -> tuple[list[Any]
         planes = [cuda.as_cupy(plane) for plane in planes]
     height, width = planes[0].shape[:2]
     for plane, shape in zip(planes, format.plane_shapes(width, height), strict=True):
-        _check("planes", plane, shape)
-        if plane.ndim == 3 and plane.strides[1] != 2:
+        _check("planes", plane, shape, format.dtype)
+        if plane.ndim == 3 and plane.strides[1] != 2 * plane.itemsize:
             raise UsageError(f"the chroma plane has strides {plane.strides}; its samples must be adjacent")
         if isinstance(plane, np.ndarray) and not plane.flags.writeable:
             raise UsageError("a plane is read-only", remedy="draw into a copy")

@@ -197,8 +197,7 @@ class Annotator:
         boxes = self._snap(detections.xyxy)
         order = range(len(boxes) - 1, -1, -1)
         class_ids = detections.class_id.tolist()
-        for i in order:
-            self._rectangle(parts, boxes[i], self._inks(class_ids[i]).line)
+        self._rectangles(planes, parts, boxes, class_ids)
         scores = detections.confidence.tolist()
         trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
         for i in order:
@@ -244,6 +243,17 @@ class Annotator:
             ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in self._roles}
             found = self._classes[class_id] = Inks(line, ramps)
         return found
+
+    def _rectangles(
+        self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int]
+    ) -> None:
+        """Frames of all boxes, the first on top."""
+        if self._roles == "yuv":
+            inks = np.array([[self._inks(class_id).line[role] for role in "yuv"] for class_id in class_ids], np.uint8)
+            drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=self.line_width)
+            return
+        for i in range(len(boxes) - 1, -1, -1):
+            self._rectangle(parts, boxes[i], self._inks(class_ids[i]).line)
 
     def _rectangle(self, parts: list[Component], box: list[int], values: dict[str, int]) -> None:
         left, top, right, bottom = box

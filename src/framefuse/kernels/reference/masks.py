@@ -192,8 +192,14 @@ def overlay(planes: list[NDArray[Any]], labels: NDArray[Any], inks: NDArray[Any]
         plane[...] = (plane * (1020 - cells(a)) + cells(ink[..., k] * a) + 510) // 1020
 
 
-def draw_boxes(planes: list[NDArray[Any]], boxes: NDArray[Any], inks: NDArray[Any], width: int) -> None:
-    """Frames of `width` pixels just inside each box, in place, the first box on top. Chroma as 2-D views, 4:2:0.
+def draw_boxes(
+    planes: list[NDArray[Any]],
+    boxes: NDArray[Any],
+    inks: NDArray[Any],
+    width: int,
+    subsample: tuple[int, int] = (2, 2),
+) -> None:
+    """Frames of `width` pixels just inside each box, in place, the first box on top. Chroma as 2-D views.
 
     A pixel (x, y) of box x1 y1 x2 y2 (x1 <= x < x2, y1 <= y < y2) is frame when x < x1 + width or x >= x2 - width, or
     the same in y.
@@ -206,7 +212,7 @@ def draw_boxes(planes: list[NDArray[Any]], boxes: NDArray[Any], inks: NDArray[An
         frame = inside & ((x < x1 + width) | (x >= x2 - width) | (y < y1 + width) | (y >= y2 - width))
         luma[frame] = ink[0]
         for k, plane in enumerate(chroma, 1):
-            plane[frame[::2, ::2]] = ink[k]
+            plane[frame[:: subsample[1], :: subsample[0]]] = ink[k]
 
 
 def composite(foreground: NDArray[Any], background: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.uint8]:

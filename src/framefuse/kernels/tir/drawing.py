@@ -1,10 +1,12 @@
-"""Overlay of label maps and frames of boxes, straight into Y, U and V planes of 4:2:0 pictures, as CPU loop nests.
+"""Overlay of label maps (4:2:0) and frames of boxes (any YUV) straight into Y, U and V planes, as CPU loop nests.
 
 `reference/masks.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 where they are
 interleaved (nv12), so one nest serves both. Addresses are of the first sample of each component, pitches in bytes.
 """
 
 from tvm.script import tirx as T
+
+from ._base import SAMPLES
 
 
 @T.prim_func(s_tir=True)
@@ -74,58 +76,69 @@ def draw_overlay(
                         v[v_at] = T.Cast("uint8", (T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 1020)
 
 
-@T.prim_func(s_tir=True)
-def draw_boxes(
-    y_address: T.int64,
-    u_address: T.int64,
-    v_address: T.int64,
-    y_pitch: T.int32,
-    u_pitch: T.int32,
-    v_pitch: T.int32,
-    chroma_step: T.int32,
-    height: T.int32,
-    width: T.int32,
-    line: T.int32,
-    box: T.handle,
-    ink: T.handle,
-):
-    """Frames of `line` pixels inside boxes (n, 4) int32 with inks (n, 3) uint8, the first on top."""
-    T.func_attr({"tirx.noalias": True, "global_symbol": "draw_boxes"})
-    n = T.int32()
-    boxes = T.match_buffer(box, (n, 4), "int32", align=4)
-    inks = T.match_buffer(ink, (n, 3), "uint8", align=1)
-    luma = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", y_address), align=1)
-    u = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", u_address), align=1)
-    v = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", v_address), align=1)
+def boxes_variant(sample):
+    """The PrimFunc `draw_boxes_<sample>`: frames of `line` pixels inside boxes (n, 4) int32 with inks (n, 3), the first
+    on top; of any chroma subsampling. Pitches are in samples."""
+    dtype = SAMPLES[sample]
 
-    for j in T.serial(n):
-        i: T.let = n - 1 - j
-        x1: T.let = boxes[i, 0]
-        x2: T.let = boxes[i, 2]
-        # Columns of the left and of the right line; they meet in a narrow box.
-        left: T.let = T.max(x1, 0)
-        right: T.let = T.min(x2, width)
-        for row in T.serial(T.max(T.min(boxes[i, 3], height) - T.max(boxes[i, 1], 0), 0)):
-            y: T.let = T.max(boxes[i, 1], 0) + row
-            edge: T.let = T.Or(y < boxes[i, 1] + line, y >= boxes[i, 3] - line)
-            # Either one span over the whole row, or two.
-            left_end: T.let = T.if_then_else(edge, right, T.min(x1 + line, right))
-            right_start: T.let = T.if_then_else(edge, right, T.max(x2 - line, left))
-            for x in T.serial(T.max(left_end - left, 0)):
-                luma[y * y_pitch + left + x] = inks[i, 0]
-            for x in T.serial(T.max(right - right_start, 0)):
-                luma[y * y_pitch + right_start + x] = inks[i, 0]
-            if y % 2 == 0:
-                u_row: T.let = y // 2 * u_pitch
-                v_row: T.let = y // 2 * v_pitch
-                for x in T.serial(T.max((left_end + 1) // 2 - (left + 1) // 2, 0)):
-                    u[u_row + ((left + 1) // 2 + x) * chroma_step] = inks[i, 1]
-                    v[v_row + ((left + 1) // 2 + x) * chroma_step] = inks[i, 2]
-                for x in T.serial(T.max((right + 1) // 2 - (right_start + 1) // 2, 0)):
-                    u[u_row + ((right_start + 1) // 2 + x) * chroma_step] = inks[i, 1]
-                    v[v_row + ((right_start + 1) // 2 + x) * chroma_step] = inks[i, 2]
+    @T.prim_func(s_tir=True)
+    def kernel(
+        y_address: T.int64,
+        u_address: T.int64,
+        v_address: T.int64,
+        y_pitch: T.int32,
+        u_pitch: T.int32,
+        v_pitch: T.int32,
+        chroma_step: T.int32,
+        sub_x: T.int32,
+        sub_y: T.int32,
+        height: T.int32,
+        width: T.int32,
+        line: T.int32,
+        box: T.handle,
+        ink: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
+        n = T.int32()
+        boxes = T.match_buffer(box, (n, 4), "int32", align=4)
+        inks = T.match_buffer(ink, (n, 3), dtype, align=1)
+        luma = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", y_address), align=1)
+        u = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", u_address), align=1)
+        v = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", v_address), align=1)
+
+        for j in T.serial(n):
+            i: T.let = n - 1 - j
+            x1: T.let = boxes[i, 0]
+            x2: T.let = boxes[i, 2]
+            # Columns of the left and of the right line; they meet in a narrow box.
+            left: T.let = T.max(x1, 0)
+            right: T.let = T.min(x2, width)
+            for row in T.serial(T.max(T.min(boxes[i, 3], height) - T.max(boxes[i, 1], 0), 0)):
+                y: T.let = T.max(boxes[i, 1], 0) + row
+                edge: T.let = T.Or(y < boxes[i, 1] + line, y >= boxes[i, 3] - line)
+                # Either one span over the whole row, or two.
+                left_end: T.let = T.if_then_else(edge, right, T.min(x1 + line, right))
+                right_start: T.let = T.if_then_else(edge, right, T.max(x2 - line, left))
+                for x in T.serial(T.max(left_end - left, 0)):
+                    luma[y * y_pitch + left + x] = inks[i, 0]
+                for x in T.serial(T.max(right - right_start, 0)):
+                    luma[y * y_pitch + right_start + x] = inks[i, 0]
+                if y % sub_y == 0:
+                    u_row: T.let = y // sub_y * u_pitch
+                    v_row: T.let = y // sub_y * v_pitch
+                    # A chroma sample belongs to its top-left pixel.
+                    first: T.let = (left + sub_x - 1) // sub_x
+                    second: T.let = (right_start + sub_x - 1) // sub_x
+                    for x in T.serial(T.max((left_end + sub_x - 1) // sub_x - first, 0)):
+                        u[u_row + (first + x) * chroma_step] = inks[i, 1]
+                        v[v_row + (first + x) * chroma_step] = inks[i, 2]
+                    for x in T.serial(T.max((right + sub_x - 1) // sub_x - second, 0)):
+                        u[u_row + (second + x) * chroma_step] = inks[i, 1]
+                        v[v_row + (second + x) * chroma_step] = inks[i, 2]
+
+    return kernel
 
 
 def variants():
     """Every variant: {global symbol: PrimFunc}."""
-    return {"draw_overlay": draw_overlay, "draw_boxes": draw_boxes}
+    return {"draw_overlay": draw_overlay} | {f"draw_boxes_{sample}": boxes_variant(sample) for sample in SAMPLES}

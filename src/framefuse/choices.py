@@ -94,7 +94,12 @@ def choose_batch(card: Card, settings: Settings) -> int:
 
 
 def check_task(card: Card, settings: Settings) -> None:
-    """Raise UsageError where something is asked for that the model's task does not give."""
+    """Raise where something is asked for that the model's task does not give.
+
+    Raises:
+        CapabilityError: a segmenter on a GPU.
+        UsageError: boxes of a segmenter.
+    """
     if card.task != "semantic":
         return
     if settings.device == "cuda":

@@ -100,7 +100,7 @@ def test_preprocess_on_aarch64(name: str, emulated: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_scratch", scratch)
     monkeypatch.setattr(module, "_tensor", lambda array: array)
     plan = sys.modules["framefuse.kernels.plan"]
-    monkeypatch.setattr(plan, "wide", lambda: False)  # this machine's own kernels are not those under test
+    monkeypatch.setattr(plan, "byte_level", lambda: "armv8-a")  # this machine's own kernels are not those under test
     monkeypatch.setattr(module, "_calls", SimpleNamespace(known={}))
     plan.plan.cache_clear()
     for case in cases((name,), 12):

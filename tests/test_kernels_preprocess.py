@@ -49,13 +49,13 @@ def compiled() -> None:
     build()
 
 
-@pytest.fixture(params=["best", "usual"])
+@pytest.fixture(params=["best", "x86-64-v3", "any"])
 def nest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The kernels that this CPU uses, then those that it uses without AVX-512 VBMI."""
-    if request.param == "usual":
-        if not cpu.wide():
+    """The kernels that this CPU uses for bytes, then those that it uses without AVX-512 VBMI, then without AVX2."""
+    if request.param != "best":
+        if request.param == "x86-64-v3" and not cpu.wide():
             pytest.skip("they are the same on this CPU")
-        monkeypatch.setattr(plan_module, "wide", lambda: False)
+        monkeypatch.setattr(plan_module, "byte_level", lambda: request.param)
     plan_module.plan.cache_clear()
     preprocess_module._calls.known.clear()
     yield request.param

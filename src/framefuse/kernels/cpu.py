@@ -69,6 +69,12 @@ def wide() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and _flags(Path("/proc/cpuinfo")) >= WIDE_FLAGS
 
 
+@lru_cache(maxsize=1)
+def byte_level() -> str:
+    """The level of the kernels that preprocess bytes."""
+    return WIDE if wide() else describe().level
+
+
 def names() -> dict[str, str]:
     """The compiled kernels of this machine, and the family of each. Reads a file only."""
     machine = "aarch64" if platform.machine() in ("aarch64", "arm64") else "x86_64"

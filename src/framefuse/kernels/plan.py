@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, Matrix, PixelFormat, Rotation
-from framefuse.kernels.cpu import wide
+from framefuse.kernels.cpu import byte_level
 from framefuse.kernels.filters import Taps, axis_taps, byte_pairs, column_weights, stacked, upper, widened
-from framefuse.kernels.windows import NONE, Axis, windows
+from framefuse.kernels.windows import NONE, SHORT, WIDE, Axis, windows
 
 Interpolation = Literal["nearest", "linear", "area", "antialias"]
 ChannelOrder = Literal["rgb", "bgr"]
@@ -37,6 +37,9 @@ LEVELS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}
 
 STORES = {"f32": (0, 0), "f16": (1, 0), "bf16": (2, 0), "u8": (3, 0), "i8": (3, 128)}
 """`store` and `flip` of `tir/preprocess.py`."""
+
+FORMS = {"x86-64-v3": SHORT, "x86-64-v4": WIDE}
+"""The nest for bytes with up to two taps, by level."""
 
 MAX_ELEMENTS = 2**31 - 1
 """Elements of an output or of a plane, its pitch included: the kernels count in 32 bits."""
@@ -264,8 +267,9 @@ def plan(request: Request) -> Plan:
     y_taps = taps(1, y_roi, rows[2], y_visible[1])
     packed = len(format.channels) if format.layout == "packed" else 0
     strides = (packed or 1, 2 if format.layout == "semiplanar" else 1)
+    form = FORMS.get(byte_level())
     axes = _axes(request, x_taps, strides, columns[2])
-    blocks = windows(axes) if axes else NONE
+    blocks = windows(form, axes) if form and axes else NONE
     output = request.output
     values = coefficients(request)
     if output in LEVELS:
@@ -294,10 +298,10 @@ def plan(request: Request) -> Plan:
         *content,
     )
     layout = f"packed{packed}" if packed else format.layout
-    if blocks.blocks:
+    if form and blocks.blocks:
         for row_weights, axis in zip(np.split(tables[1], 2), axes, strict=False):
             row_weights /= axis.unit
-        name, walk = f"preprocess_wide_{layout}", (*walk, blocks.blocks, blocks.halves)
+        name, walk = f"preprocess_{form.name}_{layout}", (*walk, blocks.blocks, blocks.halves)
         return Plan(name, offset, walk, (*tables, *blocks.tables), strip_elements, None)
     spans = [
         (int(found.first.min()) * stride, int((found.first + found.count).max()) * stride)
@@ -335,9 +339,9 @@ def _plain(request: Request) -> int:
 
 
 def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: int) -> list[Axis]:
-    """What windows are made of, where this CPU's kernels use them; `size`: columns of the whole content."""
+    """What windows are made of, where kernels use them; `size`: columns of the whole content."""
     format = request.format
-    if not wide() or format.bits != 8 or request.interpolation not in ("nearest", "linear"):
+    if format.bits != 8 or request.interpolation not in ("nearest", "linear"):
         return []
     axes = []
     for kind, (found, stride) in enumerate(zip(taps, strides, strict=True)):

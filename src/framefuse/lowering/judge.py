@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 
@@ -72,8 +72,8 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
-    """Milliseconds a frame that each model takes of one CPU core in OpenVINO: the best of interleaved runs, which other
-    processes disturb least.
+    """Milliseconds of processor time that a frame takes of one core in OpenVINO: the best of interleaved runs. Other
+    processes change neither much.
 
     Args:
         models: name -> file and precision.
@@ -91,10 +91,10 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
         for name, lane in lanes.items():
             slot = lane.acquire()
             assert slot is not None, "the one slot of the lane was released"
-            started = perf_counter()
+            started = process_time()
             lane.submit(slot)
             lane.wait(slot)
-            times[name].append((perf_counter() - started) * 1e3 / card.batch)
+            times[name].append((process_time() - started) * 1e3 / card.batch)
             lane.release(slot)
     for engine in engines:
         engine.close()

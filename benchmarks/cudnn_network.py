@@ -11,7 +11,8 @@ Measured for each batch, device time between two events around a graph launch (m
 - `decoded`: with the kernels that pack float32 NCHW pictures and turn the raw head into boxes and scores
 - `layers`: each convolution alone, as measured when its plan was chosen, and what it reaches of the peak
 
-Then: the error against ONNX Runtime, and how long the build takes cold, from the cache, and in a second process.
+Then: the error against ONNX Runtime, and how long the engine takes to build in a fresh process, twice: the first time
+cold where $XDG_CACHE_HOME has no plans yet, the second time from what the first has written.
 The last line of the output is JSON.
 """
 
@@ -27,30 +28,15 @@ from typing import Any
 import numpy as np
 
 from framefuse.engines.cudnn.compiled import Compiled, plan
-from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer, Plan
+from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
 from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.reading import read
 from framefuse.engines.cudnn.rewriting import prepare
 from framefuse.kernels import cuda
 
 LAUNCHES = 50
-
-
-class Plans:
-    """Plans by layer, measured once."""
-
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
-        self.known: dict[Layer, Plan] = {}
-        self.seconds = 0.0
-
-    def __call__(self, layer: Layer) -> Plan:
-        if layer not in self.known:
-            started = time.perf_counter()
-            self.known[layer] = self.builder.choose(layer)
-            self.seconds += time.perf_counter() - started
-        return self.known[layer]
 
 
 def device_us(graph: Any, stream: Any, launches: int = LAUNCHES) -> float:
@@ -142,7 +128,7 @@ def layers(compiled: Compiled, execution: Execution, stream: Any) -> list[dict[s
             "us": round(found.microseconds, 2),
             "in_place_us": round(device_us(capture(stream, again), stream, 5) / REPEATS, 2),
             "tflops": round(work / found.microseconds / 1e6, 1),
-            "engine": found.engine, "index": found.index, "workspace": found.workspace,
+            "engine": found.engine, "workspace": found.workspace,
         })  # fmt: skip
     return rows
 
@@ -166,45 +152,20 @@ def error(found: Any, wanted: Any) -> dict[str, float]:
     }  # fmt: skip
 
 
-def second_process(path: Path, size: int, cache: Path) -> dict[str, Any]:
-    """Seconds to build the network at batch 1 from remembered plans, in a process that has built none."""
+def second_process(path: Path, size: int, batch: int) -> dict[str, Any]:
+    """Seconds to open the engine and to make it ready for a batch, in a process that has built nothing."""
     code = (
         "import json,sys,time;t=time.perf_counter()\n"
-        "from benchmarks.cudnn_network import *\n"
-        "path,size,cache=Path(sys.argv[1]),int(sys.argv[2]),json.load(open(sys.argv[3]))\n"
-        "b=Builder();t0=time.perf_counter()\n"
-        "c=plan(prepare(read(path,size,size)),1,size,size,4);t1=time.perf_counter()\n"
-        "known={}\n"
-        "def get(l):\n"
-        "  if l not in known: e=cache[l.text];known[l]=b.replay(l,e['engine'],e['knobs'])\n"
-        "  return known[l]\n"
-        "e=Execution(c,b,Weights([s for s in c.placement.steps if isinstance(s,Conv)]),get);t2=time.perf_counter()\n"
-        "s=cuda.cupy().cuda.Stream(non_blocking=True);g=capture(s,lambda:e.start(s));t3=time.perf_counter()\n"
-        "print(json.dumps({'start':t0-t,'front':t1-t0,'plans':t2-t1,'count':len(known),'capture':t3-t2,"
-        "'us':device_us(g,s)}))"
+        "from pathlib import Path\n"
+        "from framefuse.engines import EngineOptions,open_engine\n"
+        "e=open_engine('cudnn',Path(sys.argv[1]),EngineOptions('cuda',layout='yolov8'));t1=time.perf_counter()\n"
+        "x=e.execution(int(sys.argv[3]),int(sys.argv[2]),int(sys.argv[2]));t2=time.perf_counter()\n"
+        "from framefuse.kernels import cuda\n"
+        "from framefuse.engines.cudnn.execution import capture\n"
+        "s=cuda.cupy().cuda.Stream(non_blocking=True);g=capture(s,lambda:x.start(s));t3=time.perf_counter()\n"
+        "print(json.dumps({'open_s':t1-t,'build_s':t2-t1,'capture_s':t3-t2,'reasons':list(e.reasons)}))"
     )
-    return in_process(code, path, size, cache)
-
-
-def serialised(path: Path, size: int, cache: Path) -> dict[str, Any]:
-    """Whether built plans can be kept as bytes, and what reading them costs against building; in a process of its own,
-    since some versions of cuDNN crash here."""
-    code = (
-        "import faulthandler,json,sys,time;faulthandler.enable()\n"
-        "from benchmarks.cudnn_network import *\n"
-        "path,size,cache=Path(sys.argv[1]),int(sys.argv[2]),json.load(open(sys.argv[3]))\n"
-        "b=Builder();c=plan(prepare(read(path,size,size)),1,size,size,4)\n"
-        "layers=list(dict.fromkeys(Layer.of(c,s) for s in c.placement.steps if isinstance(s,Conv)))[:12]\n"
-        "rows=[]\n"
-        "for l in layers:\n"
-        "  e=cache[l.text];t=time.perf_counter();p=b.replay(l,e['engine'],e['knobs']);t1=time.perf_counter()\n"
-        "  blob=p.graph.serialize(as_bytes=True);t2=time.perf_counter()\n"
-        "  g=b.cudnn.pygraph(handle=b.handle);g.deserialize(b.handle,blob);t3=time.perf_counter()\n"
-        "  q=Plan(g,0,g.get_workspace_size(),0,{},0.0)\n"
-        "  rows.append([round(x*1e3,1) for x in (t1-t,t2-t1,t3-t2)]+[len(blob)]);print(rows[-1],flush=True)\n"
-        "print(json.dumps({'build_serialise_deserialise_ms_bytes':rows}))"
-    )
-    return in_process(code, path, size, cache)
+    return in_process(code, path, size, batch)
 
 
 def in_process(code: str, *arguments: object) -> dict[str, Any]:
@@ -224,8 +185,6 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--quick", action="store_true", help="two variants, no probes of the build")
     parser.add_argument("--out", type=Path, help="where the JSON is written after each step")
-    parser.add_argument("--candidates", type=int, nargs="+", default=[6, 6, 6], help="plans tried, for each batch")
-    parser.add_argument("--plans", type=Path, default=Path("plans.json"), help="where chosen plans are written")
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -240,12 +199,14 @@ def main() -> None:
         "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "cudnn": builder.cudnn.backend_version(),
         "frontend": builder.cudnn.__version__, "rows": rows,
     }  # fmt: skip
-    for batch, candidates in zip(options.batches, options.candidates, strict=False):
-        builder.candidates = candidates
+    for batch in options.batches:
+        built = {attempt: second_process(options.model, options.size, batch) for attempt in ("cold", "cached")}
+        print(built, flush=True)
         plans = Plans(builder)
         variants = ((True, 1), (True, 4)) if options.quick else VARIANTS
         row = measure(options.model, batch, options.size, plans, pictures, variants)
-        row |= {"candidates": candidates, "distinct_layers": len(plans.known), "tuning_s": round(plans.seconds, 1),
+        plans.save()
+        row |= {"build": built, "candidates": builder.candidates,
                 "layers_sum_us": round(sum(layer["us"] for layer in row["layers"]), 1)}  # fmt: skip
         for name, variant in row.items():
             if isinstance(variant, dict) and "result" in variant:
@@ -253,15 +214,6 @@ def main() -> None:
                 variant["error"] = error(found, wanted[: len(found)])
                 print(batch, name, variant["error"], flush=True)
         rows.append(row)
-        if batch == 1 and not options.quick:
-            options.plans.write_text(
-                json.dumps(
-                    {layer.text: {"engine": plan.engine, "knobs": plan.knobs} for layer, plan in plans.known.items()}
-                )
-            )
-            for name, probe in (("second_process", second_process), ("serialised", serialised)):
-                result[name] = probe(options.model, options.size, options.plans)
-                print(name, result[name], flush=True)
         if options.out:
             options.out.write_text(json.dumps(result))
     result["failed"] = len(builder.failed)

@@ -221,13 +221,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=150, help="no further row is begun after this")
+    parser.add_argument("--rows", nargs="+", help="these only, as decoder:loop:processes")
     options = parser.parse_args()
     started, rows = time.monotonic(), []
-    plan = [("threaded", "decode", 1), ("simple", "decode", 1), ("threaded", "own", 1), ("threaded", "owner", 1),
-            ("simple", "own", 1), ("threaded", "frames", 1), ("core", "decode", 1),
-            ("threaded", "decode", 1)]  # fmt: skip
-    plan += [("threaded", how, count) for count in options.processes[1:] for how in ("decode", "own", "owner")]
-    plan += [("simple", "owner", 1), ("core", "own", 1)]
+    plan = [("threaded", "decode", 1), ("threaded", "own", 1), ("threaded", "owner", 1), ("threaded", "frames", 1)]
+    plan += [("threaded", how, count) for count in options.processes[1:] for how in ("decode", "own")]
+    plan += [("simple", "decode", 1), ("core", "decode", 1), ("threaded", "decode", 1), ("simple", "own", 1)]
+    if options.rows:
+        plan = [(kind, how, int(count)) for kind, how, count in (row.split(":") for row in options.rows)]
     for kind, how, processes in plan:
         if time.monotonic() - started > options.seconds:
             break

@@ -13,18 +13,19 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.models import model
 from cuda_fibres import Fibres
 from cuda_on_cpu import install
 from framefuse.engines.cudnn import launch, reference
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
-from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode
+from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
 from framefuse.kernels import cuda
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Path]:
+    from benchmarks.models import model
+
     return {"yolov8n": model("yolov8n"), "yolov8n_static": model("yolov8n", dynamic=False)}
 
 
@@ -167,8 +168,7 @@ def test_yolov8n(models: dict[str, Path]) -> None:
         head = compiled.network.head
         assert head is not None and (head.bins, head.classes) == (16, 80)
         assert len(compiled.placement.steps) == steps  # nothing is copied
-        sides, scores = reference.run(compiled, x)
-        found = np.stack([decode(a[..., 0], b[..., 0], head, 96, 128) for a, b in zip(sides, scores, strict=True)])
+        found = decode_levels(reference.run(compiled, x), head, 96, 128)
         assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
         assert np.abs(found - expected)[:, 4:].max() < 1e-3
 
@@ -265,30 +265,71 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, value)
 
 
-@pytest.mark.parametrize("classes", [80, 3, 300])
-def test_decode_kernel(fibres: Fibres, tmp_path: Path, classes: int) -> None:
-    net = Net()
-    flat, levels = [], [(12, 20), (6, 10)]
+def detector(net: Net, classes: int, style: str, height: int, width: int) -> str:
+    """A YOLOv8 head over two levels, joined as one list or as two, decoded in ONNX; gives the output's name."""
+    boxes, scores, levels = [], [], []
+    flat = np.array([0, 64 + classes if style == "joined" else -1, -1])
     for stride in (2, 4):
         x = net.conv("images", 8, stride=stride)
-        x = net.concat(net.conv(x, 64, 1, act="none"), net.conv(x, classes, 1, act="none"))
-        flat.append(net.node("Reshape", x, net.constant(np.array([0, 64 + classes, -1]))))
-    outputs = net.split(net.concat(*flat, axis=2), [64, classes])
-    path = net.save(tmp_path / "net.onnx", *outputs)
+        pair = net.conv(x, 64, 1, act="none"), net.conv(x, classes, 1, act="none")
+        levels.append((height // stride, width // stride))
+        if style == "joined":
+            boxes.append(net.node("Reshape", net.concat(*pair), net.constant(flat)))
+        else:
+            for value, found, count in zip(pair, (boxes, scores), (64, classes), strict=True):
+                found.append(net.node("Reshape", value, net.constant(np.array([0, count, -1]))))
+    if style == "joined":
+        sides, logits = net.split(net.concat(*boxes, axis=2), [64, classes])
+    else:
+        sides, logits = net.concat(*boxes, axis=2), net.concat(*scores, axis=2)
+    x, y, step_x, step_y = cells(levels, height, width).astype(np.float32)
+    bins = net.node("Reshape", sides, net.constant(np.array([0, 4, 16, -1])))
+    share = net.node("Softmax", net.node("Transpose", bins, perm=[0, 2, 1, 3]), axis=1)
+    weights = net.constant(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
+    far = net.node("Reshape", net.node("Conv", share, weights), net.constant(np.array([0, 4, -1])))
+    first, second = net.split(far, [2, 2])
+    centre = net.constant(np.stack([x, y])[None])
+    start, end = net.node("Sub", centre, first), net.node("Add", centre, second)
+    middle = net.node("Mul", net.node("Add", start, end), net.constant(np.array(0.5, np.float32)))
+    both = net.node("Concat", middle, net.node("Sub", end, start), axis=1)
+    scaled = net.node("Mul", both, net.constant(np.stack([step_x, step_y, step_x, step_y])[None]))
+    return net.node("Concat", scaled, net.node("Sigmoid", logits), axis=1)
+
+
+@pytest.mark.parametrize("style", ["joined", "apart"])
+@pytest.mark.parametrize("classes", [80, 3, 300])
+def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None:
+    """Recognised in both ways in which exporters join the levels, and decoded by the kernel."""
+    net = Net()
+    path = net.save(tmp_path / "net.onnx", detector(net, classes, style, 24, 40))
     compiled, x = compile_network(path, 2, 24, 40), pictures(2, 24, 40)
-    from dataclasses import replace
-
-    from framefuse.engines.cudnn.network import Head
-
-    head = Head(*outputs, 16, classes, tuple(levels))  # type: ignore[call-arg]
-    compiled = replace(compiled, network=replace(compiled.network, head=head))
+    head = compiled.network.head
+    assert head is not None and head.levels == ((12, 20), (6, 10)) and head.classes == classes
+    assert not any(isinstance(step, Upsample) for step in compiled.placement.steps)
     arena = np.full(compiled.memory.size, np.nan, np.float16)
     reference.fill(compiled, arena, x)
     for index in range(len(compiled.placement.steps)):
         reference.step(compiled, arena, index)
-    sides, scores = reference.outputs(compiled, arena)
-    expected = np.stack([decode(a[..., 0], b[..., 0], head, 24, 40) for a, b in zip(sides, scores, strict=True)])
+    expected = decode_levels(reference.outputs(compiled, arena), head, 24, 40)
+    np.testing.assert_allclose(onnx_runtime(path, x[:1])[0], expected[:1], rtol=0.01, atol=0.1)
     found = np.full(expected.shape, np.nan, np.float32)
-    table = np.ascontiguousarray(cells(levels, 24, 40), np.float32)
-    launch.decode(compiled, table.ctypes.data, found.ctypes.data, arena.ctypes.data, 0)
+    table = np.ascontiguousarray(cells(head.levels, 24, 40), np.float32)
+    levels = launch.head_of(compiled, arena.ctypes.data).table
+    launch.decode(compiled, table.ctypes.data, levels.ctypes.data, found.ctypes.data, 0)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_head_that_decodes_otherwise(tmp_path: Path) -> None:
+    """Anchors of another size: it looks like the head, and is not."""
+    net = Net()
+    path = net.save(tmp_path / "net.onnx", detector(net, 4, "joined", 24, 48))
+    with pytest.raises(ModelError, match="Reshape"):
+        compile_network(path, 1, 24, 40)
+
+
+def test_a_list_of_anchors_is_no_output(tmp_path: Path) -> None:
+    net = Net()
+    flat = net.node("Reshape", net.conv("images", 8), net.constant(np.array([0, 8, -1])))
+    path = net.save(tmp_path / "net.onnx", flat)
+    with pytest.raises(ModelError, match=r"Reshape \(not before a detection head\)"):
+        compile_network(path, 1, 24, 40)

@@ -1,8 +1,7 @@
 """The raw logits of a YOLOv8 head on CUDA, read where the network wrote them: layout "yolov8_head".
 
-Its outputs are views of wider pictures in NHWC: for each level (batch, rows, columns, 4 * bins) and (batch, rows,
-columns, classes). All anchors, level after level, must lie at one distance, so that one launch reads them all; so they
-do where a network writes its levels into one list of anchors.
+Its outputs are views of wider pictures in NHWC, float16: for each level (batch, rows, columns, 4 * bins) and (batch,
+rows, columns, classes). The pixels of a picture must lie at one distance from each other.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.kernels import cuda
+from framefuse.kernels.tir._levels import FIELDS, FIRST, SCORES, SIDES
 
 LAYOUT = "yolov8_head"
 SYMBOL = "filter_head_f16"
@@ -24,15 +24,21 @@ BYTES = 2
 """Of a float16."""
 
 
-class Head(NamedTuple):
-    """Where the logits lie; pitches in elements."""
+class Place(NamedTuple):
+    """Where the values of one output lie."""
 
-    sides: int
-    sides_picture: int
-    sides_pitch: int
-    scores: int
-    scores_picture: int
-    scores_pitch: int
+    address: int
+    picture: int
+    """Elements from picture to picture."""
+    pitch: int
+    """Elements from anchor to anchor."""
+
+
+class Head(NamedTuple):
+    """Where the logits lie."""
+
+    sides: tuple[Place, ...]
+    scores: tuple[Place, ...]
     levels: tuple[tuple[int, int], ...]
     batch: int
     bins: int
@@ -41,6 +47,15 @@ class Head(NamedTuple):
     @property
     def anchors(self) -> int:
         return sum(rows * columns for rows, columns in self.levels)
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """(levels, FIELDS), as the kernels read it."""
+        table, first = np.zeros((len(self.levels), FIELDS), np.int64), 0
+        for row, sides, scores, (rows, columns) in zip(table, self.sides, self.scores, self.levels, strict=True):
+            row[FIRST], row[SIDES : SIDES + 3], row[SCORES : SCORES + 3] = first, sides, scores
+            first += rows * columns
+        return table
 
     @classmethod
     def of(cls, outputs: Sequence[Any]) -> Head:
@@ -63,31 +78,32 @@ class Head(NamedTuple):
                 f"the {LAYOUT} outputs are {', '.join(str(array.dtype) for array in arrays)}",
                 remedy="on a GPU, pass float16",
             )
-        sides, scores = _place(arrays[::2]), _place(arrays[1::2])
+        places = [_place(array) for array in arrays]
         levels = tuple((rows, columns) for (_, rows, columns, _), _ in pairs)
-        return cls(*sides, *scores, levels, shapes[0][0], shapes[0][3] // 4, shapes[1][3])
+        return cls(tuple(places[::2]), tuple(places[1::2]), levels, shapes[0][0], shapes[0][3] // 4, shapes[1][3])
 
 
-def _place(levels: Sequence[Any]) -> tuple[int, int, int]:
-    """Address, elements from picture to picture, elements from anchor to anchor."""
-    start, address = cuda.address(levels[0]), cuda.address(levels[0])
-    picture, _, pitch, _ = (stride // BYTES for stride in levels[0].strides)
-    for level in levels:
-        batch, rows, columns, channels = level.shape
-        strides = tuple(stride // BYTES for stride in level.strides)
-        dense = (
-            (batch == 1 or strides[0] == picture)
-            and (rows == 1 or strides[1] == columns * pitch)
-            and (columns == 1 or strides[2] == pitch)
-            and (channels == 1 or strides[3] == 1)
+def _place(array: Any) -> Place:
+    _, rows, columns, channels = array.shape
+    picture, row, pitch, step = (stride // BYTES for stride in array.strides)
+    if columns == 1:
+        pitch = row
+    if (rows > 1 and row != columns * pitch) or (channels > 1 and step != 1):
+        raise UsageError(
+            f"a {LAYOUT} output of shape {array.shape} has strides {array.strides} bytes",
+            remedy="pass views of whole pictures in NHWC",
         )
-        if not dense or cuda.address(level) != address:
-            raise UsageError(
-                f"the anchors of a {LAYOUT} output of shape {level.shape} do not follow those of the level before",
-                remedy="write all levels into one array (batch, anchors, channels) and pass views of it",
-            )
-        address += rows * columns * pitch * BYTES
-    return start, picture, pitch
+    return Place(cuda.address(array), picture, pitch)
+
+
+def table_on_gpu(head: Head) -> Any:
+    """`Head.table` on the current GPU."""
+    return _uploaded(int(cuda.cupy().cuda.runtime.getDevice()), head.table.tobytes())
+
+
+@cache  # a captured graph may hold the address
+def _uploaded(device: int, content: bytes) -> Any:
+    return cuda.cupy().asarray(np.frombuffer(content, np.int64))
 
 
 def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int) -> None:
@@ -95,12 +111,8 @@ def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], 
     cuda.launch(
         SYMBOL,
         stream=stream,
-        sides_=head.sides,
-        sides_picture=head.sides_picture,
-        sides_pitch=head.sides_pitch,
-        scores_=head.scores,
-        scores_picture=head.scores_picture,
-        scores_pitch=head.scores_pitch,
+        levels_=table_on_gpu(head),
+        levels=len(head.levels),
         cells_=_cells(int(cuda.cupy().cuda.runtime.getDevice()), head.levels),
         anchors=head.anchors,
         bins=head.bins,

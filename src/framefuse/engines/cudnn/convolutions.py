@@ -76,20 +76,21 @@ class Layer:
 
 @dataclass
 class Plan:
-    """A built kernel for a layer."""
+    """A built kernel for a layer: the only one of its graph."""
 
     graph: Any
-    index: int
     workspace: int
     """Bytes of scratch memory."""
     engine: int
     knobs: dict[str, int]
-    microseconds: float
+    microseconds: float = 0.0
     """As measured; 0: not measured."""
+    image: bytes = b""
+    """The built kernel, for `Builder.load`; empty where cuDNN cannot give it."""
 
     def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
         """Start the kernel on the handle's stream. `pointers`: address by unique id."""
-        self.graph.execute_plan_at_index(pointers, workspace, self.index, handle=handle)
+        self.graph.execute(pointers, workspace, handle)
 
 
 @lru_cache(maxsize=1)
@@ -158,8 +159,8 @@ class Builder:
         graph.build_operation_graph()
         return graph
 
-    def replay(self, layer: Layer, engine: int, knobs: dict[str, int], microseconds: float = 0.0) -> Plan:
-        """Build a plan that was chosen before.
+    def replay(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Plan:
+        """Build a plan by its engine and knobs.
 
         Raises:
             EngineError: this cuDNN does not have it.
@@ -168,11 +169,23 @@ class Builder:
             kinds = self.cudnn.knob_type
             graph = self.graph(layer)
             graph.create_execution_plan(engine, {getattr(kinds, name): value for name, value in knobs.items()})
-            index = graph.get_execution_plan_count() - 1
-            graph.build_plan_at_index(index)
-            return Plan(graph, index, graph.get_workspace_size_plan_at_index(index), engine, knobs, microseconds)
+            graph.build_plan_at_index(graph.get_execution_plan_count() - 1)
+            return Plan(graph, int(graph.get_workspace_size()), engine, knobs)
         except Exception as error:  # the bindings raise their own classes and RuntimeError
             raise EngineError(f"cuDNN cannot build engine {engine} with {knobs} for {layer.text}: {error}") from error
+
+    def load(self, image: bytes, engine: int, knobs: dict[str, int]) -> Plan:
+        """A plan from the bytes of one that was built on this GPU with these versions.
+
+        Raises:
+            EngineError: cuDNN refuses them.
+        """
+        try:
+            graph = self.cudnn.pygraph(handle=self.handle)
+            graph.deserialize(self.handle, image)
+            return Plan(graph, int(graph.get_workspace_size()), engine, knobs, image=image)
+        except Exception as error:
+            raise EngineError(f"cuDNN cannot read a kernel that it wrote: {error}") from error
 
     def choose(self, layer: Layer) -> Plan:
         """Measure and take the fastest.
@@ -180,29 +193,46 @@ class Builder:
         Raises:
             EngineError: cuDNN has no kernel for the layer.
         """
-        modes = self.cudnn.heur_mode
-        graph = self.graph(layer)
-        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
-        graph.check_support()
+        offered = self._offered(layer)
         measure = self._measurer(layer)
         best: Plan | None = None
-        for index in range(min(graph.get_execution_plan_count(), self.candidates)):
+        for number, (engine, knobs) in enumerate(offered):
+            if number >= self.candidates and best is not None:
+                break
             try:
-                graph.build_plan_at_index(index)
-                workspace = graph.get_workspace_size_plan_at_index(index)
-                if workspace > self.scratch:
+                plan = self.replay(layer, engine, knobs)
+                if plan.workspace > self.scratch:
                     continue
-                engine, knobs = graph.get_engine_and_knobs_at_index(index)
-                plan = Plan(graph, index, workspace, engine, {kind.name: value for kind, value in knobs.items()}, 0.0)
                 plan.microseconds = measure(plan)
             except Exception as error:  # a plan that this GPU cannot run: the next may
-                self.failed.append(f"{layer.text} plan {index}: {str(error)[:120]}")
+                self.failed.append(str(error)[:300])
                 continue
             if best is None or plan.microseconds < best.microseconds:
                 best = plan
         if best is None:
             raise EngineError(f"cuDNN has no kernel for {layer.text}", remedy="use engine onnxruntime")
+        try:
+            image = bytes(best.graph.serialize(as_bytes=True))
+            measure(self.load(image, best.engine, best.knobs))  # what cannot be run after reading is not kept
+            best.image = image
+        except Exception as error:  # the plan itself is fine
+            self.failed.append(str(error)[:300])
         return best
+
+    def _offered(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
+        """Engines with knobs, in the order of cuDNN's heuristics."""
+        modes = self.cudnn.heur_mode
+        graph = self.graph(layer)
+        graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        graph.check_support()
+        found: list[tuple[int, dict[str, int]]] = []
+        for index in range(graph.get_execution_plan_count()):
+            engine, knobs = graph.get_engine_and_knobs_at_index(index)
+            named = {kind.name: value for kind, value in knobs.items()}
+            # Old engines have knobs without a name, which cannot be asked for again.
+            if "NOT_SET" not in named and (engine, named) not in found:
+                found.append((engine, named))
+        return found
 
     def _measurer(self, layer: Layer) -> Callable[[Plan], float]:
         """A function that gives microseconds of a plan, over buffers with random values."""

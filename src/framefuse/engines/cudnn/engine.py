@@ -86,7 +86,8 @@ class CudnnEngine:
 
     def _executions(self, compiled: Compiled, count: int, *, fold: bool = False) -> list[Execution]:
         started = time.perf_counter()
-        plans, before = self._plans, (self._plans.measured, self._plans.remembered)
+        plans = self._plans
+        before = plans.measured, plans.remembered, plans.rebuilt
         size = compiled.memory.size * 2 * count
         try:
             if self._weights is None:  # the same for every batch and size
@@ -100,9 +101,11 @@ class CudnnEngine:
             ) from error
         finally:
             plans.save()
+        rebuilt = plans.rebuilt - before[2]
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
-            f"{plans.measured - before[0]} kernels measured, {plans.remembered - before[1]} remembered, "
+            f"{plans.measured - before[0]} kernels measured, {plans.remembered - before[1]} remembered"
+            f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
             f"{time.perf_counter() - started:.1f} s"
         )
         if plans.cache.note:

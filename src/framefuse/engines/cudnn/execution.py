@@ -10,7 +10,7 @@ import numpy as np
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import Conv, Head, Pool, cells
+from framefuse.engines.cudnn.network import Conv, Pool, cells
 from framefuse.kernels import cuda, head_cuda
 
 GRAIN = 256
@@ -87,10 +87,12 @@ class Execution:
         head, batch = compiled.network.head, compiled.batch
         if head is not None and fold:
             self.layout = head_cuda.LAYOUT
-            self.results = [view for level in range(len(head.levels)) for view in self._logits(head, level)]
+            counts = (4 * head.bins, head.classes) * len(head.levels)
+            self.results = [self._logits(name, count) for name, count in zip(head.values, counts, strict=True)]
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
+            self.levels = head_cuda.table_on_gpu(launch.head_of(compiled, self._base))
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
             for name in compiled.network.outputs:
@@ -165,18 +167,12 @@ class Execution:
         for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
             launch.unpack(self.compiled, name, int(result.data.ptr), self._base, stream.ptr)
 
-    def _logits(self, head: Head, level: int) -> list[Any]:
-        """Distances and classes of a level in the arena, (batch, rows, columns, channels)."""
-        cp, before = cuda.cupy(), sum(rows * columns for rows, columns in head.levels[:level])
-        rows, columns = head.levels[level]
-        views = []
-        for name, channels in ((head.sides, 4 * head.bins), (head.scores, head.classes)):
-            view, picture = self.compiled.view(name), self.compiled.picture(name)
-            start = (self.compiled.address(name) + before * view.row) * launch.BYTES
-            strides = [count * launch.BYTES for count in (picture, columns * view.row, view.row, 1)]
-            shape = (self.compiled.batch, rows, columns, channels)
-            views.append(cp.ndarray(shape, cp.float16, self.arena.data + start, strides))
-        return views
+    def _logits(self, name: str, channels: int) -> Any:
+        """A value in the arena, (batch, rows, columns, channels), without padding."""
+        cp, view = cuda.cupy(), self.compiled.view(name)
+        strides = [count * launch.BYTES for count in (self.compiled.picture(name), view.row, view.column, 1)]
+        shape = (self.compiled.batch, *view.shape[1:], channels)
+        return cp.ndarray(shape, cp.float16, self.arena.data + self.compiled.address(name) * launch.BYTES, strides)
 
     @property
     def _base(self) -> int:

@@ -6,6 +6,7 @@ result equals that of `network.decode` to rounding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +27,11 @@ def recognise(reader: Reader) -> Head | None:
     frontier = sorted({reader.name(name) for node in reader.tail for name in node.input} & set(reader.shapes))
     if len(frontier) != 2 or any(reader.ranks[name] != 3 for name in frontier):
         return None
-    levels = [_levels(reader, name) for name in frontier]
-    rows = {reader.shapes[name][1] for name in frontier}
-    if len(rows) != 1 or levels[0] is None or levels[0] != levels[1]:
+    parts = {name: _parts(reader, name) for name in frontier}
+    levels = [tuple(reader.shapes[part.picture][1:] for part in found) for found in parts.values()]
+    if not levels[0] or levels[0] != levels[1]:
         return None
+    rows = reader.shapes[frontier[0]][1]
     rng = np.random.default_rng(0)
     values = {name: rng.normal(0, 2, reader.shapes[name][:2]).astype(np.float32) for name in frontier}
     output = reader.name(reader.model.graph.output[0].name)
@@ -43,28 +45,53 @@ def recognise(reader: Reader) -> Head | None:
         return None
     for sides, scores in (frontier, frontier[::-1]):
         channels, classes = reader.shapes[sides][0], reader.shapes[scores][0]
-        if channels % 4 or result.shape != (1, 4 + classes, *rows):
+        if channels % 4 or result.shape != (1, 4 + classes, rows):
             continue
-        head = Head(sides, scores, channels // 4, classes, levels[0])
+        head = Head((), (), channels // 4, classes, levels[0])
         expected = decode(values[sides], values[scores], head, *reader.size)
         if np.abs(result[0] - expected).max() < TOLERANCE * max(reader.size):
-            return head
+            return _cut(reader, head, parts[sides], parts[scores])
     return None
 
 
-def _levels(reader: Reader, name: str) -> tuple[tuple[int, int], ...] | None:
-    """Height and width of the feature maps that a list of anchors was joined from."""
-    producers = {written: op for op in reader.operations for written in op.writes}
-    operation = producers.get(name)
-    while isinstance(operation, Split):
-        operation = producers.get(operation.x)
-    parts = operation.xs if isinstance(operation, Concat) and operation.along == "rows" else (name,)
-    found = []
-    for part in parts:
-        flat = producers.get(part)
-        while isinstance(flat, (Split, Concat)) and not (isinstance(flat, Concat) and flat.along == "rows"):
-            flat = producers.get(flat.x if isinstance(flat, Split) else flat.xs[0])
-        if not isinstance(flat, Flatten):
-            return None
-        found.append(reader.shapes[flat.x][1:])
-    return tuple(found)
+@dataclass(frozen=True)
+class Part:
+    """Channels start .. start + count - 1 of a picture."""
+
+    picture: str
+    start: int
+    count: int
+
+
+def _parts(reader: Reader, name: str) -> list[Part]:
+    """What a list of anchors was joined from, level after level; nothing where that is not known."""
+    producer = next((op for op in reader.operations if name in op.writes), None)
+    if isinstance(producer, Flatten):
+        return [Part(producer.x, 0, reader.shapes[name][0])]
+    if isinstance(producer, Concat) and producer.along == "rows":
+        parts = [_parts(reader, x) for x in producer.xs]
+        return [part for found in parts for part in found] if all(parts) else []
+    if isinstance(producer, Split):
+        start = sum(reader.shapes[y][0] for y in producer.ys[: producer.ys.index(name)])
+        return [replace(part, start=part.start + start, count=reader.shapes[name][0])
+                for part in _parts(reader, producer.x)]  # fmt: skip
+    return []
+
+
+def _cut(reader: Reader, head: Head, sides: list[Part], scores: list[Part]) -> Head | None:
+    """The head over pictures instead of lists of anchors: what joined them is not needed any more."""
+    names: dict[Part, str] = {}
+    for pair in zip(sides, scores, strict=True):
+        for picture in {part.picture: None for part in pair}:
+            ordered = sorted((part for part in pair if part.picture == picture), key=lambda part: part.start)
+            covered = [part.start for part in ordered] == [0, *(part.count for part in ordered[:-1])]
+            channels, height, width = reader.shapes[picture]
+            if not covered or sum(part.count for part in ordered) != channels:
+                return None  # two networks in one, or something that nobody reads
+            if len(ordered) == 1:
+                names[ordered[0]] = picture
+                continue
+            ys = tuple(f"{picture}/{part.start}" for part in ordered)
+            reader.add(Split(f"{picture}/head", picture, ys), [(part.count, height, width) for part in ordered])
+            names |= dict(zip(ordered, ys, strict=True))
+    return replace(head, sides=tuple(names[part] for part in sides), scores=tuple(names[part] for part in scores))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import Pool, Upsample
-from framefuse.kernels import cuda
+from framefuse.kernels import cuda, head_cuda
 
 BYTES = 2
 """Of an element of the arena."""
@@ -97,20 +97,34 @@ def pack(compiled: Compiled, pictures: int, channels: int, sample: str, arena: i
     )
 
 
-def decode(compiled: Compiled, cells: int, output: int, arena: int, stream: int) -> None:
-    """(batch, 4 + classes, anchors) float32 at address `output`; `cells` is that of `network.cells` as float32."""
+def head_of(compiled: Compiled, arena: int) -> head_cuda.Head:
+    """Where the logits of the network's head lie."""
     head = compiled.network.head
     assert head is not None
-    sides, scores = compiled.view(head.sides), compiled.view(head.scores)
+
+    def places(names: tuple[str, ...]) -> tuple[head_cuda.Place, ...]:
+        return tuple(
+            head_cuda.Place(arena + compiled.address(name) * BYTES, compiled.picture(name), compiled.view(name).column)
+            for name in names
+        )
+
+    return head_cuda.Head(places(head.sides), places(head.scores), head.levels, compiled.batch, head.bins, head.classes)
+
+
+def decode(compiled: Compiled, cells: int, levels: int, output: int, stream: int) -> None:
+    """(batch, 4 + classes, anchors) float32 at address `output`.
+
+    Args:
+        cells: address of `network.cells` as float32.
+        levels: address of the table of `head_of`.
+    """
+    head = compiled.network.head
+    assert head is not None
     cuda.launch(
         "network_decode",
         stream=stream,
-        sides_=arena + compiled.address(head.sides) * BYTES,
-        scores_=arena + compiled.address(head.scores) * BYTES,
-        sides_picture=compiled.picture(head.sides),
-        sides_pitch=sides.row,
-        scores_picture=compiled.picture(head.scores),
-        scores_pitch=scores.row,
+        levels_=levels,
+        levels=len(head.levels),
         cells_=cells,
         y_=output,
         batch=compiled.batch,

@@ -139,6 +139,7 @@ class Flatten:
 Computed: TypeAlias = Conv | Pool | Upsample
 Free: TypeAlias = Concat | Split | Flatten
 Operation: TypeAlias = Computed | Free
+"""Flatten, and Concat along the rows, stand before a head only, and go when it is recognised."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,10 @@ class Head:
     are sigmoid(logit). Output: (4 + classes, anchors), centre x, centre y, width, height in model pixels, then scores.
     """
 
-    sides: str
-    """(4 bins, anchors, 1): logits of the distance to left, top, right, bottom."""
-    scores: str
-    """(classes, anchors, 1): logits."""
+    sides: tuple[str, ...]
+    """For each level a picture of 4 * bins channels: logits of the distance to left, top, right, bottom."""
+    scores: tuple[str, ...]
+    """For each level a picture of `classes` channels: logits."""
     bins: int
     classes: int
     levels: tuple[tuple[int, int], ...]
@@ -161,6 +162,11 @@ class Head:
     @property
     def anchors(self) -> int:
         return sum(height * width for height, width in self.levels)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Distances and classes of each level, in turn."""
+        return tuple(name for pair in zip(self.sides, self.scores, strict=True) for name in pair)
 
 
 @dataclass
@@ -196,6 +202,13 @@ def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, w
     scaled = [side * (stride_x, stride_y)[index % 2] for index, side in enumerate(boxes)]
     probability = 1 / (1 + np.exp(-scores.astype(np.float64)))
     return np.concatenate([np.stack(scaled), probability]).astype(np.float32)
+
+
+def decode_levels(values: Sequence[NDArray[Any]], head: Head, height: int, width: int) -> Floats:
+    """`decode` of a batch: values are those of `Head.values`, (batch, channels, rows, columns)."""
+    flat = [value.reshape(*value.shape[:2], -1) for value in values]
+    sides, scores = np.concatenate(flat[::2], 2), np.concatenate(flat[1::2], 2)
+    return np.stack([decode(a, b, head, height, width) for a, b in zip(sides, scores, strict=True)])
 
 
 def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:

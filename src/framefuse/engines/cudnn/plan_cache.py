@@ -1,7 +1,8 @@
 """Measured plans on disk: one JSON file for each combination of GPU, driver and versions, entries by layer.
 
 Entries do not belong to a model: two models, batches or sizes with one layer in common share its entry. A file of
-another combination is never looked at; one that is damaged counts as empty, and says so.
+another combination is never looked at; one that is damaged counts as empty, and says so. Built kernels lie beside it in
+a folder of the same name, each under the SHA-256 of its bytes, which the entry states.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,23 +50,49 @@ class PlanCache:
     def get(self, layer: str) -> dict[str, Any] | None:
         return self.entries.get(layer)
 
-    def update(self, entries: dict[str, dict[str, Any]]) -> None:
-        """Add entries, beside those that other processes have written meanwhile. Readers never see half a file."""
+    def image(self, entry: Mapping[str, Any]) -> bytes:
+        """The built kernel of an entry; empty where there is none, or not the one that was written."""
+        name = str(entry.get("image", ""))
+        try:
+            content = (self._images / name).read_bytes() if name else b""
+        except (OSError, ValueError):
+            return b""
+        return content if hashlib.sha256(content).hexdigest() == name else b""
+
+    def update(self, entries: dict[str, dict[str, Any]], images: Mapping[str, bytes] | None = None) -> None:
+        """Add entries, beside those that other processes have written meanwhile. Readers never see half a file.
+
+        Args:
+            images: built kernels by layer.
+        """
+        for layer, content in (images or {}).items():
+            entries[layer]["image"] = hashlib.sha256(content).hexdigest()
         self.entries = {**self._read(), **self.entries, **entries}
-        content = {"environment": self.environment, "plans": self.entries}
+        index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=self.folder)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(content, file, indent=0)
-                os.replace(scratch, self.path)
-            except BaseException:
-                Path(scratch).unlink(missing_ok=True)
-                raise
+            if images:
+                self._images.mkdir(exist_ok=True)
+            for layer, content in (images or {}).items():
+                self._write(self._images / entries[layer]["image"], content)
+            self._write(self.path, index.encode())
         except OSError as error:
             self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
             _logger.warning(self.note)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        handle, scratch = tempfile.mkstemp(dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(scratch, path)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+
+    @property
+    def _images(self) -> Path:
+        return self.path.with_suffix("")
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:

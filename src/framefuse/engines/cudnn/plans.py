@@ -32,16 +32,18 @@ class Plans:
 
     Attributes:
         measured, remembered: how many layers, so far.
+        rebuilt: those of the remembered whose kernel had to be built.
         seconds: that building and measuring took.
     """
 
     def __init__(self, builder: Builder, cache: PlanCache | None = None) -> None:
         self.builder = builder
         self.cache = cache or PlanCache(environment(builder))
-        self.measured = self.remembered = 0
+        self.measured = self.remembered = self.rebuilt = 0
         self.seconds = 0.0
         self._known: dict[Layer, Plan] = {}
         self._new: dict[str, dict[str, Any]] = {}
+        self._images: dict[str, bytes] = {}
 
     def __call__(self, layer: Layer) -> Plan:
         plan = self._known.get(layer)
@@ -54,18 +56,26 @@ class Plans:
     def save(self) -> None:
         """Remember what was measured since the last time."""
         if self._new:
-            self.cache.update(self._new)
-            self._new = {}
+            self.cache.update(self._new, self._images)
+            self._new, self._images = {}, {}
 
     def _replayed(self, layer: Layer) -> Plan | None:
         entry = self.cache.get(layer.text)
         if entry is None:
             return None
+        engine, knobs, image = entry["engine"], entry["knobs"], self.cache.image(entry)
         try:
-            plan = self.builder.replay(layer, entry["engine"], entry["knobs"], float(entry.get("us", 0)))
+            try:
+                if not image:
+                    raise EngineError("its kernel is not there")
+                plan = self.builder.load(image, engine, knobs)
+            except EngineError:
+                plan = self.builder.replay(layer, engine, knobs)
+                self.rebuilt += 1
         except EngineError as error:  # measured again: the entry was written by something that knew more
             self.cache.note = str(error)
             return None
+        plan.microseconds = float(entry.get("us", 0))
         self.remembered += 1
         return plan
 
@@ -73,4 +83,6 @@ class Plans:
         plan = self.builder.choose(layer)
         self.measured += 1
         self._new[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
+        if plan.image:
+            self._images[layer.text] = plan.image
         return plan

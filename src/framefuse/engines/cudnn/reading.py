@@ -121,7 +121,12 @@ class Reader:
             if head is None:
                 raise ModelError(f"engine cudnn cannot take {self.path}: {self._missing()}",
                                  remedy="use another engine, for example onnxruntime")  # fmt: skip
-            network = replace(network, outputs=(head.sides, head.scores), head=head)
+            network = replace(network, outputs=head.values, head=head)
+        network.operations[:] = _needed(network)
+        if any(isinstance(op, Flatten) for op in network.operations):
+            self.reasons.append("Reshape (not before a detection head)")
+            raise ModelError(f"engine cudnn cannot take {self.path}: {self._missing()}",
+                             remedy="use another engine, for example onnxruntime")  # fmt: skip
         return network
 
     def add(self, operation: Operation, shapes: Iterable[Shape], rank: int = 4) -> None:
@@ -151,6 +156,16 @@ class Reader:
         values = evaluate([node], {name: self.constants[self.name(name)] for name in node.input if name},
                           list(node.output), self.model)  # fmt: skip
         self.constants.update(zip(node.output, values, strict=True))
+
+
+def _needed(network: Network) -> list[Operation]:
+    """The operations that lead to an output."""
+    wanted, kept = set(network.outputs), list[Operation]()
+    for op in reversed(network.operations):
+        if wanted & set(op.writes):
+            kept.append(op)
+            wanted |= set(op.reads)
+    return kept[::-1]
 
 
 def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], model: Any) -> list[Array]:

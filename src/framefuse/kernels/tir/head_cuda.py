@@ -1,12 +1,12 @@
 """Candidates from the raw logits of a YOLOv8 head on CUDA: nothing is decoded but what exceeds the threshold.
 
-A row of a buffer is an anchor: somewhere in it its classes' logits, somewhere those of the distances to its four sides.
 What comes after is `boxes_cuda.py`, which explains keys, counters and capacity.
 """
 
 from tvm.script import tirx as T
 
 from . import _iou
+from ._levels import FIELDS, FIRST, SCORES, SIDES
 from .boxes_cuda import LAST, append, buffer, wide
 
 WARPS = 8
@@ -16,12 +16,8 @@ WARPS = 8
 def filter_head():
     @T.prim_func
     def kernel(
-        sides_: T.int64,
-        sides_picture: T.int64,
-        sides_pitch: T.int32,
-        scores_: T.int64,
-        scores_picture: T.int64,
-        scores_pitch: T.int32,
+        levels_: T.int64,
+        levels: T.int32,
         cells_: T.int64,
         batch: T.int32,
         anchors: T.int32,
@@ -38,14 +34,14 @@ def filter_head():
     ):
         """A warp reads an anchor. `logit` is at most that of `confidence`: below it nothing is decoded.
 
-        `cells` (4, anchors): centre of the cell in cells, x and y, and its width and height in units of the boxes.
+        `levels` of `_levels.py` says where the logits lie; `cells` (4, anchors): centre of the cell in cells, x and y,
+        and its width and height in units of the boxes.
         """
         T.func_attr({"tirx.noalias": True, "global_symbol": "filter_head_f16"})
         T.device_entry()
         block, picture = T.cta_id([(anchors + WARPS - 1) // WARPS, batch])
         thread = T.thread_id([WARPS * 32])
-        sides = buffer(sides_, "float16", 2)
-        scores = buffer(scores_, "float16", 2)
+        table = buffer(levels_, "int64", 8)
         cells = buffer(cells_, "float32", 4)
         wanted = buffer(wanted_, "uint8", 1)
         counters = buffer(counters_, "int32", 4)
@@ -56,7 +52,13 @@ def filter_head():
         lane: T.let = thread % 32
         anchor: T.let = T.min(block * WARPS + thread // 32, anchors - 1)
         inside: T.let = block * WARPS + thread // 32 < anchors
-        start: T.let = wide(picture) * scores_picture + wide(anchor) * wide(scores_pitch)
+        level = T.int32(0)
+        for other in T.serial(1, levels):
+            if table[other * FIELDS + FIRST] <= wide(anchor):
+                level = other
+        scores = buffer(table[level * FIELDS + SCORES], "float16", 2)
+        row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
+        start: T.let = wide(picture) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
         best = T.reinterpret("float32", T.uint32(0xFF800000))
         label = T.int32(LAST)
         bad = T.int32(0)
@@ -70,7 +72,8 @@ def filter_head():
         first = T.cuda.warp_min(T.Select(best == top, label, T.int32(LAST)))
         worst = T.cuda.warp_max(bad)
         if T.And(inside, T.And(worst == 0, top > logit)):
-            from_: T.let = wide(picture) * sides_picture + wide(anchor) * wide(sides_pitch)
+            sides = buffer(table[level * FIELDS + SIDES], "float16", 2)
+            from_: T.let = wide(picture) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
             for side in T.unroll(4):
                 highest = T.reinterpret("float32", T.uint32(0xFF800000))
                 for step in T.serial((bins + 31 - lane) // 32):

@@ -12,6 +12,8 @@ in eights, 16 bytes; addresses, pitches and slices are multiples of that.
 
 from tvm.script import tirx as T
 
+from ._levels import FIELDS, FIRST, SCORES, SIDES
+
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
 THREADS = 256
@@ -252,12 +254,8 @@ def pool():
 def decode():
     @T.prim_func
     def kernel(
-        sides_: T.int64,
-        scores_: T.int64,
-        sides_picture: T.int64,
-        sides_pitch: T.int32,
-        scores_picture: T.int64,
-        scores_pitch: T.int32,
+        levels_: T.int64,
+        levels: T.int32,
         cells_: T.int64,
         y_: T.int64,
         batch: T.int32,
@@ -265,13 +263,15 @@ def decode():
         bins: T.int32,
         classes: T.int32,
     ):
-        """A block turns the rows of 32 anchors into columns; a warp reads a row, its lanes then each take an anchor."""
+        """A block turns the rows of 32 anchors into columns; a warp reads a row, its lanes then each take an anchor.
+
+        `levels` of `_levels.py` says where the logits lie.
+        """
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_decode"})
         T.device_entry()
         block, picture = T.cta_id([(anchors + ROWS - 1) // ROWS, batch])
         thread = T.thread_id([THREADS])
-        sides = buffer(sides_, "float16", 2)
-        scores = buffer(scores_, "float16", 2)
+        table = buffer(levels_, "int64", 8)
         cells = buffer(cells_, "float32", 4)
         y = buffer(y_, "float32", 4)
         tile = T.alloc_shared((ROWS, WIDEST + 1), "float32")
@@ -282,7 +282,13 @@ def decode():
         # The sides: 4 * bins columns are at most WIDEST.
         for turn in T.serial(ROWS // 8):
             anchor: T.let = T.min(block * ROWS + turn * 8 + warp, anchors - 1)
-            at: T.let = wide(picture) * sides_picture + wide(anchor) * wide(sides_pitch)
+            level = T.int32(0)
+            for other in T.serial(1, levels):
+                if table[other * FIELDS + FIRST] <= wide(anchor):
+                    level = other
+            sides = buffer(table[level * FIELDS + SIDES], "float16", 2)
+            row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
+            at: T.let = wide(picture) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
             for step in T.serial((4 * bins + 31) // 32):
                 column: T.let = step * 32 + lane
                 if column < 4 * bins:
@@ -313,7 +319,15 @@ def decode():
             T.cuda.cta_sync()
             for turn in T.serial(ROWS // 8):
                 anchor: T.let = T.min(block * ROWS + turn * 8 + warp, anchors - 1)
-                at: T.let = wide(picture) * scores_picture + wide(anchor) * wide(scores_pitch)
+                level = T.int32(0)
+                for other in T.serial(1, levels):
+                    if table[other * FIELDS + FIRST] <= wide(anchor):
+                        level = other
+                scores = buffer(table[level * FIELDS + SCORES], "float16", 2)
+                row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
+                at: T.let = (
+                    wide(picture) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
+                )
                 for step in T.serial(WIDEST // 32):
                     column: T.let = chunk * WIDEST + step * 32 + lane
                     if column < classes:

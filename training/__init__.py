@@ -1,0 +1,1 @@
+"""How the shipped models are made: networks, losses, recipe, export. Not part of the wheel; needs the extra `train`."""

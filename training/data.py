@@ -1,0 +1,117 @@
+"""Rendered frames with their truth in the memory of the device that trains.
+
+A loader that decodes and copies would starve a GPU; 20,000 frames of 640x360 are 14 GB, so all of them go there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from framefuse.errors import SourceError
+from training.rendering import Render, complete
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Pictures and their truth, all on one device."""
+
+    pictures: Tensor
+    """(f, h, w, 3) uint8 RGB."""
+    boxes: Tensor
+    """(f, m, 4) float32 x1 y1 x2 y2 in pixels, 0 where there is no object."""
+    classes: Tensor
+    """(f, m) int64; rendering.NONE where there is no object, rendering.IGNORED for one that is not asked for."""
+    complexity: Tensor
+    """(f,) float32 0..1."""
+    masks: Tensor | None
+    """(f, h, w) uint8 class masks, 0 background; None where the scene has none to learn from."""
+    names: dict[int, str]
+    world: int
+    """Version of the world."""
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @classmethod
+    def load(cls, folder: Path, device: str | torch.device) -> Frames:
+        """Read what `rendering.render` wrote, in chunks, so that the host never holds it twice.
+
+        Raises:
+            SourceError: the folder is not complete.
+        """
+        try:
+            facts = json.loads((folder / "facts.json").read_text())
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{folder} holds no complete rendering", remedy="render it again") from error
+        held: dict[str, Tensor] = {}
+        for path in folder.glob("*.npy"):
+            stored = np.load(path, mmap_mode="r")
+            whole = torch.empty(stored.shape, dtype=torch.from_numpy(np.empty(0, stored.dtype)).dtype, device=device)
+            for start in range(0, len(stored), 512):
+                whole[start : start + 512] = torch.from_numpy(np.array(stored[start : start + 512])).to(device)
+            held[path.stem] = whole
+        return cls(
+            pictures=held["pictures"],
+            boxes=held["boxes"],
+            classes=held["classes"].long(),
+            complexity=held["complexity"],
+            masks=held.get("masks"),
+            names={int(number): name for number, name in facts["names"].items()},
+            world=facts["world"],
+        )
+
+
+class Supply:
+    """What a training learns from: all renderings that are complete; others join when another process completes them.
+
+    Raises:
+        SourceError: none is complete, within `patience` seconds.
+    """
+
+    def __init__(self, renders: Iterable[Render], cache: Path, device: str, *, patience: float = 0.0) -> None:
+        self.waiting, self.cache, self.device = list(renders), cache, device
+        self.frames: list[Frames] = []
+        wait_for(self.waiting[0], cache, patience)
+        self.refresh()
+
+    def refresh(self) -> list[str]:
+        """Load what has been completed; gives the names."""
+        ready = [what for what in self.waiting if complete(what, self.cache)]
+        for what in ready:
+            self.frames.append(Frames.load(self.cache / what.name, self.device))
+            self.waiting.remove(what)
+        return [what.name for what in ready]
+
+    def pick(self, chance: float) -> Frames:
+        """One of the renderings, by a number 0..1; a larger one more often, in proportion to its frames."""
+        place = chance * sum(len(frames) for frames in self.frames)
+        for frames in self.frames:
+            place -= len(frames)
+            if place < 0:
+                return frames
+        return self.frames[-1]
+
+
+def wait_for(what: Render, cache: Path, patience: float) -> Path:
+    """The folder of a rendering, once it is complete.
+
+    Raises:
+        SourceError: it is not, after `patience` seconds.
+    """
+    end = time.monotonic() + patience
+    while (folder := complete(what, cache)) is None:
+        if time.monotonic() >= end:
+            raise SourceError(
+                f"{cache / what.name} is not complete after {patience:.0f} s",
+                remedy="render it first: python -m training.rendering NAME",
+            )
+        time.sleep(0.5)
+    return folder

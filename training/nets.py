@@ -1,0 +1,280 @@
+"""The networks: two detectors and a segmenter out of one convolution unit, so that any engine can fuse all of it.
+
+A picture (b, 3, h, w), RGB in 0..1, h and w multiples of 32, goes through
+
+    Backbone    features at strides 4, 8, 16, 32
+    Neck        the coarse ones go up and are joined with the fine ones, then down again (detectors)
+    Head        per stride, per cell: distances to the four sides, as distributions over BINS bins, and class logits
+    Decoder     up to stride 2, logits of every second pixel (segmenter)
+
+Operators: Conv (3x3, 1x1), SiLU, Add, Concat, MaxPool, nearest Resize; the detector's decoding adds a softmax and plain
+arithmetic. Nothing here knows about losses or data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+STRIDES = (8, 16, 32)
+BINS = 16
+"""A distance is the expected bin of a distribution over 0..15, in strides (Li et al. 2020, distribution focal loss)."""
+PRIOR = 0.01
+"""The score that an untrained detector gives to every cell and class (Lin et al. 2017, focal loss)."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """The size of a network: channels at strides 2 to 32, residual pairs in each stage at strides 4 to 32."""
+
+    channels: tuple[int, int, int, int, int]
+    depth: tuple[int, int, int, int]
+    head: int = 32
+    """Channels of the head's branches (detectors), or of the decoder at stride 2 (segmenter)."""
+    neck: int = 1
+    """Residual pairs in each stage of the neck or decoder."""
+
+
+WIDTHS = {
+    "scout-n": Width((16, 32, 64, 64, 96), (1, 2, 2, 1)),
+    "scout-s": Width((32, 64, 128, 160, 192), (1, 2, 3, 1), head=80, neck=2),
+    "body-n": Width((16, 32, 64, 96, 128), (1, 2, 2, 2), head=24),
+}
+TASKS = {"scout-n": "detect", "scout-s": "detect", "body-n": "semantic"}
+
+
+class Conv(nn.Module):
+    """Convolution, normalisation, SiLU. `fuse` folds the normalisation into the convolution for inference."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+        self.norm: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        self.act = nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """w' = w g / s and b' = b - m g / s, with s = sqrt(variance + eps)."""
+        norm = self.norm
+        if not isinstance(norm, nn.BatchNorm2d):
+            return
+        assert norm.running_var is not None and norm.running_mean is not None
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        self.conv.weight.mul_(scale[:, None, None, None])
+        self.conv.bias = nn.Parameter(norm.bias - norm.running_mean * scale)
+        self.norm = nn.Identity()
+
+
+class Residual(nn.Module):
+    """x + two 3x3 convolutions of x."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = Conv(channels, channels), Conv(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.first(x))
+
+
+class Stage(nn.Module):
+    """Two 1x1 branches of half the width; residual pairs on one of them, each result kept; all joined by a 1x1.
+
+    Short and long paths side by side (cross-stage partial networks, Wang et al. 2019).
+    """
+
+    def __init__(self, inputs: int, outputs: int, depth: int) -> None:
+        super().__init__()
+        half = outputs // 2
+        self.near, self.far = Conv(inputs, half, 1), Conv(inputs, half, 1)
+        self.chain = nn.ModuleList(Residual(half) for _ in range(depth))
+        self.join = Conv(half * (2 + depth), outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.near(x), self.far(x)]
+        for residual in self.chain:
+            parts.append(residual(parts[-1]))
+        return self.join(torch.cat(parts, 1))
+
+
+class Context(nn.Module):
+    """Three 5x5 max-pools in a row, all four joined by a 1x1: a view of 13 cells at the cost of a comparison."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.enter, self.join = Conv(channels, channels // 2, 1), Conv(channels * 2, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.enter(x)]
+        for _ in range(3):
+            parts.append(functional.max_pool2d(parts[-1], 5, 1, 2))
+        return self.join(torch.cat(parts, 1))
+
+
+class Backbone(nn.Module):
+    """Features at strides 2, 4, 8, 16 and 32."""
+
+    def __init__(self, width: Width) -> None:
+        super().__init__()
+        c = width.channels
+        self.stem = Conv(3, c[0], 3, 2)
+        self.down = nn.ModuleList(Conv(c[i], c[i + 1], 3, 2) for i in range(4))
+        self.stages = nn.ModuleList(Stage(c[i + 1], c[i + 1], width.depth[i]) for i in range(4))
+        self.context = Context(c[4])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features = [self.stem(x)]
+        for down, stage in zip(self.down, self.stages, strict=True):
+            features.append(stage(down(features[-1])))
+        features[-1] = self.context(features[-1])
+        return features
+
+
+def twice(x: Tensor) -> Tensor:
+    """Nearest neighbour, twice the size."""
+    return functional.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+class Neck(nn.Module):
+    """Features at strides 8, 16 and 32 that have seen each other, coarse to fine and back."""
+
+    def __init__(self, width: Width) -> None:
+        super().__init__()
+        _, _, c3, c4, c5 = width.channels
+        self.up4, self.up3 = Stage(c5 + c4, c4, width.neck), Stage(c4 + c3, c3, width.neck)
+        self.down4, self.down5 = Conv(c3, c3, 3, 2), Conv(c4, c4, 3, 2)
+        self.out4, self.out5 = Stage(c3 + c4, c4, width.neck), Stage(c4 + c5, c5, width.neck)
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        p3, p4, p5 = features[-3:]
+        n4 = self.up4(torch.cat([twice(p5), p4], 1))
+        n3 = self.up3(torch.cat([twice(n4), p3], 1))
+        n4 = self.out4(torch.cat([self.down4(n3), n4], 1))
+        return [n3, n4, self.out5(torch.cat([self.down5(n4), p5], 1))]
+
+
+class Head(nn.Module):
+    """Per stride (b, 4 BINS + classes, h, w): logits of distance bins (left, top, right, bottom), then of classes."""
+
+    def __init__(self, inputs: tuple[int, ...], classes: int, hidden: int) -> None:
+        super().__init__()
+        self.boxes = nn.ModuleList(self._branch(c, max(hidden, 4 * BINS // 2), 4 * BINS) for c in inputs)
+        self.classes = nn.ModuleList(self._branch(c, hidden, classes) for c in inputs)
+        for branch in self.classes:
+            nn.init.constant_(branch[-1].bias, -torch.log(torch.tensor((1 - PRIOR) / PRIOR)).item())
+
+    @staticmethod
+    def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(Conv(inputs, hidden), Conv(hidden, hidden), nn.Conv2d(hidden, outputs, 1))
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        return [
+            torch.cat([boxes(x), classes(x)], 1)
+            for x, boxes, classes in zip(features, self.boxes, self.classes, strict=True)
+        ]
+
+
+class Detector(nn.Module):
+    """A picture to the YOLOv8 layout: (b, 4 + classes, N), cx cy w h in model pixels and scores in 0..1."""
+
+    def __init__(self, width: Width, classes: int) -> None:
+        super().__init__()
+        self.class_count = classes
+        self.backbone, self.neck = Backbone(width), Neck(width)
+        self.head = Head(width.channels[2:], classes, width.head)
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """What the loss reads: the head's raw maps at strides 8, 16 and 32."""
+        return self.head(self.neck(self.backbone(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = self.features(x)
+        centres, strides = grid([(r.shape[2], r.shape[3]) for r in raw], x.device)
+        flat = torch.cat([r.flatten(2) for r in raw], 2)
+        sides, logits = flat.split([4 * BINS, self.class_count], 1)
+        boxes = to_boxes(expected(sides), centres, strides)
+        return torch.cat([boxes, logits.sigmoid()], 1)
+
+
+def expected(sides: Tensor) -> Tensor:
+    """The mean bin of each side: (b, 4 BINS, N) logits to (b, 4, N) distances in strides."""
+    batch, _, anchors = sides.shape
+    # The mean over the bins is a 1x1 convolution with weights 0..15, as every exporter of such heads writes it.
+    share = sides.view(batch, 4, BINS, anchors).transpose(1, 2).softmax(1)
+    bins = torch.arange(BINS, dtype=share.dtype, device=share.device).view(1, BINS, 1, 1)
+    return functional.conv2d(share, bins).view(batch, 4, anchors)
+
+
+def grid(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centres (2, N), x first, in strides, and strides (1, N) of all cells, finest level first, row by row."""
+    centres, strides = [], []
+    for (height, width), stride in zip(sizes, STRIDES, strict=True):
+        y, x = torch.meshgrid(
+            torch.arange(height, device=device, dtype=torch.float32) + 0.5,
+            torch.arange(width, device=device, dtype=torch.float32) + 0.5,
+            indexing="ij",
+        )
+        centres.append(torch.stack([x, y]).flatten(1))
+        strides.append(torch.full_like(centres[-1][:1], stride))
+    return torch.cat(centres, 1), torch.cat(strides, 1)
+
+
+def to_boxes(distance: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """Distances (b, 4, N) in strides to cx cy w h (b, 4, N) in pixels."""
+    start, end = centres - distance[:, :2], centres + distance[:, 2:]
+    return torch.cat([(start + end) / 2, end - start], 1) * strides
+
+
+class Segmenter(nn.Module):
+    """A picture to logits of every second pixel: (b, classes, h / 2, w / 2).
+
+    It is trained with two heads at once, all classes and body against background; `half` says which one answers.
+    """
+
+    def __init__(self, width: Width, classes: int) -> None:
+        super().__init__()
+        c = width.channels
+        self.backbone = Backbone(width)
+        self.up = nn.ModuleList(Stage(c[i + 1] + c[i], c[i], width.neck) for i in (3, 2, 1))
+        self.last = Conv(c[1] + c[0], width.head)
+        self.refine = Conv(width.head, width.head)
+        self.classes, self.body = nn.Conv2d(width.head, classes, 1), nn.Conv2d(width.head, 2, 1)
+        self.binary = False
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """What the loss reads: logits of all classes, and of background and body."""
+        *fine, y = self.backbone(x)
+        for stage, skip in zip(self.up, reversed(fine[1:]), strict=True):
+            y = stage(torch.cat([twice(y), skip], 1))
+        y = self.refine(self.last(torch.cat([twice(y), fine[0]], 1)))
+        return [self.classes(y), self.body(y)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)[self.binary]
+
+
+def build(name: str, classes: int) -> Detector | Segmenter:
+    """A fresh network of the given name, seeded by torch's global generator."""
+    kind: Any = Detector if TASKS[name] == "detect" else Segmenter
+    return kind(WIDTHS[name], classes)
+
+
+def fuse(net: nn.Module) -> nn.Module:
+    """Fold every normalisation into its convolution, in place; the network is then for inference only."""
+    net.eval()
+    for module in net.modules():
+        if isinstance(module, Conv):
+            module.fuse()
+    return net
+
+
+def parameters(net: nn.Module) -> int:
+    """Number of weights, as they will be after `fuse` (normalisation folded to one bias per channel)."""
+    folded = sum(p.numel() for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in [m.weight])
+    return sum(p.numel() for p in net.parameters()) - folded

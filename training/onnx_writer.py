@@ -1,0 +1,212 @@
+"""A trained network as ONNX, operator by operator, in the few operators that every engine has and fuses.
+
+PyTorch's own exporter writes shapes of shapes for the free sizes; the graph here holds nothing but the network, and the
+decoding of a detector in the form that YOLOv8 exports have, by which engines and `framefuse build` recognise it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import fx, nn
+from torch.nn import functional
+
+from training.nets import BINS, STRIDES, Detector, Segmenter, fuse
+
+OPSET, IR_VERSION = 17, 9
+
+
+class Writer:
+    """Collects nodes and constants; `add` returns the name of an operator's output."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+
+    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        """An initializer; the same name twice is the same value."""
+        self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(np.asarray(value, dtype)), name)
+        return name
+
+    def add(self, kind: str, name: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Appends a node."""
+        names = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
+        return name if outputs == 1 else names
+
+    def conv(self, name: str, module: nn.Conv2d, x: str) -> str:
+        weights = [self.constant(f"{name}.weight", module.weight.detach().numpy())]
+        if module.bias is not None:
+            weights.append(self.constant(f"{name}.bias", module.bias.detach().numpy()))
+        kernel, stride, pad = list(module.kernel_size), list(module.stride), [int(p) for p in module.padding] * 2
+        return str(self.add("Conv", f"{name}/Conv", x, *weights, kernel_shape=kernel, strides=stride, pads=pad))
+
+    def network(self, net: nn.Module, x: str) -> list[str]:
+        """Every operator of `net.features`; gives the names of its results."""
+        graph = _Tracer().trace(_Features(net))
+        modules = dict(net.named_modules())
+        made: dict[fx.Node, str] = {}
+
+        def names(value: Any) -> Any:
+            return made[value] if isinstance(value, fx.Node) else [names(item) for item in value]
+
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                made[node] = x
+            elif node.op == "output":
+                return list(names(node.args[0]))
+            elif node.op == "call_module":
+                target = str(node.target).removeprefix("net.")
+                source = made[node.args[0]]
+                made[node] = self._module(target.replace("_modules.", ""), modules[target], source)
+            else:
+                made[node] = self._function(f"/{node.name}", node, names)
+        raise AssertionError("a traced graph ends in its output")
+
+    def _module(self, name: str, module: nn.Module, x: str) -> str:
+        path = "/" + name.replace(".", "/")
+        if isinstance(module, nn.Conv2d):
+            return self.conv(path, module, x)
+        if isinstance(module, nn.SiLU):  # as two nodes: ONNX has Swish only from opset 24
+            return str(self.add("Mul", f"{path}/Mul", x, self.add("Sigmoid", f"{path}/Sigmoid", x)))
+        if isinstance(module, nn.Identity):
+            return x
+        raise TypeError(f"{name}: {type(module).__name__} is none of the operators of these networks")
+
+    def _function(self, name: str, node: fx.Node, names: Callable[[Any], Any]) -> str:
+        if node.target is torch.cat:
+            return str(self.add("Concat", name, *names(node.args[0]), axis=node.args[1]))
+        if node.target is operator.add:
+            return str(self.add("Add", name, *names(node.args)))
+        if node.target is functional.max_pool2d:
+            size, stride, pad = (int(value) for value in (node.args[1], node.kwargs["stride"], node.kwargs["padding"]))
+            geometry = {"kernel_shape": [size] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+            return str(self.add("MaxPool", name, names(node.args[0]), **geometry))
+        if node.target is functional.interpolate:
+            scales = self.constant("twice", [1, 1, 2, 2])
+            how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            return str(self.add("Resize", name, names(node.args[0]), "", scales, **how))
+        raise TypeError(f"{node.target} is none of the operators of these networks")
+
+    def decode(self, raw: list[str], classes: int) -> str:
+        """The head's maps to the YOLOv8 layout, as `Detector.forward` does it."""
+        flat = self.constant("flat", [0, 4 * BINS + classes, -1], np.int64)
+        rows, centres, strides = [], [], []
+        for number, (value, stride) in enumerate(zip(raw, STRIDES, strict=True)):
+            rows.append(self.add("Reshape", f"/decode/rows.{number}", value, flat))
+            cells = self._cells(f"/decode/cells.{number}", value)
+            half = self.constant("half", 0.5)
+            centres.append(self.add("Add", f"/decode/centres.{number}", cells, half))
+            # 0 * x + stride: the stride of every cell, with a length that follows the picture.
+            row = self.add("Gather", f"/decode/x.{number}", cells, self.constant("first", [0], np.int64), axis=1)
+            nothing = self.add("Mul", f"/decode/zeros.{number}", row, self.constant("zero", 0.0))
+            value = self.constant(f"stride.{number}", float(stride))
+            strides.append(self.add("Add", f"/decode/strides.{number}", nothing, value))
+        everything = self.add("Concat", "/decode/rows", *rows, axis=2)
+        centre = self.add("Concat", "/decode/centres", *centres, axis=2)
+        scale = self.add("Concat", "/decode/strides", *strides, axis=2)
+        parts = self.constant("parts", [4 * BINS, classes], np.int64)
+        sides, logits = self.add("Split", "/decode/parts", everything, parts, outputs=2, axis=1)
+
+        by_side = self.add("Reshape", "/decode/sides", sides, self.constant("sides", [0, 4, BINS, -1], np.int64))
+        by_bin = self.add("Transpose", "/decode/bins", by_side, perm=[0, 2, 1, 3])
+        share = self.add("Softmax", "/decode/share", by_bin, axis=1)
+        bins = self.constant("bins", np.arange(BINS).reshape(1, BINS, 1, 1))
+        mean = self.add("Conv", "/decode/mean", share, bins)
+        distance = self.add("Reshape", "/decode/distance", mean, self.constant("four", [0, 4, -1], np.int64))
+        two = self.constant("two", [2, 2], np.int64)
+        near, far = self.add("Split", "/decode/corners", distance, two, outputs=2, axis=1)
+        start = self.add("Sub", "/decode/start", centre, near)
+        end = self.add("Add", "/decode/end", centre, far)
+        total = self.add("Add", "/decode/sum", start, end)
+        middle = self.add("Div", "/decode/middle", total, self.constant("2", 2.0))
+        extent = self.add("Sub", "/decode/extent", end, start)
+        boxes = self.add("Concat", "/decode/xywh", middle, extent, axis=1)
+        pixels = self.add("Mul", "/decode/boxes", boxes, scale)
+        scores = self.add("Sigmoid", "/decode/scores", logits)
+        return str(self.add("Concat", "output0", pixels, scores, axis=1))
+
+    def _cells(self, name: str, feature: str) -> str:
+        """Column and row of every cell: float32 (1, 2, h * w), x first."""
+        size = self.add("Shape", f"{name}/size", feature, start=2, end=4)
+        zero, one = self.constant("0", 0, np.int64), self.constant("1", 1, np.int64)
+        planes = []
+        for axis, shape in ((1, [1, 1, -1]), (0, [1, -1, 1])):
+            label = f"{name}/{'yx'[axis]}"
+            length = self.add("Gather", f"{label}/length", size, (zero, one)[axis])
+            numbers = self.add("Cast", f"{label}/float", self.add("Range", f"{label}/range", zero, length, one), to=1)
+            line = self.add("Reshape", f"{label}/line", numbers, self.constant(f"line.{axis}", shape, np.int64))
+            planes.append(self.add("Expand", f"{label}/plane", line, size))
+        grid = self.add("Concat", f"{name}/grid", *planes, axis=0)
+        return str(self.add("Reshape", f"{name}/flat", grid, self.constant("cells", [1, 2, -1], np.int64)))
+
+
+class _Features(nn.Module):
+    """`net.features` as a module of its own, to be traced."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net.features(x)  # type: ignore[operator]
+
+
+class _Tracer(fx.Tracer):
+    """Follows modules down to those of PyTorch."""
+
+    def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
+        return isinstance(module, nn.Conv2d | nn.SiLU | nn.Identity)
+
+
+def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str], *, binary: bool = False) -> Path:
+    """Write a trained network, on the CPU; its normalisations are folded in place.
+
+    Input `images` (batch, 3, height, width) float32, RGB, 0..1; output `output0`. Batch, height and width are free,
+    height and width multiples of 32.
+
+    Args:
+        binary: of a segmenter, the head for background and body.
+    """
+    fuse(net)
+    writer = Writer()
+    raw = writer.network(net, "images")
+    if isinstance(net, Detector):
+        output, shape = writer.decode(raw, net.class_count), ["batch", 4 + net.class_count, "anchors"]
+    else:
+        chosen = raw[binary]
+        classes = (net.body if binary else net.classes).out_channels
+        output, shape = str(writer.add("Identity", "output0", chosen)), ["batch", classes, "rows", "columns"]
+    _drop_unused(writer, output)
+    graph = helper.make_graph(
+        writer.nodes,
+        path.stem,
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)],
+        list(writer.constants.values()),
+    )
+    opset = helper.make_opsetid("", OPSET)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="framefuse training")
+    helper.set_model_props(model, dict(metadata))
+    onnx.checker.check_model(model, full_check=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+def _drop_unused(writer: Writer, output: str) -> None:
+    """What does not lead to the output: the segmenter's other head."""
+    needed, kept = {output}, []
+    for node in reversed(writer.nodes):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            kept.append(node)
+    writer.nodes = kept[::-1]
+    writer.constants = {name: value for name, value in writer.constants.items() if name in needed}

@@ -1,0 +1,103 @@
+"""The recipes: every number that decides what a training gives, in one place, written beside the weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from training.augment import Augmentation
+from training.rendering import Render
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one network is trained."""
+
+    name: str
+    renders: tuple[Render, ...]
+    """What it learns from; a batch is drawn from one of them, at random by number of frames."""
+    validate_on: Render
+    test_on: Render
+    steps: int = 12000
+    seconds: float | None = None
+    """Wall-clock limit: the schedule then follows whichever of steps and seconds is further along."""
+    batch: int = 64
+    size: tuple[int, int] = (384, 640)
+    """Height, width of the canvas."""
+    rate: float = 2e-3
+    """Peak learning rate (AdamW); linear warm-up, then half a cosine down to FINAL of it."""
+    warmup: int = 300
+    decay: float = 0.05
+    clip: float = 10.0
+    """Largest norm of the gradient."""
+    average: float = 0.9995
+    """Of the weights, an exponential average with this factor a step is what is tested and shipped."""
+    settle: float = 0.15
+    """The last part of the schedule, without mosaics."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    seed: int = 0
+    checks: int = 5
+    """How often it is tested on validation frames on the way."""
+    bfloat16: bool = True
+
+    @property
+    def everything(self) -> tuple[Render, ...]:
+        """All that has to be rendered, in the order in which a training asks for it."""
+        return (self.renders[0], self.validate_on, *self.renders[1:], self.test_on)
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for JSON and checkpoints."""
+        return plain(asdict(self))
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, so that a recipe equals itself after JSON."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+WIDE, LARGE = (640, 360), (1280, 720)
+STREET = (
+    Render("street", 400, 10, size=WIDE, seed=10_000, busy=True),
+    Render("street", 200, 10, size=LARGE, seed=20_000, busy=True),
+    Render("street", 1600, 10, size=WIDE, seed=11_000, busy=True),
+    Render("street", 150, 10, size=LARGE, seed=21_000, busy=True),
+)
+BODIES = (
+    Render("bodies", 100, 10, size=WIDE, seed=30_000, busy=True),
+    Render("bodies", 80, 10, size=LARGE, seed=40_000, stereo="sbs", busy=True),
+    Render("bodies", 300, 10, size=WIDE, seed=31_000, busy=True),
+    Render("bodies", 70, 10, size=LARGE, seed=41_000, stereo="sbs", busy=True),
+)
+MORE_STREET = (
+    Render("street", 400, 10, size=WIDE, seed=10_000, busy=True),
+    Render("street", 800, 10, size=WIDE, seed=13_000),
+    Render("street", 150, 10, size=LARGE, seed=22_000),
+    Render("street", 1200, 10, size=WIDE, seed=14_000, busy=True),
+    Render("street", 100, 10, size=LARGE, seed=23_000, busy=True),
+)
+STREET_CHECK = Render("street", 40, 5, "val", size=LARGE)
+STREET_TEST = Render("street", 100, 10, "test", size=LARGE)
+BODIES_CHECK = Render("bodies", 30, 3, "val", size=LARGE, stereo="sbs")
+BODIES_TEST = Render("bodies", 60, 5, "test", size=LARGE, stereo="sbs")
+
+RECIPES = {
+    "scout-n": Recipe("scout-n", STREET, STREET_CHECK, STREET_TEST, seed=1),
+    "scout-s": Recipe("scout-s", STREET, STREET_CHECK, STREET_TEST, rate=1.5e-3, seed=2),
+    "body-n": Recipe(
+        "body-n", BODIES, BODIES_CHECK, BODIES_TEST, batch=32, steps=6000, seed=3,
+        augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0),
+    ),
+}  # fmt: skip
+
+SMALLER = Augmentation(zoom=(0.4, 1.5), plain=0.5, mosaic=0.5)
+"""Half of the batches are mosaics, half of whose views are whole frames at half the size: what a model sees at 320."""
+POLISH = {
+    name: replace(
+        RECIPES[name], renders=MORE_STREET, augmentation=SMALLER, rate=1e-3, warmup=100, settle=0.0, steps=4000,
+        seed=RECIPES[name].seed + 100,
+    )
+    for name in ("scout-n", "scout-s")
+}  # fmt: skip
+"""A second stage, from the weights of the first: more scales, more calm frames."""

@@ -1,0 +1,159 @@
+"""Renders the worlds that a recipe asks for into arrays on disk, with a pool of processes. NumPy only.
+
+python -m training.rendering scout-n body-n --cache runs/train/frames
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from framefuse.synthetic import World
+
+LENGTH = 900
+"""Frames of a world; those that are rendered are drawn from its whole schedule, calm and crowded."""
+NONE, IGNORED = -1, -2
+"""Classes of a row without an object, and of an object that is too hidden or too small to be asked for."""
+
+
+@dataclass(frozen=True)
+class Render:
+    """What to render: `frames` pictures each of `worlds` worlds with the seeds seed, seed + 1, ..."""
+
+    scene: str
+    worlds: int
+    frames: int
+    split: str = "train"
+    size: tuple[int, int] = (640, 360)
+    """Width, height; in stereo of both eyes together."""
+    seed: int = 0
+    stereo: str = "none"
+    objects: int = 48
+    """Rows kept for the objects of a picture."""
+    busy: bool = False
+    """Three worlds of four have a fixed complexity, more often high than low, instead of the schedule: there is more to
+    learn from a crowded frame."""
+
+    @property
+    def count(self) -> int:
+        return self.worlds * self.frames
+
+    @property
+    def name(self) -> str:
+        eyes = "" if self.stereo == "none" else f"-{self.stereo}"
+        size = f"{self.size[0]}x{self.size[1]}"
+        return f"{self.scene}-{self.split}{eyes}-{size}-{self.seed}-{self.worlds}x{self.frames}"
+
+    def world(self, number: int) -> World:
+        """World `number`, from 0."""
+        seed = self.seed + number
+        complexity = float(np.random.default_rng([seed, 1]).random() ** 0.5) if self.busy and seed % 4 else None
+        settings: Any = {"split": self.split, "stereo": self.stereo, "complexity": complexity}
+        return World(scene=self.scene, seed=seed, frames=LENGTH, size=self.size, **settings)
+
+
+def complete(what: Render, cache: Path) -> Path | None:
+    """The folder of a rendering, if it is there and whole and of this version of the world."""
+    folder = cache / what.name
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return folder if facts.items() >= _identity(what).items() else None
+
+
+def _identity(what: Render) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(json.dumps({"render": asdict(what), "world": World.version}))
+    return known
+
+
+def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
+    """Render into `cache / what.name`, unless it is complete there; returns that folder.
+
+    The folder has pictures.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
+    int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
+    """
+    if (folder := complete(what, cache)) is not None:
+        return folder
+    target = cache / what.name
+    facts = target / "facts.json"
+    target.mkdir(parents=True, exist_ok=True)
+    facts.unlink(missing_ok=True)
+    width, height = what.size
+    shapes: dict[str, tuple[tuple[int, ...], type]] = {
+        "pictures": ((height, width, 3), np.uint8),
+        "boxes": ((what.objects, 4), np.float32),
+        "classes": ((what.objects,), np.int8),
+        "complexity": ((), np.float32),
+    }
+    if what.scene == "bodies":
+        shapes["masks"] = ((height, width), np.uint8)
+    for name, (shape, dtype) in shapes.items():
+        open_memmap(target / f"{name}.npy", "w+", dtype, (what.count, *shape)).flush()
+    jobs = [(what, target, world) for world in range(what.worlds)]
+    if processes == 1:
+        for job in jobs:
+            _render_world(*job)
+    else:
+        # A training that runs beside it goes first.
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, spawn, initializer=os.nice, initargs=(10,)) as pool:
+            list(pool.map(_render_world, *zip(*jobs, strict=True)))
+    partial = target / "facts.partial"
+    partial.write_text(json.dumps({**_identity(what), "names": what.world(0).names}))
+    partial.replace(facts)
+    return target
+
+
+def _render_world(what: Render, target: Path, number: int) -> None:
+    """Render the frames of one world into its rows."""
+    world = what.world(number)
+    rows = {path.stem: np.load(path, mmap_mode="r+") for path in target.glob("*.npy")}
+    indices = np.random.default_rng(what.seed + number).choice(LENGTH, what.frames, replace=False)
+    for row, index in enumerate(sorted(indices), start=number * what.frames):
+        snapshot = world[int(index)]
+        truth = snapshot.truth
+        # The most visible first, in case there are more than fit.
+        order = np.argsort(-truth.visibility, kind="stable")[: what.objects]
+        rows["pictures"][row] = snapshot.picture
+        rows["boxes"][row, : len(order)] = truth.boxes[order]
+        rows["classes"][row] = NONE
+        rows["classes"][row, : len(order)] = np.where(truth.ignored, IGNORED, truth.class_id)[order]
+        rows["complexity"][row] = truth.complexity
+        if "masks" in rows:
+            rows["masks"][row] = truth.class_mask
+
+
+def main() -> None:
+    """The command line."""
+    from training.recipe import POLISH, RECIPES
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=RECIPES)
+    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"))
+    parser.add_argument("--processes", type=int, help="default: one for each core")
+    parser.add_argument("--polish", action="store_true", help="for the second stage")
+    options = parser.parse_args()
+    # The first part of each, then the second of each, and so on: trainings can begin with the first.
+    recipes = POLISH if options.polish else RECIPES
+    parts = zip_longest(*(recipes[name].everything for name in options.names))
+    for what in dict.fromkeys(what for part in parts for what in part if what is not None):
+        begin = time.monotonic()
+        folder = render(what, options.cache, processes=options.processes)
+        seconds = time.monotonic() - begin
+        print(f"{folder}: {what.count} frames in {seconds:.1f} s, {what.count / seconds:.0f} a second", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""Trains a network by its recipe.
+
+    python -m training.train scout-n --out runs/train [--resume] [--device cuda] [--seconds 480] [--cache CACHE]
+
+writes into OUT/scout-n/: last.pt, a checkpoint to resume from; at the end weights.pt, which `python -m training.export`
+ships, and record.json, the recipe, the curve and the scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from framefuse.errors import CapabilityError, UsageError
+from training import checkpoint, nets, scores
+from training.augment import Batch, draw
+from training.checkpoint import TrainingStopped
+from training.data import Frames, Supply, wait_for
+from training.losses import Objects, detection_loss, segmentation_loss
+from training.recipe import POLISH, RECIPES, Recipe
+from training.rendering import render
+
+FINAL = 0.02
+"""Learning rate at the end, as a fraction of the peak."""
+LOOK = 50
+"""Steps between two looks at the loss: each look waits for the GPU."""
+KEEP = 60.0
+"""Seconds between two checkpoints."""
+EAGER = 12
+"""Steps before a step is captured: cuDNN chooses its algorithms in them, the optimizer makes its state."""
+
+
+class Trainer:
+    """A network, its optimizer and its average; `run` trains, from wherever the state is."""
+
+    def __init__(self, recipe: Recipe, supply: Supply, device: str, folder: Path, *, capture: bool = True) -> None:
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise CapabilityError("training on cuda: PyTorch finds no GPU", remedy="use --device cpu")
+        self.recipe, self.supply, self.folder = recipe, supply, folder
+        self.device = torch.device(device)
+        self.names = supply.frames[0].names
+        self.semantic = nets.TASKS[recipe.name] == "semantic"
+        torch.manual_seed(recipe.seed)
+        self.net = nets.build(recipe.name, len(self.names)).to(self.device, memory_format=torch.channels_last)
+        self.average = nets.build(recipe.name, len(self.names)).to(self.device, memory_format=torch.channels_last)
+        self.average.load_state_dict(self.net.state_dict())
+        self.average.requires_grad_(False).eval()
+        # Views of the same memory for as long as the networks live: load_state_dict copies in place.
+        pairs = zip(self.average.state_dict().values(), self.net.state_dict().values(), strict=True)
+        self.followers, self.leaders = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
+        flat = [p for p in self.net.parameters() if p.ndim == 1]
+        weights = [p for p in self.net.parameters() if p.ndim > 1]
+        groups = [{"params": weights, "weight_decay": recipe.decay}, {"params": flat, "weight_decay": 0.0}]
+        # A tensor on the GPU, because a captured step reads it from there.
+        cuda = self.device.type == "cuda"
+        self.lr = torch.tensor(recipe.rate, device=self.device) if cuda else recipe.rate
+        self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.99), fused=True, capturable=cuda)
+        self.capture = cuda and capture
+        self.captured: Captured | None = None
+        self.step, self.seconds = 0, 0.0
+        self.began = 0
+        """The step at which this run began."""
+        self.curve: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {
+            "torch": str(torch.__version__),
+            "device": _device_name(self.device),
+            "world": supply.frames[0].world,
+        }
+
+    @property
+    def progress(self) -> float:
+        """0..1: how much of the schedule lies behind."""
+        done = self.step / self.recipe.steps
+        return min(1.0, done if self.recipe.seconds is None else max(done, self.seconds / self.recipe.seconds))
+
+    def rate(self) -> float:
+        """The learning rate of this step."""
+        cosine = FINAL + (1 - FINAL) * (1 + math.cos(math.pi * self.progress)) / 2
+        return self.recipe.rate * cosine * min(1.0, (self.step + 1) / max(1, self.recipe.warmup))
+
+    def batch(self) -> Batch:
+        """What this step learns from: a function of seed and step alone, so that a resumed run sees the same."""
+        seed = self.recipe.seed * 1_000_003 + self.step
+        which, kind = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
+        how = self.recipe.augmentation
+        mosaic = kind < how.mosaic and self.progress < 1 - self.recipe.settle
+        generator = torch.Generator(self.device).manual_seed(seed)
+        frames = self.supply.pick(which)
+        return draw(frames, how, self.recipe.batch, self.recipe.size, generator, mosaic=mosaic)
+
+    def learn(self) -> dict[str, Tensor]:
+        """One step; the parts of its loss, still on the device.
+
+        On a GPU the step is captured into a graph after a few, because a small network's kernels are shorter than the
+        time that Python takes to launch them.
+        """
+        batch = self.batch()
+        self._set_rate()
+        if self.capture and self.step - self.began >= EAGER:
+            self.captured = self.captured or Captured(self, batch)
+            parts = self.captured.replay(batch)
+        else:
+            parts = self.update(batch)
+        self.step += 1
+        self._follow()
+        return parts
+
+    def _set_rate(self) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(self.rate())
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Forward, backward, and the weights' step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.net.train()
+        enabled = self.recipe.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
+            raw = self.net.features(batch.pictures.contiguous(memory_format=torch.channels_last))
+        if self.semantic:
+            assert batch.masks is not None
+            full = [nn.functional.interpolate(r.float(), scale_factor=2.0, mode="bilinear") for r in raw]
+            parts = segmentation_loss(full, batch.masks)
+        else:
+            parts = detection_loss(raw, batch.objects)
+        parts["loss"].backward()
+        parts["norm"] = nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        return {name: value.detach() for name, value in parts.items()}
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the average; it follows fast at first, or it would remember the random start."""
+        keep = min(self.recipe.average, (1 + self.step) / (20 + self.step))
+        torch._foreach_lerp_(self.followers, self.leaders, 1 - keep)
+
+    def run(self, *, until: int | None = None, validate: Frames | None = None) -> None:
+        """Train to the end of the schedule, or to step `until`.
+
+        Raises:
+            TrainingStopped: the loss is NaN or infinite; the checkpoint before it is kept.
+        """
+        if self.device.type == "cuda":
+            # Not the default stream: what has run there cannot be captured.
+            with torch.cuda.stream(torch.cuda.Stream()):
+                self._run(until, validate)
+        else:
+            self._run(until, validate)
+
+    def _run(self, until: int | None, validate: Frames | None) -> None:
+        begin, before, self.began = time.monotonic(), self.seconds, self.step
+        saved = time.monotonic()
+        sums: list[dict[str, Tensor]] = []
+        checks = self.recipe.checks
+        while self.progress < 1 and self.step < (until or self.recipe.steps):
+            check = int(self.progress * checks)
+            sums.append(self.learn())
+            self.seconds = before + time.monotonic() - begin
+            if len(sums) == LOOK or self.step == (until or self.recipe.steps) or self.progress >= 1:
+                self._note(sums)
+                sums = []
+                if joined := self.supply.refresh():
+                    self.curve.append({"step": self.step, "joined": joined})
+                if time.monotonic() - saved > KEEP:
+                    self.save()
+                    saved = time.monotonic()
+            if validate is not None and int(self.progress * checks) > check:
+                self._check(validate)
+        if sums:
+            self._note(sums)
+        self.save()
+
+    def _note(self, sums: list[dict[str, Tensor]]) -> None:
+        """One row of the curve: means since the last."""
+        means = {name: torch.stack([row[name] for row in sums]).mean().item() for name in sums[0]}
+        if not all(math.isfinite(value) for value in means.values()):
+            kept = self.folder / "last.pt"
+            raise TrainingStopped(
+                f"the loss of {self.recipe.name} is not finite between step {self.step - len(sums)} and {self.step}: "
+                + ", ".join(f"{name} {value:.4g}" for name, value in means.items()),
+                remedy=(f"{kept} holds the last good state; resume it" if kept.exists() else "no checkpoint yet; train")
+                + " with a lower learning rate (--rate)",
+            )
+        row = {"step": self.step, "seconds": round(self.seconds, 1), "rate": self.rate(), **means}
+        self.curve.append(row)
+        print(f"{self.recipe.name} " + " ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
+
+    def _check(self, frames: Frames) -> None:
+        row = {"step": self.step, "seconds": round(self.seconds, 1), **self.score(frames)}
+        self.curve.append(row)
+        print(f"{self.recipe.name} check " + json.dumps(row), flush=True)
+
+    def score(self, frames: Frames, size: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Scores of the averaged weights."""
+        how = scores.segmenter_scores if self.semantic else scores.detector_scores
+        return how(self.average, frames, size or self.recipe.size)
+
+    def save(self) -> None:
+        """Write last.pt."""
+        state = {
+            "name": self.recipe.name,
+            "names": self.names,
+            "net": self.net.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "recipe": self.recipe.record(),
+            "curve": self.curve,
+            "facts": self.facts,
+        }
+        checkpoint.save(self.folder / "last.pt", state)
+
+    def release(self, results: dict[str, Any]) -> Path:
+        """Write what `training.export` ships: weights.pt, with the averaged weights, and all that is known of them."""
+        record = {**self.facts, "step": self.step, "seconds": round(self.seconds, 1), "scores": results}
+        record |= {"recipe": self.recipe.record(), "curve": self.curve, "names": self.names, "name": self.recipe.name}
+        (self.folder / "record.json").write_text(json.dumps(record, indent=1))
+        path = self.folder / "weights.pt"
+        torch.save({"average": self.average.state_dict(), **record}, path)
+        return path
+
+    def begin_with(self, weights: Path) -> None:
+        """Begin with the released weights of an earlier stage; its record becomes part of this one's.
+
+        Raises:
+            ModelError: there are none, or they are damaged.
+        """
+        earlier = checkpoint.load(weights, self.device, {"name", "average", "recipe"})
+        for net in (self.net, self.average):
+            net.load_state_dict(earlier["average"])
+        self.facts["earlier"] = {key: value for key, value in earlier.items() if key not in ("average", "names")}
+
+    def resume(self) -> None:
+        """Go on from last.pt.
+
+        Raises:
+            ModelError: there is none, or it is damaged.
+            UsageError: it is of another network or recipe.
+        """
+        state = checkpoint.load(self.folder / "last.pt", self.device)
+        mine = self.recipe.record()
+        changed = [key for key in mine if key not in FREE and state["recipe"].get(key) != mine[key]]
+        if changed:
+            raise UsageError(
+                f"{self.folder / 'last.pt'} was trained with another {', '.join(changed)}: "
+                + ", ".join(f"{key} {state['recipe'].get(key)!r}, now {mine[key]!r}" for key in changed[:3]),
+                remedy="resume with the same recipe, or train anew without --resume",
+            )
+        self.net.load_state_dict(state["net"])
+        self.average.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
+
+
+class Captured:
+    """A training step as one CUDA graph, over a batch in fixed memory."""
+
+    def __init__(self, trainer: Trainer, batch: Batch) -> None:
+        self.batch = Batch(
+            batch.pictures.clone(),
+            Objects(batch.objects.boxes.clone(), batch.objects.classes.clone()),
+            None if batch.masks is None else batch.masks.clone(),
+        )
+        trainer.optimizer.zero_grad(set_to_none=True)  # gradients lie in the graph's own memory
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+            self.parts = trainer.update(self.batch)
+
+    def replay(self, batch: Batch) -> dict[str, Tensor]:
+        """Learn from another batch of the same shape."""
+        for mine, theirs in zip(_tensors(self.batch), _tensors(batch), strict=True):
+            mine.copy_(theirs)
+        self.graph.replay()
+        return {name: value.clone() for name, value in self.parts.items()}
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    masks = [] if batch.masks is None else [batch.masks]
+    return [batch.pictures, batch.objects.boxes, batch.objects.classes, *masks]
+
+
+FREE = {"rate", "seconds", "steps", "checks", "test_on", "validate_on"}
+"""What a resumed run may change: how long and how fast, not what."""
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=RECIPES)
+    parser.add_argument("--out", type=Path, default=Path("runs/train"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--processes", type=int, help="that render; default: one for each core")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait for training.rendering, instead of rendering",
+    )
+    parser.add_argument("--eager", action="store_true", help="do not capture the step into a CUDA graph")
+    parser.add_argument("--polish", type=Path, metavar="WEIGHTS", help="the second stage, from weights.pt of the first")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--rate", type=float)
+    options = parser.parse_args()
+    given = {key: getattr(options, key) for key in ("steps", "seconds", "rate") if getattr(options, key) is not None}
+    recipe = replace((POLISH if options.polish else RECIPES)[options.name], **given)
+    if not options.patience:
+        for what in recipe.everything:
+            render(what, options.cache, processes=options.processes)
+    supply = Supply(recipe.renders, options.cache, options.device, patience=options.patience)
+    validate = Frames.load(wait_for(recipe.validate_on, options.cache, options.patience), options.device)
+    torch.backends.cudnn.benchmark = True
+    folder = options.out / recipe.name
+    trainer = Trainer(recipe, supply, options.device, folder, capture=not options.eager)
+    if options.polish:
+        trainer.begin_with(options.polish)
+    if options.resume:
+        trainer.resume()
+    trainer.run(validate=validate)
+    test = Frames.load(wait_for(recipe.test_on, options.cache, options.patience), options.device)
+    results = {"test": trainer.score(test)}
+    if not trainer.semantic:
+        half = [-(-side // 64) * 32 for side in recipe.size]
+        results["test_half_size"] = trainer.score(test, (half[0], half[1]))
+    trainer.release(results)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Models: what they are (card.py), and the ones that framefuse makes itself."""
+"""Models: what they are (card.py), the ones that come with framefuse (shipped.py), and the one it makes itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from framefuse.errors import ModelError
+from framefuse.models.shipped import SHIPPED, shipped_model
 from framefuse.redact import redact_source
 
 MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
@@ -15,15 +16,17 @@ MADE = {"squares": "finds saturated red, green and blue squares; written on firs
 
 def list_models() -> dict[str, str]:
     """Names that `find_model` knows, each with a line that says what the model does."""
-    return dict(MADE)
+    return {name: model.about for name, model in SHIPPED.items()} | MADE
 
 
 def find_model(model: str | Path) -> Path:
     """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache.
 
     Raises:
-        ModelError: neither a known name nor a file, or the cache cannot be written.
+        ModelError: neither a known name nor a file, a shipped file that was changed, or the cache cannot be written.
     """
+    if str(model) in SHIPPED:
+        return shipped_model(str(model))
     if str(model) in MADE:
         return _write_into_cache()
     path = Path(model)
@@ -32,10 +35,10 @@ def find_model(model: str | Path) -> Path:
             return path
     except OSError as error:
         raise ModelError(f"{redact_source(model)} cannot be read: {error.strerror}", remedy="check the path") from error
-    near = difflib.get_close_matches(str(model), MADE, 1)
+    near = difflib.get_close_matches(str(model), list_models(), 1)
     raise ModelError(
         f"there is no model {redact_source(model)!r}",
-        remedy=f"did you mean {near[0]!r}?" if near else f"pass a path, or one of the names {', '.join(MADE)}",
+        remedy=f"did you mean {near[0]!r}?" if near else f"pass a path, or one of the names {', '.join(list_models())}",
     )
 
 

@@ -50,6 +50,7 @@ class CardFile(BaseModel):
     mean: Levels | None = Field(None, description="subtracted from each channel, grey levels 0..255")
     std: Levels | None = Field(None, description="divides each channel, grey levels 0..255")
     channel_order: Literal["rgb", "bgr"] | None = Field(None, description="rgb or bgr")
+    about: dict[str, Any] | None = Field(None, description="anything worth knowing: licence, training, scores")
 
 
 def read_card_file(path: Path) -> CardFile:

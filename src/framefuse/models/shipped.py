@@ -1,0 +1,78 @@
+"""The models that come with framefuse: weights of our own making in `data/`, each with a card and a known hash.
+
+How they were made is in `training/` of the repository: recipes, seeds, curves, scores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from framefuse.errors import ModelError
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One file of `data/`."""
+
+    file: str
+    sha256: str
+    about: str
+    """What it does, one line."""
+
+
+SHIPPED = {
+    "scout-n": Shipped(
+        "scout-n.onnx",
+        "0ff9acf1357fec4e7bd98e999b2e89de349c4585e43f4fa811b5700a3e8fb70d",
+        "finds the ten classes of the synthetic street; FP32, 0.7 M parameters",
+    ),
+    "scout-n-int8": Shipped(
+        "scout-n-int8.onnx",
+        "4fdaffa9ec21c60453b8b5573d9686f271bb5431f21276a6179b01566d4e2ede",
+        "scout-n in INT8, stem and head in FP32; 3.3 times smaller",
+    ),
+    "scout-s": Shipped(
+        "scout-s.onnx",
+        "310814e32fceb13bb82122ec8a2f2301cf207ad02e6069746f4ebeb2f29332bf",
+        "the same classes, better on small objects; FP16, 4.4 M parameters",
+    ),
+    "body-n": Shipped(
+        "body-n.onnx",
+        "1f6b685de8efa44122fd6425d56ef24fa97e13a29ac8cba1ee4743c9758efa2d",
+        "body parts of the synthetic people, pixel by pixel; FP32, 0.7 M parameters",
+    ),
+    "body-n-2": Shipped(
+        "body-n-2.onnx",
+        "d4e7371509ea90d5b22e73581b0ef75be7f891a28abf1e6fe71696597eac5bbf",
+        "people against background in the same world; FP32, 0.7 M parameters",
+    ),
+}
+"""Name -> file. `python -m training.export` prints the lines."""
+
+
+def shipped_model(name: str, folder: Path = DATA) -> Path:
+    """The file of a shipped model, unchanged since it was shipped.
+
+    Raises:
+        ModelError: the file is missing, or is another one.
+    """
+    known = SHIPPED[name]
+    path = folder / known.file
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path}, the model {name}, cannot be read: {error.strerror}", remedy=REMEDY) from error
+    if found != known.sha256:
+        raise ModelError(f"{path} is not the model {name}: its SHA-256 is {found}, not {known.sha256}", remedy=REMEDY)
+    return path
+
+
+REMEDY = (
+    "install framefuse again (pip install --force-reinstall framefuse), or pass a model file of your own by its path"
+)
+
+__all__ = ["SHIPPED", "Shipped", "shipped_model"]

@@ -1,0 +1,68 @@
+"""The models that come with framefuse: unchanged, of the size that is promised, and what their cards say."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from framefuse.errors import ModelError
+from framefuse.models import find_model, list_models, shipped
+from framefuse.models.card import read_card
+from framefuse.models.cardfile import read_card_file
+from framefuse.models.shipped import DATA, SHIPPED
+
+LARGEST = {"scout-n": 3.1e6, "scout-s": 10e6, "scout-n-int8": 1e6, "body-n": 3e6, "body-n-2": 3e6}
+"""Bytes of the file, whatever its precision."""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_found_by_name_and_says_what_it_is(name: str) -> None:
+    path = find_model(name)
+    assert path.stat().st_size <= LARGEST[name]
+    assert name in list_models()
+    card = read_card(path)
+    assert card.dynamic_batch and card.dynamic_size
+    assert (card.preprocess.height, card.preprocess.width) == (640, 640)
+    about = read_card_file(path.with_suffix(".yaml")).about
+    assert about is not None and about["licence"] == "Apache-2.0" and about["scores"] and about["world"] >= 1
+    assert all(isinstance(seed, int) for seed in about["seeds"]) and about["seeds"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("size", [(64, 96), (160, 32)])
+def test_a_shipped_model_runs_at_any_multiple_of_32(name: str, size: tuple[int, int]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(find_model(name)), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"images": np.zeros((2, 3, *size), np.float32)})
+    cells = sum((size[0] // stride) * (size[1] // stride) for stride in (8, 16, 32))
+    classes = read_card(find_model(name)).class_count
+    semantic = name.startswith("body")
+    assert found.shape == ((2, classes, size[0] // 2, size[1] // 2) if semantic else (2, 4 + classes, cells))
+    assert np.isfinite(found).all()
+
+
+def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(DATA / SHIPPED["scout-n"].file, tmp_path)
+    path = tmp_path / SHIPPED["scout-n"].file
+    assert shipped.shipped_model("scout-n", tmp_path) == path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ModelError, match=r"scout-n\.onnx is not the model scout-n: its SHA-256 is \w{64}, not "
+    ) as caught:
+        shipped.shipped_model("scout-n", tmp_path)
+    assert SHIPPED["scout-n"].sha256 in caught.value.message and "install framefuse again" in str(caught.value.remedy)
+    monkeypatch.setitem(shipped.SHIPPED, "scout-n", replace(SHIPPED["scout-n"], file="lost.onnx"))
+    with pytest.raises(ModelError, match=r"lost\.onnx, the model scout-n, cannot be read"):
+        find_model("scout-n")
+
+
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model("scout-m")
+    assert "scout-" in str(caught.value.remedy)

@@ -1,0 +1,137 @@
+"""Ships trained weights: ONNX and card into the package, the record of the training beside the recipe.
+
+    python -m training.export runs/train/scout-n/weights.pt [...]
+
+writes src/framefuse/data/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the line for
+src/framefuse/models/shipped.py. body-n gives two models: body-n, all body parts, and body-n-2, body and background.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from training import checkpoint, nets
+from training.nets import Detector, Segmenter
+from training.onnx_writer import write_onnx
+
+ROOT = Path(__file__).parent.parent
+DATA, RESULTS = ROOT / "src" / "framefuse" / "data", ROOT / "training" / "results"
+LICENCE = "Apache-2.0"
+
+
+def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
+    """The network of weights.pt, and what is known of it.
+
+    Raises:
+        ModelError: there are none, or they are damaged.
+    """
+    state = checkpoint.load(weights, "cpu", {"name", "average", "names", "scores"})
+    net = nets.build(state["name"], len(state["names"]))
+    net.load_state_dict(state.pop("average"))
+    return net, {**state, "parameters": nets.parameters(net)}
+
+
+def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, binary: bool = False) -> Path:
+    """Write one model and its card into `folder`; gives the model's path."""
+    name = record["name"] + ("-2" if binary else "")
+    task = nets.TASKS[record["name"]]
+    names = {0: "background", 1: "person"} if binary else record["names"]
+    tested = record["scores"]["test"]
+    scores = {key: value for key, value in tested.items() if not isinstance(value, dict)}
+    if task == "semantic":
+        scores = {"miou": tested["miou_body" if binary else "miou"]}
+    description = f"{name}: framefuse's own {'detector' if task == 'detect' else 'segmenter'} for its synthetic world"
+    metadata = {
+        "description": description,
+        "author": "framefuse",
+        "license": LICENCE,
+        "names": repr(names),
+        "imgsz": repr([640, 640]),
+        "stride": "32",
+        "task": task,
+        "batch": "1",
+    }
+    path = write_onnx(net, folder / f"{name}.onnx", metadata, binary=binary)
+    about = {
+        "description": description,
+        "licence": LICENCE,
+        "seeds": [stage["recipe"]["seed"] for stage in (record.get("earlier"), record) if stage],
+        "world": record["world"],
+        "parameters": record["parameters"],
+        "scores": {"on": "held-out worlds (split=test) of 1280x720, by training/scores.py, at 640", **scores},
+    }
+    path.with_suffix(".yaml").write_text(card(task, about))
+    return path
+
+
+def card(task: str, about: dict[str, Any]) -> str:
+    """The text of a card; what the ONNX says itself is not repeated."""
+    lines = [f"task: {task}", "about:"]
+    for key, value in about.items():
+        if isinstance(value, dict):
+            lines += [f"  {key}:", *(f"    {inner}: {json.dumps(item)}" for inner, item in value.items())]
+        else:
+            lines.append(f"  {key}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def keep_record(record: dict[str, Any], folder: Path) -> None:
+    """NAME.json: recipe, seed, curve and scores; NAME.png: the curve."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.5g}"))
+    curves = [rounded.pop("curve")]
+    if "earlier" in rounded:
+        curves.insert(0, rounded["earlier"].pop("curve"))
+    rows = ",\n".join(json.dumps({"stage": stage, **row}) for stage, curve in enumerate(curves, 1) for row in curve)
+    head = json.dumps(rounded, indent=1)
+    (folder / f"{record['name']}.json").write_text(f'{head[:-2]},\n "curve": [\n{rows}\n]\n}}\n')
+    plot(record["name"], curves, folder / f"{record['name']}.png")
+
+
+def plot(name: str, curves: list[list[dict[str, Any]]], path: Path) -> None:
+    """Loss and validation score over the steps."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, left = pyplot.subplots(figsize=(7, 3.5), dpi=90)
+    right = left.twinx()
+    start = 0
+    for curve in curves:
+        losses = [(start + row["step"], row["loss"]) for row in curve if "loss" in row]
+        checks = [(start + row["step"], row.get("map50_95", row.get("miou"))) for row in curve if "loss" not in row]
+        checks = [(step, score) for step, score in checks if score is not None]
+        left.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1)
+        if checks:
+            right.plot(*zip(*checks, strict=True), color="tab:orange", marker="o")
+        start = losses[-1][0]
+    left.set(xlabel="step", ylabel="training loss (blue)", yscale="log", title=name)
+    right.set(ylabel=f"{'mAP50-95' if nets.TASKS[name] == 'detect' else 'mean IoU'}, validation (orange)", ylim=(0, 1))
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weights", nargs="+", type=Path)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    for weights in options.weights:
+        net, record = load(weights)
+        keep_record(record, options.results)
+        heads = (False, True) if isinstance(net, Segmenter) else (False,)
+        for path in [export(net, record, options.data, binary=binary) for binary in heads]:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            print(f'"{path.stem}": Shipped("{path.name}", "{digest}", "..."),  # {path.stat().st_size:,} bytes')
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "channel": {"threads"},
     "choices": {"config", "kernels", "models", "preprocess"},
     "ledger": set(),
-    "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "prediction", "sources"},
+    "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "plain_yaml", "prediction", "sources"},
     "program": {
         "engines",
         "frame",

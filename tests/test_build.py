@@ -18,9 +18,10 @@ from framefuse import Pipeline
 from framefuse.cli import main
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError, CardError, ModelError, QualityError, SinkError, SourceError, UsageError
-from framefuse.lowering import BuildReport, build_model
+from framefuse.lowering import BuildReport, _card_of, build_model
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
+from framefuse.plain_yaml import read_mapping
 from tests.small_models import HEIGHT, WIDTH, pictures, write, write_segmenter
 
 FRAMES = list(pictures(40, seed=1))
@@ -195,6 +196,13 @@ def test_a_segmenter_is_judged_by_its_masks(tmp_path: Path) -> None:
     assert report.accuracy is not None and report.accuracy.measure == "mean IoU"
     assert report.accuracy.fp32 > 99 and 0 <= report.accuracy.loss <= 1
     assert [layer.precision for layer in report.layers] == ["fp32", "int8", "fp32"]
+
+
+def test_scores_of_the_source_are_not_those_of_what_is_built() -> None:
+    card = b"task: detect\nabout:\n  licence: Apache-2.0\n  scores: {map50_95: 0.7}\n"
+    made = read_mapping(_card_of(card, Path("scout.onnx")))
+    assert made["about"][0] == {"licence": "Apache-2.0", "built_from": "scout.onnx"} and made["task"][0] == "detect"
+    assert _card_of(b"fit: stretch  # as trained\n", Path("a.onnx")) == b"fit: stretch  # as trained\n"
 
 
 def test_loss_is_refused_with_the_reason_and_nothing_is_written(models: dict[str, Path], tmp_path: Path) -> None:

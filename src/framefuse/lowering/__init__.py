@@ -22,6 +22,7 @@ from framefuse.models.card import Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
 from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.plain_yaml import read_mapping
 
 Precision = Literal["fp16", "int8"]
 MAX_LOSS = 1.0
@@ -115,7 +116,7 @@ class _Work:
         self.calibration = ""
         self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
         if (card_file := source.with_suffix(".yaml")).exists():
-            shutil.copyfile(card_file, path.with_suffix(".yaml"))
+            path.with_suffix(".yaml").write_bytes(_card_of(card_file.read_bytes(), source))
 
     def _write(self, lowered: Any) -> None:
         import onnx
@@ -177,6 +178,18 @@ class _Work:
         size = self._footage.inputs[0].shape[2:] if self._footage else (spec.height, spec.width)
         models = {"fp32": (self._source, "fp32"), "auto": (self._source, "auto"), "lowered": (self.path, "auto")}
         return measure_speed(models, self._card, (size[0], size[1])), []
+
+
+def _card_of(text: bytes, source: Path) -> bytes:
+    """The card of what is made: that of its source, without the scores, which were measured on the source."""
+    import yaml
+
+    facts = {key: value for key, (value, _) in read_mapping(text).items()}
+    if "scores" not in (about := facts.get("about") or {}):
+        return text
+    kept = {key: value for key, value in about.items() if key != "scores"}
+    facts["about"] = kept | {"built_from": source.name}
+    return yaml.safe_dump(facts, sort_keys=False).encode()
 
 
 def _outcome(number: int, kept: Mapping[int, str]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from framefuse.engines.cudnn import launch, reference
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
+from framefuse.models import find_model
 from framefuse.kernels import cuda
 
 
@@ -171,6 +172,23 @@ def test_yolov8n(models: dict[str, Path]) -> None:
         found = decode_levels(reference.run(compiled, x), head, 96, 128)
         assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
         assert np.abs(found - expected)[:, 4:].max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["scout-n", "scout-s", "body-n"])
+def test_shipped_models(name: str) -> None:
+    path, x = find_model(name), pictures(1, 64, 96)
+    compiled = compile_network(path, 1, 64, 96)
+    found = reference.run(compiled, x)
+    if compiled.network.head is not None:
+        found = [decode_levels(found, compiled.network.head, 64, 96)]
+    assert (compiled.network.head is not None) == name.startswith("scout")
+    (expected,) = onnx_runtime(path, x)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=2e-3)
+
+
+def test_a_quantised_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="DequantizeLinear x"):
+        compile_network(find_model("scout-n-int8"), 1, 64, 96)
 
 
 def test_fixed_shapes(models: dict[str, Path]) -> None:

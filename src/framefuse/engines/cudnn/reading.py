@@ -96,7 +96,11 @@ class Reader:
         """Fold, translate or put off one node."""
         inputs = [self.name(name) for name in node.input if name]
         if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
-            self._fold(node)
+            try:
+                self._fold(node)
+            except Exception as error:  # onnx's evaluator does not know the operator, in this version of the opset
+                self.reasons.append(f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}")
+                self._put_off(node)
         elif node.op_type == "Shape" and inputs[0] in self.shapes:
             start, end = _attribute(node, "start", 0), _attribute(node, "end", None)
             self.constants[node.output[0]] = np.array(self._onnx_shape(inputs[0])[start:end], np.int64)

@@ -19,8 +19,8 @@ from framefuse.engines.cudnn import launch, reference
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
-from framefuse.models import find_model
 from framefuse.kernels import cuda
+from framefuse.models import find_model
 
 
 @pytest.fixture(scope="module")

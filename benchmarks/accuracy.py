@@ -1,24 +1,31 @@
 """Accuracy of the shipped models in every engine and precision of this machine, on the same frames.
 
-    python -m benchmarks.accuracy [--frames 400]
+    python -m benchmarks.accuracy [--frames 240] [--models FOLDER]
 
 The frames are of the synthetic world's test split, which shares no texture, shape or schedule with training; their
 truth is exact. The first row of each table is ONNX Runtime in FP32, the reference; every other row says how many points
-it differs. A combination that this machine cannot run is in the table too, with the reason. It is what `framefuse val`
-prints; recorded are benchmarks/results/accuracy.json and docs/results/accuracy.md. The last line is JSON.
+it differs. A combination that this machine cannot run is in the table too, with the reason. `--models` names a folder
+that holds what does not ship as well: the larger scout-s, and the FP16 files. It is what `framefuse val` prints;
+recorded are benchmarks/results/accuracy.json and docs/results/accuracy.md. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.protocol import ROOT, save
 from framefuse.errors import FramefuseError
-from framefuse.evaluation import Scores, open_data, validate
+from framefuse.evaluation import Dataset, Scores, open_data, validate
 from framefuse.evaluation.compare import Row, Wanted, class_table, legend, markdown_table, table
+from framefuse.evaluation.data import Key
+from framefuse.sources import Source, SourceInfo
+from framefuse.sources.pull import Frames, PullSource
 
 PAGE = ROOT / "docs" / "results" / "accuracy.md"
 SEEDS = (9001, 9002, 9003, 9004)
@@ -47,12 +54,11 @@ def world(scene: str, frames: int = 300) -> tuple[str, ...]:
     return tuple(f"synthetic://{scene}?seed={seed}&frames={frames}&size=1280x720&split=test" for seed in SEEDS)
 
 
-def everywhere(model: str, int8: str | None = None) -> tuple[Case, ...]:
-    """A model in all engines and precisions, the reference first."""
+def everywhere(model: str, *lowered: str) -> tuple[Case, ...]:
+    """A model in all engines and precisions, the reference first, then the files that `framefuse build` made of it."""
     cases = [Case(model, "onnxruntime", "fp32")]
     cases += [Case(model, "openvino", precision) for precision in ("fp32", "bf16", "fp16")]
-    if int8:
-        cases += [Case(int8, engine, "auto") for engine in ("onnxruntime", "openvino")]
+    cases += [Case(file, engine, "auto") for file in lowered for engine in ("onnxruntime", "openvino")]
     return tuple(cases)
 
 
@@ -61,24 +67,45 @@ SETS = {
         "Detection: the street",
         world("street"),
         (
-            *everywhere("scout-n", "scout-n-int8"),
+            *everywhere("scout-n", "scout-n-fp16", "scout-n-int8"),
             Case("scout-n", "openvino", "fp32", imgsz=320),
             Case("scout-s", "onnxruntime", "fp32"),
-            Case("scout-s", "openvino", "bf16"),
+            Case("scout-s-fp16", "openvino", "auto"),
         ),
     ),
-    "bodies": Set("Segmentation: bodies", world("bodies"), everywhere("body-n")),
+    "bodies": Set("Segmentation: body parts", world("bodies"), everywhere("body-n", "body-n-fp16")),
+    "people": Set(
+        "Segmentation: people",
+        world("bodies"),
+        (Case("body-n-2", "onnxruntime", "fp32"), Case("body-n-2", "openvino", "bf16")),
+    ),
 }
 
 
-def run(chosen: Set, frames: int) -> list[Row]:
-    data = open_data(list(chosen.data))
+def drawn_once(data: Dataset, limit: int) -> Dataset:
+    """The data with its frames in memory, so that all rows see the very same ones, and none waits for them."""
+    keys = data.spread(limit)
+    frames = list(data.open(keys))
+    labels = {key: data.labels(key) for key in keys}
+
+    def shown(closed: threading.Event) -> Frames:
+        yield from frames
+
+    def replay(keys: Sequence[Key]) -> Source:
+        return PullSource(SourceInfo(data.uri, "synthetic", frames=len(frames)), shown)
+
+    return replace(data, keys=keys, open=replay, labels=labels.__getitem__)
+
+
+def run(chosen: Set, frames: int, models: Path | None) -> list[Row]:
+    data = drawn_once(open_data(list(chosen.data)), frames)
     rows = []
     for case in chosen.cases:
         row = Row(Wanted(case.model, case.engine, case.precision))
         size = {} if case.imgsz is None else {"imgsz": [case.imgsz]}
         try:
-            scores = validate(case.model, data, limit=frames, engine=case.engine, precision=case.precision, **size)
+            model = models / f"{case.model}.onnx" if models else case.model
+            scores = validate(model, data, engine=case.engine, precision=case.precision, **size)
             row = replace(row, scores=scores)
         except FramefuseError as error:
             row = replace(row, error=error)
@@ -117,9 +144,10 @@ def record(scores: Scores) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=400)
+    parser.add_argument("--frames", type=int, default=240)
+    parser.add_argument("--models", type=Path, help="folder of NAME.onnx; default: what ships, by name")
     options = parser.parse_args()
-    tables = {name: run(chosen, options.frames) for name, chosen in SETS.items()}
+    tables = {name: run(chosen, options.frames, options.models) for name, chosen in SETS.items()}
     PAGE.write_text(page(tables))
     content = {
         name: [

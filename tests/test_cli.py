@@ -21,7 +21,6 @@ import pytest
 from framefuse import __version__
 from framefuse.cli import main
 from framefuse.cli.config import commented_yaml
-from framefuse.cli.demo import iou
 from framefuse.cli.options import normalise
 from framefuse.cli.reference import markdown
 from framefuse.config import Settings, load_settings
@@ -412,24 +411,22 @@ def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, numb
 # -- demo, doctor, models, config ------------------------------------------------------------------------------------
 
 
-def test_demo_finds_the_squares_and_writes_everything(run: Any) -> None:
-    code, out, err = run("demo", "--frames", "15")
+def test_demo_finds_what_is_there_and_writes_everything(run: Any) -> None:
+    code, out, err = run("demo", "--frames", "30")
     assert (code, out) == (0, "")
-    assert re.search(r"truth .* precision 1\.000, recall 1\.000", err)
+    objects, detections, right = map(int, re.search(r"truth +(\d+) objects, (\d+) detections, (\d+) of", err).groups())
+    assert objects > 90
+    assert right > 0.8 * detections
+    truth = json.loads(next(Path("runs/demo/demo/input").glob("*.json")).read_text())
+    assert sum(not row["iscrowd"] for row in truth["annotations"]) == objects
     written = {path.suffix for path in Path("runs/demo/demo").rglob("*.*")}
     assert written >= {".mp4", ".jsonl", ".csv", ".json", ".txt", ".html"}
 
 
 def test_demo_fails_when_nothing_is_found(run: Any) -> None:
-    code, _, err = run("demo", "--frames", "3", "--engine", "null", "--quiet")
+    code, _, err = run("demo", "--frames", "6", "--engine", "null", "--quiet")
     assert code == 4
     assert "recall 0.000" in err
-
-
-def test_iou() -> None:
-    assert iou((0, 0, 2, 2), (0, 0, 2, 2)) == 1
-    assert iou((0, 0, 2, 2), (1, 0, 3, 2)) == pytest.approx(1 / 3)
-    assert iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0
 
 
 def test_doctor_says_what_works(run: Any) -> None:

@@ -1,18 +1,20 @@
-"""framefuse demo: the main job on a clip that is made on the spot, checked against its known truth. No download."""
+"""framefuse demo: the main job on a clip that is made on the spot, checked against its exact truth. No download."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from framefuse.cli.console import stderr
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
 from framefuse.config import load_settings
 from framefuse.errors import QualityError
 
 if TYPE_CHECKING:
+    from framefuse.evaluation import Dataset
+    from framefuse.models.card import Card
     from framefuse.prediction import Result
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -20,8 +22,11 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "name": "demo",
     **dict.fromkeys(("save", "save_txt", "save_json", "save_jsonl", "save_csv"), True),
 }
-REQUIRED: Final = 0.95
-"""Precision and recall below this fail the demo."""
+MODEL: Final = "scout-n"
+SCENE: Final = "synthetic://street?seed=9&size=1280x720&split=test"
+"""Textures, shapes and schedule that the model has never seen."""
+REQUIRED: Final = {"precision": 0.7, "recall": 0.6}
+"""Below this something is broken. An intact model is well above it; what it misses is small, far or half hidden."""
 
 
 @with_settings
@@ -35,28 +40,30 @@ def demo(
     quiet: Quiet = False,
     **given: Any,
 ) -> int:
-    """Make a clip of moving squares, find them, and compare with where they really are."""
+    """Make a clip of a street, find what moves in it, and compare with what is really there."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS).settings
 
+    from rich.progress import Progress
+
     from framefuse.cli.run import run
-    from framefuse.models.clip import squares_clip
+    from framefuse.cli.synth import write_clip
+    from framefuse.evaluation import open_data
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder
+    from framefuse.synthetic import World
 
     folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
-    clip = folder / "input" / "squares.mp4"
-    clip.parent.mkdir(exist_ok=True)
-    truth = squares_clip(clip, frames=frames, audio=True)
-    score = Score()
-    pipeline = Pipeline(clip, "squares", settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
-    run(
-        pipeline,
-        quiet=quiet,
-        print_report=print_report,
-        on_result=lambda result: score.add(result, truth[result.frame.index]),
-        verdict=score.sentence,
-    )
-    if min(score.precision, score.recall) < REQUIRED:
+    world = World.parse(f"{SCENE}&frames={frames}")
+    for old in folder.glob("input/street-*"):  # of an earlier run, with --exist-ok
+        old.unlink()
+    console = stderr()
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("drawing", total=frames)
+        clip, truth = write_clip(world, folder / "input", on_frame=lambda done: progress.update(task, completed=done))
+    pipeline = Pipeline(clip, MODEL, settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
+    score = Score(open_data(truth, clip), pipeline.card)
+    run(pipeline, quiet=quiet, print_report=print_report, on_result=score.add, verdict=score.sentence)
+    if score.precision < REQUIRED["precision"] or score.recall < REQUIRED["recall"]:
         raise QualityError(
             f"the detections do not match the clip: precision {score.precision:.3f}, recall {score.recall:.3f}",
             remedy="'framefuse doctor' tests every part alone",
@@ -64,48 +71,39 @@ def demo(
     return 0
 
 
-@dataclass
 class Score:
-    """Detections against the truth. A detection is right if its class is and its IoU with a square is at least 0.5."""
+    """Detections against the truth, frame by frame. One is right if its class is, at an overlap of at least 0.5."""
 
-    squares: int = 0
-    detections: int = 0
-    right: int = 0
+    def __init__(self, data: Dataset, card: Card) -> None:
+        import numpy as np
 
-    def add(self, result: Result, truth: Sequence[tuple[Any, ...]]) -> None:
-        """Count one frame.
+        from framefuse.evaluation.classes import BoxClasses
 
-        Args:
-            truth: (class_id, x1, y1, x2, y2) of each square.
-        """
-        found = result.detections
-        left = list(zip(found.class_id.tolist(), found.xyxy.tolist(), strict=True))
-        self.squares += len(truth)
-        self.detections += len(left)
-        for class_id, *box in truth:
-            match = max(left, key=lambda item: (item[0] == class_id) * iou(item[1], box), default=None)
-            if match is not None and match[0] == class_id and iou(match[1], box) >= 0.5:
-                left.remove(match)
-                self.right += 1
+        self._data, self._shared = data, BoxClasses(card.names, data, card)
+        classes = len(self._shared.names) + 1
+        self._table = np.zeros((classes, classes), np.int64)
+        """[truth][found]; the last row is found but not there, the last column there but not found."""
+
+    def add(self, result: Result) -> None:
+        """Count one frame."""
+        from framefuse.evaluation.boxes import confusion
+
+        labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
+        self._table += confusion(labels, *self._shared.found(result.detections), len(self._table) - 1)
+
+    @property
+    def right(self) -> int:
+        return int(self._table[:-1, :-1].trace())
 
     @property
     def precision(self) -> float:
-        return self.right / self.detections if self.detections else 0.0
+        return self.right / max(int(self._table[:, :-1].sum()), 1)
 
     @property
     def recall(self) -> float:
-        return self.right / self.squares if self.squares else 1.0
+        return self.right / max(int(self._table[:-1].sum()), 1)
 
     def sentence(self) -> str:
+        objects, detections = int(self._table[:-1].sum()), int(self._table[:, :-1].sum())
         rates = f"precision {self.precision:.3f}, recall {self.recall:.3f}"
-        return f"truth    {self.squares:,} squares, {self.detections:,} detections: {rates}"
-
-
-def iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes x1, y1, x2, y2."""
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    both = width * height
-    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+        return f"truth    {objects:,} objects, {detections:,} detections, {self.right:,} of them right: {rates}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from framefuse import Pipeline
 from framefuse.errors import ModelError
 from framefuse.models import find_model, list_models, shipped
 from framefuse.models.card import read_card
@@ -43,6 +44,24 @@ def test_a_shipped_model_runs_at_any_multiple_of_32(name: str, size: tuple[int, 
     semantic = name.startswith("body")
     assert found.shape == ((2, classes, size[0] // 2, size[1] // 2) if semantic else (2, 4 + classes, cells))
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_sees_the_world(name: str, engine: str) -> None:
+    pytest.importorskip(engine)
+    scene = "bodies" if name.startswith("body") else "street"
+    source = f"synthetic://{scene}?split=test&frames=2&size=640x384&complexity=1&seed=2"
+    for precision in ("auto", "fp32"):
+        if name.endswith("int8") and precision == "fp32":
+            continue  # refused: it is quantised
+        results = list(Pipeline(source, name, engine=engine, precision=precision, conf=0.4))
+        assert len(results) == 2
+        if scene == "bodies":
+            masks = [result.masks for result in results]
+            assert all(mask is not None and 0.02 < (mask.class_id > 0).mean() < 0.98 for mask in masks)
+        else:
+            assert all(len(result.detections) >= 5 for result in results)
 
 
 def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

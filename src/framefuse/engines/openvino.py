@@ -118,8 +118,8 @@ class OpenVinoEngine:
         for number in range(len(self._head or ())):
             changes.output(number).model().set_layout(ov.Layout("NCHW"))
             changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
-            if self._hint == "bf16":
-                changes.output(number).tensor().set_element_type(ov.Type.bf16)
+            # Said in both cases: those of an FP16 network are float16, which nothing after them reads.
+            changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
         return changes.build()
 
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:

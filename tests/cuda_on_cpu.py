@@ -29,6 +29,7 @@ using std::min; using std::max;
 #define __forceinline__ inline
 #define __launch_bounds__(n)
 #define __restrict__
+#define __grid_constant__
 #define __align__(n) alignas(n)
 struct dim { int x, y, z; };
 static thread_local dim threadIdx, blockIdx;
@@ -92,6 +93,9 @@ class Compiled:
         grid = cuda.Packing(description)(arguments, slots)
         self.library(symbol).run(slots, *grid, *description.block)
 
+    def bind(self, symbol: str, **arguments: Any) -> Any:
+        return lambda stream=None: self.launch(symbol, **arguments)
+
 
 class HostArray(np.ndarray[Any, Any]):
     """A numpy array that passes for one of CuPy."""
@@ -135,4 +139,5 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Compiled:
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
     monkeypatch.setattr(cuda, "launch", compiled.launch)
+    monkeypatch.setattr(cuda, "bind", compiled.bind)
     return compiled

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels import boxes_cuda
+from framefuse.kernels import boxes_cuda, cuda
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.plan import MAX_ELEMENTS
 from framefuse.kernels.reference.boxes import READERS, Found
@@ -34,6 +34,7 @@ _ROWS, _SCORE = 8, 6
 _BLOCK = 1024
 
 
+@cuda.remembered
 def detections(
     outputs: Sequence[Any],
     layout: str,
@@ -102,20 +103,24 @@ def detections(
 
 
 def nms(
-    boxes: NDArray[Any],
-    scores: NDArray[Any],
-    classes: NDArray[Any] | None = None,
+    boxes: Any,
+    scores: Any,
+    classes: Any | None = None,
     *,
     iou: float,
     max_det: int | None = None,
-    out: NDArray[np.int32] | None = None,
-) -> NDArray[np.int32]:
+    out: Any | None = None,
+) -> Any:
     """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
 
-    `kernels.reference.nms` states the formula and the arguments; rotated boxes are (n, 5).
+    `kernels.reference.nms` states the formula and the arguments; rotated boxes are (n, 5). Arrays on a GPU (CuPy, torch,
+    DLPack) are read by CUDA kernels on CuPy's current stream, and the result is a CuPy array.
 
     Args:
-        out: (max_det,) int32 of which the result is the beginning; None makes a new array.
+        boxes: on a GPU, float32, as are the scores; the classes are int32 or int64.
+        out: (max_det,) int32 of which the result is the beginning; None makes a new array. On a GPU, a pair: that, and
+            (1,) int32 for how many there are. Then nothing is waited for, the call may be captured in a CUDA graph, and
+            the result is the pair; without `out` the host waits to learn how many there are.
 
     Raises:
         UsageError: an argument has a wrong shape.
@@ -127,6 +132,11 @@ def nms(
     if scores.shape != (count,) or (classes is not None and classes.shape != (count,)):
         raise UsageError(f"{count} boxes, but scores {scores.shape}, classes {getattr(classes, 'shape', None)}")
     room = count if max_det is None else min(count, max_det)
+    if not isinstance(boxes, np.ndarray) or hasattr(boxes, "__cuda_array_interface__"):
+        if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
+            raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
+        kept = boxes_cuda.nms(boxes, scores, classes, threshold=_threshold(iou), max_det=max_det, out=out)
+        return kept if out is not None else kept[0][: int(kept[1][0])]
     if out is not None and (out.ndim != 1 or len(out) < room or out.dtype != np.int32):
         raise UsageError(f"out is {out.dtype} {out.shape}", remedy=f"pass ({room},) int32")
     finite = np.flatnonzero(np.isfinite(boxes).all(axis=1) & np.isfinite(scores))

@@ -16,16 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda, head_cuda
+from framefuse.kernels import cuda
 from framefuse.kernels.reference.boxes import Found
 
 SAMPLES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 DENSE, CHUNK = 8192, 1024
-"""As in `tir/boxes_cuda.py`."""
+"""As in `tir/_boxes_cuda.py`."""
 
 BLOCKS = 264
 """Blocks of the launches that share out what the device counted: two for each multiprocessor of a large GPU."""
+
+OVERLAPPING = 2
+"""Times as many blocks compare boxes."""
+
+LISTED = ("end2end", "detr")
+"""Layouts without duplicates, which nothing suppresses."""
 
 
 class View(NamedTuple):
@@ -65,15 +71,17 @@ class Workspace:
         at: address of each array.
     """
 
-    def __init__(self, batch: int, capacity: int, room: int, detections: int, suppressing: bool) -> None:
+    def __init__(
+        self, batch: int, capacity: int, room: int, detections: int, suppressing: bool, sides: int = 4
+    ) -> None:
         self.dense_words = -(-min(room, DENSE) // 32)
         chunks = -(-room // CHUNK)
         shapes: dict[str, tuple[Any, Any]] = {
             "keys": ((batch, capacity), np.uint64),
-            "boxes": ((batch, capacity, 4), np.float32),
+            "boxes": ((batch, capacity, sides), np.float32),
             "labels": ((batch, capacity), np.int32),
             "sorted_keys": ((batch, room), np.uint64),
-            "sorted_boxes": ((batch, room, 4), np.float32),
+            "sorted_boxes": ((batch, room, sides), np.float32),
             "sorted_labels": ((batch, room), np.int32),
             "kept": ((batch, detections), np.int32),
             "local": ((batch, chunks, CHUNK // 32, CHUNK) if suppressing else 1, np.uint32),
@@ -104,67 +112,143 @@ def detections(
         UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
-    head = head_cuda.Head.of(outputs) if layout == head_cuda.LAYOUT else None
-    if head is None:
-        views = [View.of(output) for output in outputs]
-        values = views[-1]
-        batch, anchors, count = _sizes(views, layout, activation, len(maps))
-    else:
-        batch, anchors, count = len(maps), head.anchors, head.classes
-        if head.batch < batch:
-            raise UsageError(f"the {layout} outputs have {head.batch} pictures, the maps {batch}")
-    capacity = anchors * count if layout == "detr" else anchors
+    heads = _heads(outputs, layout, activation, len(maps))
+    batch, anchors, capacity = len(maps), heads.anchors, heads.capacity
     if capacity > 2**31 - 1:
         raise UsageError(f"{layout}: {capacity} candidates a picture are more than 2^31 - 1")
-    room, suppressing = max(min(capacity, max_candidates), 1), layout.startswith("yolo")
+    room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
     stream = cuda.current_stream()
     device = int(cuda.cupy().cuda.runtime.getDevice())
-    work = _workspace(device, stream, batch, max(capacity, 1), room, max_det, suppressing)
-    table = _wanted(device, None if classes is None else tuple(classes), count)
+    work = _workspace(device, stream, batch, max(capacity, 1), room, max_det, suppressing, 4)
+    table = _wanted(device, None if classes is None else tuple(classes), heads.classes)
     if out is None:
         out = _empty(batch, max_det)
-    candidates = {
+    cuda.launch(
+        heads.symbol,
+        stream=stream,
+        anchors=anchors,
+        classes=heads.classes or (0 if classes is None else table.size),
+        confidence=conf,
+        wanted_=table,
+        **heads.arguments,
+        **_candidates(work, batch, max(capacity, 1)),
+    )
+    rows = {
+        "maps_": cuda.keep(_uploaded(device, maps.shape, maps.tobytes())) if isinstance(maps, np.ndarray) else maps,
+        "out_boxes_": out.boxes,
+        "out_scores_": out.scores,
+        "out_classes_": out.classes,
+        "out_counts_": out.counts,
+        "out_non_finite_": out.non_finite,
+        "indices": 0,
+    }
+    _select(work, batch, max(capacity, 1), room, max_det, conf, threshold, agnostic, suppressing, rows, stream)
+    return out
+
+
+def nms(
+    boxes: Any,
+    scores: Any,
+    classes: Any,
+    *,
+    threshold: float,
+    max_det: int | None,
+    out: Any,
+    stream: int | None = None,
+) -> tuple[Any, Any]:
+    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are.
+
+    Raises:
+        UsageError: an array has a wrong shape or dtype, or is not on a GPU.
+        CapabilityError: no GPU, no CuPy or no NVRTC.
+    """
+    view, points = View.of(boxes), View.of(scores)
+    count, rotated = view.shape[0], view.shape[1] == 5
+    if (view.sample, points.sample) != ("f32", "f32"):
+        raise UsageError(f"boxes are {boxes.dtype}, scores {scores.dtype}", remedy="pass float32")
+    room = max(count if max_det is None else min(count, max_det), 1)
+    stream = cuda.current_stream() if stream is None else stream
+    device = int(cuda.cupy().cuda.runtime.getDevice())
+    capacity = max(count, 1)
+    work = _workspace(device, stream, 1, capacity, capacity, room, True, 8 if rotated else 4)
+    target, counted = (cuda.cupy().empty(room, np.int32), cuda.cupy().empty(1, np.int32)) if out is None else out
+    labels, words = (0, 1) if classes is None else _integers("classes", classes)
+    arguments: dict[str, Any] = {
+        "values_": view.address,
+        "pitch": view.strides[0],
+        "scores_": points.address,
+        "classes_": labels,
+        "label_words": words,
+        "anchors": count,
+    }
+    if not rotated:
+        arguments |= {
+            "picture_pitch": 0,
+            "scores_picture_pitch": 0,
+            "classes_picture_pitch": 0,
+            "classes": 0,
+            "confidence": -np.inf,
+            "wanted_": 0,
+        }
+    candidates = _candidates(work, 1, capacity)
+    if rotated:
+        del candidates["batch"]
+    cuda.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments, **candidates)
+    rows = {
+        "maps_": 0,
+        "out_boxes_": 0,
+        "out_scores_": 0,
+        "out_classes_": target,
+        "out_counts_": counted,
+        "out_non_finite_": 0,
+        "indices": 1,
+    }
+    agnostic, suffix = classes is None, "_rotated" if rotated else ""
+    _select(work, 1, capacity, capacity, room, LIKELY, threshold, agnostic, True, rows, stream, suffix)
+    return target, counted
+
+
+LIKELY = 1 / 64
+"""Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
+
+
+def _candidates(work: Workspace, batch: int, capacity: int) -> dict[str, Any]:
+    return {
         "batch": batch,
-        "capacity": max(capacity, 1),
+        "capacity": capacity,
         "counters_": work.at["counters"],
         "keys_": work.at["keys"],
         "boxes_": work.at["boxes"],
         "labels_": work.at["labels"],
     }
-    if head is not None:
-        head_cuda.launch(head, conf, table, candidates, stream, batch)
-    else:
-        sides = {}
-        if layout == "detr":
-            sides = {
-                "sides_": views[0].address,
-                "sides_picture_pitch": views[0].strides[0],
-                "sides_pitch": views[0].strides[1],
-            }
-        cuda.launch(
-            f"filter_{layout}_{values.sample}",
-            stream=stream,
-            values_=values.address,
-            picture_pitch=values.strides[0],
-            pitch=values.strides[1],
-            anchors=anchors,
-            classes=table.size if layout == "end2end" and classes is not None else count,
-            confidence=conf,
-            wanted_=table,
-            **sides,
-            **candidates,
-        )
+
+
+def _select(
+    work: Workspace,
+    batch: int,
+    capacity: int,
+    room: int,
+    max_det: int,
+    confidence: float,
+    threshold: float,
+    agnostic: bool,
+    suppressing: bool,
+    rows: dict[str, Any],
+    stream: int,
+    suffix: str = "",
+) -> None:
+    """From candidates to the rows of the result: sorted, and without what is suppressed."""
     blocks = BLOCKS // min(max(batch, 1), 8)
     cuda.launch(
-        "rank",
+        f"rank{suffix}",
         stream=stream,
         blocks=blocks,
         room=room,
-        confidence=conf,
+        confidence=confidence,
         sorted_keys_=work.at["sorted_keys"],
         sorted_boxes_=work.at["sorted_boxes"],
         sorted_labels_=work.at["sorted_labels"],
-        **candidates,
+        **_candidates(work, batch, capacity),
     )
     shared = {
         "batch": batch,
@@ -178,51 +262,112 @@ def detections(
         "local_": work.at["local"],
         "dense_": work.at["dense"],
     }
-    rows = {
+    rows |= {
         "detections": max_det,
         "suppressing": int(suppressing),
         "keys_": work.at["sorted_keys"],
         "kept_": work.at["kept"],
-        "maps_": _uploaded(device, maps.shape, maps.tobytes()) if isinstance(maps, np.ndarray) else maps,
-        "out_boxes_": out.boxes,
-        "out_scores_": out.scores,
-        "out_classes_": out.classes,
-        "out_counts_": out.counts,
-        "out_non_finite_": out.non_finite,
     }
     for later in range(2 if suppressing and room > CHUNK else 1):
         if suppressing:
-            cuda.launch("overlap", stream=stream, blocks=blocks, later=later, **shared)
-        cuda.launch("finish", stream=stream, later=later, **rows, **shared)
-    return out
+            cuda.launch(f"overlap{suffix}", stream=stream, blocks=OVERLAPPING * blocks, later=later, **shared)
+        cuda.launch(f"finish{suffix}", stream=stream, later=later, **rows, **shared)
 
 
-def _sizes(views: Sequence[View], layout: str, activation: str | None, batch: int) -> tuple[int, int, int]:
-    """Pictures, anchors (or queries), and classes (0: not known from the shape)."""
+class _Heads(NamedTuple):
+    """How the outputs of a model are read."""
+
+    symbol: str
+    arguments: dict[str, Any]
+    anchors: int
+    capacity: int
+    """Candidates of a picture at most."""
+    classes: int
+    """0: not known from the shape."""
+
+
+def _heads(outputs: Sequence[Any], layout: str, activation: str | None, batch: int) -> _Heads:
+    if layout == "detr" and len(outputs) == 3:
+        return _listed(outputs, batch)
+    views = [View.of(output) for output in outputs]
+    expected = (1, 2) if layout == "detr" else (1,)
     shapes = [view.shape for view in views]
-    alike = len({view.sample for view in views}) == 1
-    if layout == "detr" and (len(views) != 2 or activation not in (None, "sigmoid") or not alike):
-        raise UsageError(
-            f"detr with {len(views)} outputs and activation {activation} has no CUDA kernel",
-            remedy="have the model put out boxes and logits, or copy its outputs to the host",
-        )
-    least = {"yolov8": 5, "yolov5": 6, "end2end": 6, "detr": 1}[layout]
+    least = {"yolov8": 5, "yolov5": 6, "end2end": 6, "detr": 1 if len(views) == 2 else 5}.get(layout)
+    if least is None:
+        raise UsageError(f"{layout} outputs are not read on a GPU", remedy="copy them to the host")
     values = shapes[-1]
     columns = values[1 if layout == "yolov8" else -1] if len(values) == 3 else 0
-    expected = 2 if layout == "detr" else 1
-    if len(views) != expected or len(values) != 3 or columns < least or any(shape[0] < batch for shape in shapes):
+    if len(views) not in expected or columns < least or any(shape[0] < batch for shape in shapes):
         raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} pictures")
-    if layout == "detr" and shapes[0][1:] != (values[1], 4):
-        raise UsageError(f"detr boxes have shape {shapes[0]}, logits {values}")
+    last = views[-1]
     anchors = values[2] if layout == "yolov8" else values[1]
-    return batch, anchors, {"yolov8": columns - 4, "yolov5": columns - 5, "end2end": 0, "detr": columns}[layout]
+    arguments = {"values_": last.address, "picture_pitch": last.strides[0], "pitch": last.strides[1]}
+    if layout != "detr":
+        count = {"yolov8": columns - 4, "yolov5": columns - 5, "end2end": 0}[layout]
+        return _Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count)
+    sides, count = views[0], columns
+    if len(views) == 1:  # the boxes are the first four columns
+        count -= 4
+        arguments["values_"] += 4 * (4 if last.sample == "f32" else 2)
+    elif shapes[0][1:] != (anchors, 4) or sides.sample != last.sample:
+        raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
+    arguments |= {
+        "sides_": sides.address,
+        "sides_picture_pitch": sides.strides[0],
+        "sides_pitch": sides.strides[1],
+    }
+    if (activation or ("sigmoid" if len(views) == 2 else "none")) == "sigmoid":
+        return _Heads(f"filter_detr_{last.sample}", arguments, anchors, anchors * count, count)
+    arguments["softmax"] = int(activation == "softmax")
+    return _Heads(f"filter_queries_{last.sample}", arguments, anchors, anchors, count)
+
+
+def _listed(outputs: Sequence[Any], batch: int) -> _Heads:
+    """Labels (batch, rows), boxes (batch, rows, 4) and scores (batch, rows)."""
+    labels, boxes, scores = outputs
+    view, points = View.of(boxes), View.of(scores)
+    shapes = [tuple(output.shape) for output in outputs]
+    rows = view.shape[1] if len(view.shape) == 3 else 0
+    fits = shapes[0] == shapes[2] == view.shape[:2] and len(view.shape) == 3 and view.shape[2] == 4
+    if not fits or view.shape[0] < batch or view.sample != points.sample:
+        raise UsageError(
+            f"the detr outputs have shapes {shapes} for {batch} pictures",
+            remedy="pass labels (batch, rows), boxes (batch, rows, 4) and scores (batch, rows), the last two of one dtype",
+        )
+    if "int" in str(labels.dtype):
+        address, words = _integers("labels", labels)
+        pitch = int(cuda.as_cupy(labels).strides[0] // cuda.as_cupy(labels).itemsize)
+    else:
+        names = View.of(labels)
+        if names.sample != view.sample:
+            raise UsageError(f"labels are {labels.dtype}, boxes {boxes.dtype}", remedy="pass integers, or one dtype")
+        address, words, pitch = names.address, 0, names.strides[0]
+    arguments = {
+        "values_": view.address,
+        "picture_pitch": view.strides[0],
+        "pitch": view.strides[1],
+        "scores_": points.address,
+        "scores_picture_pitch": points.strides[0],
+        "classes_": address,
+        "classes_picture_pitch": pitch,
+        "label_words": words,
+    }
+    return _Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0)
+
+
+def _integers(name: str, array: Any) -> tuple[int, int]:
+    """Address of integers, and how many words of 32 bits each has."""
+    found = cuda.as_cupy(array)
+    if found.dtype.name not in ("int32", "int64") or (found.shape[-1] > 1 and found.strides[-1] != found.itemsize):
+        raise UsageError(f"{name} are {found.dtype}, strides {found.strides}", remedy="pass int32 or int64, contiguous")
+    return cuda.address(found), found.itemsize // 4
 
 
 @cache  # a captured graph may hold the addresses
 def _workspace(
-    device: int, stream: int, batch: int, capacity: int, room: int, detections: int, suppressing: bool
+    device: int, stream: int, batch: int, capacity: int, room: int, detections: int, suppressing: bool, sides: int
 ) -> Workspace:
-    return Workspace(batch, capacity, room, detections, suppressing)
+    return Workspace(batch, capacity, room, detections, suppressing, sides)
 
 
 @cache

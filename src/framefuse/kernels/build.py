@@ -77,7 +77,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
     """One library for each level of the machine, and a file of JSON that names the kernels in them."""
     targets = TARGETS[machine] | LEVELS.get(machine, {})
     libraries = {level: directory / f"framefuse-{level}.so" for level in targets}
-    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row")]
+    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row", "_boxes_cuda")]
     index, key = directory / f"{machine}.json", _key(machine, [*shared, *_families()])
     if force or not all(path.exists() for path in libraries.values()) or _read_key(index) != key:
         kernels: dict[str, str] = {}

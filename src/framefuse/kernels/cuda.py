@@ -18,11 +18,14 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +33,16 @@ from numpy.typing import NDArray
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import nvrtc
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "_lib" / "cuda"
 """Where `build.py` puts CUDA source and its description."""
 
-SLOTS = 64
-"""Parameters that a kernel may have; each takes 8 bytes on its way to the driver."""
+SLOTS = 128
+"""Parameters that a kernel may have; each takes 8 bytes on its way to the driver, one that is a table as many as it
+needs."""
 
 FORMATS = {
     "pointer": "Q",
@@ -50,6 +57,14 @@ FORMATS = {
     "uint8": "B7x",
 }
 """How `struct` packs a parameter of each type into a slot."""
+
+CONFIGURATION = struct.Struct("<7I4xQQI4x")
+"""CUlaunchConfig: blocks and threads in x, y and z, shared memory, stream, attributes and their number."""
+
+SERIALIZATION = struct.pack("<I4xi60x", 6, 1)
+"""CUlaunchAttribute that lets a kernel be launched before the one ahead of it on its stream has ended. Kernels that
+begin with a wait (`Description.waits`) may be, on GPUs that have one."""
+HOPPER = 90
 
 NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 4, 8
 """CU_FUNC_ATTRIBUTE_* of the driver's API."""
@@ -78,6 +93,8 @@ class Description:
     """Bytes of dynamic shared memory."""
     options: tuple[str, ...]
     """For NVRTC, beyond the usual."""
+    waits: bool
+    """Whether it begins by waiting for the kernels before it."""
 
     @property
     def source(self) -> str:
@@ -122,6 +139,7 @@ def _read(folder: Path) -> dict[str, Description]:
                 block=tuple(facts["block"]),
                 shared=facts["shared"],
                 options=tuple(facts["options"]),
+                waits=facts.get("waits", False),
             )
     return found
 
@@ -265,7 +283,175 @@ def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         CapabilityError: as `prepare`.
         EngineError: CUDA refused the launch.
     """
-    _loaded(symbol).launch(arguments, current_stream() if stream is None else stream)
+    bind(symbol, **arguments)(stream)
+
+
+def bind(symbol: str, **arguments: Any) -> Bound:
+    """A launch that can be started again and again: everything is checked and packed here, once.
+
+    It keeps addresses, not arrays: their memory must stay what it is, as with a captured graph.
+
+    Raises:
+        UsageError: as `launch`.
+        CapabilityError: as `launch`.
+    """
+    return Bound(_loaded(symbol), arguments)
+
+
+def capturing(stream: int | None) -> bool:
+    """Whether a stream, None: CuPy's current one, is being captured in a graph."""
+    return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))
+
+
+class _Recording(threading.local):
+    """What is collected in this thread while a call is recorded."""
+
+    launches: list[Bound] | None = None
+    kept: list[Any]
+
+
+_recording = _Recording()
+
+
+def keep(arrays: Any) -> Any:
+    """Arrays that launches read and that only a cache keeps alive: whoever records the call keeps them from here on."""
+    if _recording.launches is not None:
+        _recording.kept.append(arrays)
+    return arrays
+
+
+class Recorded:
+    """The launches of one call, to be started again without its checks: what `recorded` returns.
+
+    Attributes:
+        result: of the call.
+    """
+
+    def __init__(self, launches: Sequence[Bound], kept: Any, result: Any) -> None:
+        self._launches, self._kept, self.result = tuple(launches), kept, result
+
+    def __call__(self, stream: int | None = None) -> None:
+        """Start them.
+
+        Args:
+            stream: pointer of a CUDA stream; None: CuPy's current one.
+        """
+        pointer = current_stream() if stream is None else stream
+        for launch in self._launches:
+            launch(pointer)
+
+
+def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> Recorded:
+    """Call a public function of `framefuse.kernels` on arrays of a GPU, and return what repeats it at little cost.
+
+        again = cuda.recorded(preprocess, frame, out, content=..., ...)
+        while new_picture_in(frame):
+            again(stream.ptr)
+
+    What is started again are the launches of this call, with its very arrays: their memory may change, their place not.
+    It costs a few microseconds a launch, where the call itself checks its arguments for longer than a GPU may take. What
+    holds for a captured CUDA graph holds here: nothing is allocated, and no memory is copied from the host.
+
+    Raises:
+        UsageError: the call launched nothing.
+    """
+    found = _record(function, args, options)
+    if not found._launches:
+        raise UsageError("the recorded call started no kernel", remedy="record a call on arrays of a GPU")
+    found._kept = (found._kept, args, options)
+    return found
+
+
+def _record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Recorded:
+    outer = _recording.launches, getattr(_recording, "kept", [])
+    _recording.launches, _recording.kept = [], []
+    try:
+        result = function(*args, **options)
+        launches, kept = _recording.launches, _recording.kept
+    finally:
+        _recording.launches, _recording.kept = outer
+    if outer[0] is not None:
+        outer[0].extend(launches)
+        outer[1].extend(kept)
+    return Recorded(launches, kept, result)
+
+
+CALLS = 256
+"""Calls of a function that are remembered."""
+
+
+def remembered(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function that, on a GPU, does nothing but launch: the same call again only launches.
+
+    The same is a call with the same addresses, shapes and options, on the same stream, that writes to what it was given.
+    The arrays are not kept alive: another array at the same place is as good.
+    """
+    calls: OrderedDict[Any, tuple[Recorded, Any]] = OrderedDict()
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        first: Any = args[0] if args else None
+        if type(first) in (list, tuple) and first:
+            first = first[0]
+        key = None if first is None or type(first) is np.ndarray else _call_key(args, options)
+        if key is None:
+            return function(*args, **options)
+        found = calls.get(key)
+        if found is not None:
+            launches, place = found
+            launches(key[0])
+            return args[place] if isinstance(place, int) else options[place]  # type: ignore[return-value]
+        launches = _record(function, args, options)
+        result, launches.result = launches.result, None
+        places = [place for place, value in [*enumerate(args), *options.items()] if value is result]
+        if result is not None and places and launches._launches:
+            calls[key] = launches, places[0]
+            while len(calls) > CALLS:
+                calls.popitem(last=False)
+        return result  # type: ignore[no-any-return]
+
+    return call
+
+
+def _call_key(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """All that a call depends on, or None; its stream comes first."""
+    stream = options.get("stream")
+    try:
+        key = (
+            current_stream() if stream is None else stream,
+            *map(_identity, args),
+            *((name, _identity(value)) for name, value in options.items()),
+        )
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _identity(value: Any) -> Any:
+    """What of an argument decides what is launched. Raises TypeError where that is not known."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_identity, value))
+    if type(value) is np.ndarray:
+        if value.nbytes > SMALL:
+            raise TypeError
+        return (value.shape, value.dtype.str, value.tobytes())
+    return seen(value)
+
+
+SMALL = 4096
+"""Bytes of an array on the host that is an option like others, such as a matrix."""
+
+
+def seen(array: Any) -> tuple[Any, ...]:
+    """Address, shape, strides and dtype of an array on the GPU. Raises TypeError where it is neither CuPy's nor torch's."""
+    if isinstance(array, cupy().ndarray):
+        return (array.data.ptr, array.shape, array.strides, array.dtype)
+    if getattr(array, "is_cuda", False):
+        return (array.data_ptr(), array.shape, array.stride(), array.dtype)
+    raise TypeError(type(array))
 
 
 class Packing:
@@ -284,7 +470,10 @@ class Packing:
         names = ", ".join(description.arguments)
         code = f"lambda *, {names}: (({', '.join(values)},), ({', '.join(description.grid)}))"
         self._evaluate: Callable[..., tuple[tuple[Any, ...], tuple[int, int, int]]] = eval(code, {"address": address})
-        self._pack = struct.Struct("<" + "".join(FORMATS[kind] for _, kind in description.parameters)).pack_into
+        formats = [_format(kind) for _, kind in description.parameters]
+        self._pack = struct.Struct("<" + "".join(formats)).pack_into
+        self.slots = sum(struct.calcsize(f"<{each}") // 8 for each in formats)
+        """Of 8 bytes, that the parameters take."""
 
     def __call__(self, arguments: dict[str, Any], buffer: Any) -> tuple[int, int, int]:
         """Write the kernel's parameters to `buffer`, 8 bytes each; returns the blocks in x, y and z."""
@@ -299,13 +488,20 @@ class Packing:
         return grid
 
 
+def _format(kind: str) -> str:
+    """How `struct` packs a parameter; `bytes N` is a table of so many bytes, and the last parameter."""
+    name, _, size = kind.partition(" ")
+    return f"{size}s" if name == "bytes" else FORMATS[name]
+
+
 class _Loaded:
     """A kernel on one device."""
 
     def __init__(self, description: Description, capability: int) -> None:
-        self._packing = Packing(description)
-        self._what = f"launch {description.symbol}"
-        self._shape = (*description.block, description.shared)
+        self.packing = Packing(description)
+        self.what = f"launch {description.symbol}"
+        self.shape = (*description.block, description.shared)
+        self.early = int(description.waits and capability >= HOPPER)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver, image = _driver(), machine_code(description, capability)
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), image), f"load {description.symbol}")
@@ -324,35 +520,72 @@ class _Loaded:
             f"load {description.symbol}",
         )
 
-    def launch(self, arguments: dict[str, Any], stream: int) -> None:
-        slots = _slots()
-        grid = self._packing(arguments, slots.buffer)
-        if min(grid) > 0:  # else there is nothing to do
-            _check(
-                _driver().cuLaunchKernel(self._function, *grid, *self._shape, stream, slots.pointers, None), self._what
-            )
+        self.function = self._function.value
 
 
-class _Parameters(threading.local):
-    """Where parameters lie while CUDA copies them; one for each thread, since ctypes lets others run meanwhile."""
+class Bound:
+    """A kernel with its arguments: what `bind` returns. Threads may start one at the same time."""
+
+    def __init__(self, kernel: _Loaded, arguments: dict[str, Any]) -> None:
+        self._kernel, self._what = kernel.function, kernel.what
+        self._buffer = ctypes.create_string_buffer(8 * kernel.packing.slots)
+        grid = kernel.packing(arguments, self._buffer)
+        start = ctypes.addressof(self._buffer)
+        count = len(kernel.packing.description.parameters)
+        self._parameters = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+        self._shape = (*grid, *kernel.shape)
+        self._early = kernel.early
+        self._empty = min(grid) == 0  # there is nothing to do
+
+    def __call__(self, stream: int | None = None) -> None:
+        """Start it.
+
+        Args:
+            stream: pointer of a CUDA stream; None: CuPy's current one.
+
+        Raises:
+            EngineError: CUDA refused the launch.
+        """
+        if _recording.launches is not None:
+            _recording.launches.append(self)
+        if self._empty:
+            return
+        here = _here()
+        CONFIGURATION.pack_into(
+            here.configuration,
+            0,
+            *self._shape,
+            current_stream() if stream is None else stream,
+            here.attributes,
+            self._early,
+        )
+        code = here.start(here.address, self._kernel, self._parameters, None)
+        if code:
+            _check(code, self._what)
+
+
+class _Here(threading.local):
+    """How a launch is described to CUDA; one for each thread, since ctypes lets others run meanwhile."""
 
     def __init__(self) -> None:
         cupy().cuda.runtime.free(0)  # makes the device's context current in this thread
-        self.buffer = ctypes.create_string_buffer(8 * SLOTS)
-        start = ctypes.addressof(self.buffer)
-        self.pointers = (ctypes.c_void_p * SLOTS)(*range(start, start + 8 * SLOTS, 8))
+        self.configuration = ctypes.create_string_buffer(CONFIGURATION.size)
+        self.address = ctypes.addressof(self.configuration)
+        self._attribute = ctypes.create_string_buffer(SERIALIZATION, len(SERIALIZATION))
+        self.attributes = ctypes.addressof(self._attribute)
+        self.start = _driver().cuLaunchKernelEx
 
 
 @lru_cache(maxsize=1)
-def _slots() -> _Parameters:
-    return _Parameters()
+def _here() -> _Here:
+    return _Here()
 
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:
     library = ctypes.CDLL("libcuda.so.1")
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    pointer = ctypes.c_void_p
+    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
     return library
 
 
@@ -375,7 +608,7 @@ def _loaded(symbol: str) -> _Loaded:
         with _lock:  # two threads that need one kernel compile it once
             kernel = _kernels.get((device, symbol))
             if kernel is None:
-                _ = _slots().buffer  # CUDA's context is current in this thread from here on
+                _ = _here().start  # CUDA's context is current in this thread from here on
                 capability = int(cupy().cuda.Device(device).compute_capability)
                 kernel = _kernels[device, symbol] = _Loaded(describe(symbol), capability)
     return kernel

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.kernels import cpu
+from framefuse.kernels import cpu, cuda
 from framefuse.kernels.picture import Picture, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.reference.colour import ImageLayout
 from framefuse.kernels.reference.geometry import LIMIT, Border, Sampling
@@ -20,6 +20,7 @@ DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
 
+@cuda.remembered
 def warp_affine(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -50,6 +51,7 @@ def warp_affine(
     return warped
 
 
+@cuda.remembered
 def warp_perspective(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -272,8 +274,6 @@ class _Warp(NamedTuple):
         maps: tuple[Any, Any],
         map_pitches: tuple[int, int],
     ) -> Any:
-        from framefuse.kernels import cuda
-
         source, target = self.source, self.target
         if self.rows != (0, target.height):
             raise UsageError(f"rows {self.rows}: on a GPU all rows are made in one launch")

@@ -19,6 +19,15 @@ typedef unsigned long long uint64_t;
 #define uchar unsigned char
 #define ushort unsigned short
 
+// How every kernel begins: it may have been launched before those ahead of it on its stream have ended, which hides most
+// of what a launch costs, and waits here until they have and their results can be read. It does not let the next one in
+// before its own end: those blocks would settle unevenly on what is free. GPUs before Hopper launch no kernel early.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FRAMEFUSE_BEGIN asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+#define FRAMEFUSE_BEGIN
+#endif
+
 // A storage type: arithmetic on it happens in float. Rounds to nearest, ties to even. (bfloat16 TVM does in integers.)
 struct half {
   unsigned short bits;
@@ -60,6 +69,9 @@ static inline __device__ uint32_t load_pair_u8(int64_t address) { return __ldg((
 static inline __device__ uint32_t load_pair_u16(int64_t address) { return __ldg((const unsigned int*)address); }
 static inline __device__ float load_f32(int64_t address) { return __ldg((const float*)address); }
 
+// Byte k of a word as a float.
+static inline __device__ float byte_f32(uint32_t word, int32_t k) { return (float)(unsigned char)(word >> 8 * k); }
+
 // a, or b where the sign is negative. The compiler takes no branch for it, which would make loads wait for each other.
 static inline __device__ float chosen_f32(float a, float b, int32_t sign) {
 #ifdef __CUDACC__
@@ -87,4 +99,13 @@ static inline __device__ float byte_times_2_16(uint32_t word, int32_t k) {
 // The 32 bits of two words, low and high, from bit `shift` modulo 32.
 static inline __device__ uint32_t shifted_pair(uint32_t low, uint32_t high, uint32_t shift) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> (shift & 31));
+}
+
+// The third bytes of three words, side by side.
+static inline __device__ uint32_t third_bytes(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+  return __byte_perm(__byte_perm(a, b, 0x0062), c, 0x7610);
+#else
+  return (a >> 16 & 255) | (b >> 8 & 0xff00) | (c & 0xff0000);
+#endif
 }

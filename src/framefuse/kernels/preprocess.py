@@ -110,20 +110,17 @@ def preprocess(
         CapabilityError: there are no compiled kernels for this machine.
     """
     if preprocess_cuda.is_cuda(frame):
-        preprocess_batch(
-            [frame],
-            preprocess_cuda.as_batch(out),
-            contents=[content],
-            interpolation=interpolation,
-            pad_value=pad_value,
-            mean=mean,
-            std=std,
-            channel_order=channel_order,
-            memory_format=memory_format,
-            roi=roi,
-            rows=rows,
-            stream=stream,
-        )
+        options = {
+            "interpolation": interpolation,
+            "pad_value": pad_value,
+            "mean": mean,
+            "std": std,
+            "channel_order": channel_order,
+            "memory_format": memory_format,
+            "roi": roi,
+            "rows": rows,
+        }
+        preprocess_cuda.fill([frame], out, [content], options, stream, axes=3)
         return
     planes = frame.planes
     key = (

@@ -2,7 +2,8 @@
 
 A table in device memory holds one row for each slot (`tir/_frame_row.py`): where the planes and the slot are, the
 positions, the colours. `PreprocessTable` is for a captured graph, which is launched again and again while the rows
-change; `preprocess_batch` and `preprocess` make a table of their own and remember it.
+change; `preprocess_batch` makes a table of its own and remembers it. The row of a single frame is a parameter of the launch,
+which a kernel reads faster than memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from framefuse.kernels.plan import (
     Request,
     coefficients,
 )
-from framefuse.kernels.tir._frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PIXELS, STORES, WORD, lanes
+from framefuse.kernels.tir._frame_row import ADDRESS, BYTES, COEFFICIENT, MODES, PLAIN, STORES, WORD, lanes, span
 
 MAX_FRAMES = 65535
 REMEMBERED = 64
@@ -43,12 +44,8 @@ CHANNELS = (3, 4, 8)
 
 def is_cuda(frame: Frame) -> bool:
     """Whether the planes lie on a GPU."""
-    return hasattr(frame.planes[0], "__cuda_array_interface__")
-
-
-def as_batch(out: Any) -> Any:
-    """A batch of one slot over the memory of an output on the GPU."""
-    return (out if getattr(out, "is_cuda", False) else cuda.as_cupy(out))[None]
+    plane = frame.planes[0]
+    return type(plane) is not np.ndarray and hasattr(plane, "__cuda_array_interface__")
 
 
 class _Output(NamedTuple):
@@ -61,19 +58,21 @@ class _Output(NamedTuple):
     dtype: str
 
     @classmethod
-    def of(cls, out: Any) -> _Output:
+    def of(cls, out: Any, axes: int = 4) -> _Output:
         if getattr(out, "is_cuda", False):  # torch, whose bfloat16 no other interface can express
-            strides, size = out.stride(), out.element_size()
+            strides, size = tuple(out.stride()), out.element_size()
         else:
             out = cuda.as_cupy(out)
             strides, size = tuple(stride // out.itemsize for stride in out.strides), out.itemsize
         shape = tuple(out.shape)
+        if len(shape) == axes == 3:
+            shape, strides = (1, *shape), (int(np.prod(shape)), *strides)
         dense = all(shape[i] == 1 or strides[i] == np.prod(shape[i + 1 :]) for i in range(1, len(shape)))
         if len(shape) != 4 or not dense or strides[0] < 0:
             raise UsageError(
                 f"out has shape {shape} and strides {strides} in elements",
-                remedy="pass a (frames, 3, height, width) or (frames, height, width, channels) array whose slots are "
-                "C-contiguous",
+                remedy="pass (3, height, width) or (height, width, channels) for a frame, with one more axis in front for "
+                "a batch, and slots that are C-contiguous",
             )
         dtype = str(out.dtype).removeprefix("torch.")
         if dtype not in OUTPUTS:
@@ -129,6 +128,10 @@ class PreprocessTable:
             self.clear(slot)
         cuda.prepare([self.symbol])
         self._device = cuda.cupy().empty(self._rows.nbytes, np.uint8)
+        height = self._out.shape[2 if memory_format == "nchw" else 1]
+        arguments = _arguments(self._out, memory_format, height)
+        table = int(self._device.data.ptr)
+        self._launch = cuda.bind(self.symbol, table=table, frames=len(self._rows), **arguments)
         self.upload()
         cuda.cupy().cuda.runtime.streamSynchronize(cuda.current_stream())
 
@@ -162,25 +165,104 @@ class PreprocessTable:
 
     def launch(self, stream: int | None = None) -> None:
         """Start the kernel over every slot."""
-        frames, height = self._out.shape[0], self._out.shape[2 if self._memory_format == "nchw" else 1]
-        _launch(self.symbol, self._device, frames, self._out, self._memory_format, height, stream)
+        self._launch(stream)
 
 
 def fill(
-    frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any], stream: int | None
+    frames: Sequence[Frame],
+    out: Any,
+    contents: Sequence[Content],
+    options: dict[str, Any],
+    stream: int | None,
+    *,
+    axes: int = 4,
 ) -> None:
-    """`kernels.preprocess_batch` where the frames lie on a GPU."""
-    output, memory_format = _Output.of(out), options.get("memory_format", "nchw")
+    """`kernels.preprocess_batch` where the frames lie on a GPU; `out` has so many axes, 3: it is one slot.
+
+    Decoders hand out the same addresses again, so what a call comes to is remembered: the next with the same addresses,
+    shapes and options only launches.
+    """
+    key = _key(frames, out, contents, options)
+    launches = None if key is None else _calls.get(key)
+    if launches is None:
+        launches = _prepare(frames, _Output.of(out, axes), contents, options)
+        if key is not None:
+            _calls[key] = launches
+            while len(_calls) > CALLS:
+                _calls.popitem(last=False)
+    for launch in launches:
+        launch.start(stream)
+
+
+class _Single(NamedTuple):
+    """One frame, whose row goes to the kernel with the launch itself."""
+
+    launch: cuda.Bound
+    keep: Any
+
+    def start(self, stream: int | None) -> None:
+        if self.keep and cuda.capturing(stream):
+            _filters[id(self.keep)] = self.keep
+        self.launch(stream)
+
+
+class _Many(NamedTuple):
+    """Frames whose rows lie in a table on the device, one for each stream that uses it."""
+
+    symbol: str
+    rows: NDArray[np.uint8]
+    content: bytes
+    keep: Any
+    arguments: dict[str, int]
+
+    def start(self, stream: int | None) -> None:
+        table = _remembered(self.rows, self.content, self.keep, stream)
+        cuda.launch(self.symbol, stream=stream, table=int(table.data.ptr), frames=len(self.rows), **self.arguments)
+
+
+CALLS = 256
+"""Calls remembered."""
+
+_calls: OrderedDict[Any, list[_Single | _Many]] = OrderedDict()
+_filters: dict[int, Any] = {}
+"""Tables of filters that captured graphs read: never given up."""
+
+
+def _key(frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any]) -> Any:
+    """All that a call depends on, cheaply; None where an array is neither CuPy's nor torch's, or an option a list."""
+    try:
+        key = [cuda.seen(out), *contents, *options.items()]
+        for frame in frames:
+            key.append((frame.format, frame.matrix, frame.full_range, frame.rotation))
+            key += [cuda.seen(plane) for plane in frame.planes]
+        hash(tuple(key))
+    except TypeError:
+        return None
+    return tuple(key)
+
+
+def _prepare(
+    frames: Sequence[Frame], output: _Output, contents: Sequence[Content], options: dict[str, Any]
+) -> list[_Single | _Many]:
+    memory_format = options.get("memory_format", "nchw")
     height = output.shape[2 if memory_format == "nchw" else 1]
     first, last = options.get("rows") or (0, height)
     kinds: dict[str, list[int]] = {}
     for index, frame in enumerate(frames):
         kinds.setdefault(_symbol(frame.format, output, memory_format), []).append(index)
-    cuda.prepare(kinds)
+    launches: list[_Single | _Many] = []
     for symbol, members in kinds.items():
         found = [_row(frames[index], output, index, {**options, "content": contents[index]}) for index in members]
-        table = _remembered(np.stack([row for row, _ in found]), [tables for _, tables in found], stream)
-        _launch(symbol, table, len(members), output, memory_format, last - first, stream)
+        arguments = _arguments(output, memory_format, last - first, alone=len(members) == 1)
+        if len(members) == 1:
+            ((row, tables),) = found
+            launch = cuda.bind(f"{symbol}_one", table=row.tobytes(), **arguments)
+            launches.append(_Single(launch, tables))
+        else:
+            cuda.prepare([symbol])
+            rows = np.stack([row for row, _ in found])
+            launches.append(_Many(symbol, rows, rows.tobytes(), [tables for _, tables in found], arguments))
+    return launches
 
 
 def _symbol(format: PixelFormat, out: _Output, memory_format: MemoryFormat) -> str:
@@ -193,30 +275,20 @@ def _symbol(format: PixelFormat, out: _Output, memory_format: MemoryFormat) -> s
     return f"preprocess_{format.layout}_{sample}_{memory_format}{'' if nchw else channels}"
 
 
-def _launch(
-    symbol: str,
-    table: Any,
-    frames: int,
-    out: _Output,
-    memory_format: MemoryFormat,
-    rows: int,
-    stream: int | None,
-) -> None:
+def _arguments(out: _Output, memory_format: MemoryFormat, rows: int, *, alone: bool = False) -> dict[str, int]:
+    """Those of the kernel that are not of a frame."""
     nchw = memory_format == "nchw"
     height, width = out.shape[2:] if nchw else out.shape[1:3]
     output = OUTPUTS[out.dtype]
-    grain = SIZES[output] * lanes("nchw" if nchw else f"nhwc{out.shape[3]}", output)
-    cuda.launch(
-        symbol,
-        stream=stream,
-        table=int(table.data.ptr),
-        frames=frames,
-        width=width,
-        height=rows,
-        channel_pitch=width * height,
-        vectors=int(width % PIXELS == 0 and out.address % grain == 0 and out.pitch % grain == 0),
-        store=STORES[output],
-    )
+    memory = "nchw" if nchw else f"nhwc{out.shape[3]}"
+    grain = SIZES[output] * lanes(memory, output, alone)
+    return {
+        "width": width,
+        "height": rows,
+        "channel_pitch": width * height,
+        "vectors": int(width % span(memory, alone) == 0 and out.address % grain == 0 and out.pitch % grain == 0),
+        "store": STORES[output],
+    }
 
 
 def _copy(rows: NDArray[np.uint8], device: Any, stream: int | None) -> None:
@@ -245,12 +317,12 @@ _captured: dict[tuple[int, bytes], _Table] = {}
 """Those that a captured graph reads, on whatever stream: never given up."""
 
 
-def _remembered(rows: NDArray[np.uint8], keep: Any, stream: int | None) -> Any:
+def _remembered(rows: NDArray[np.uint8], content: bytes, keep: Any, stream: int | None) -> Any:
     """The rows on the device. Decoders hand out the same addresses again, so mostly they are there already."""
     module = cuda.cupy()
     pointer = cuda.current_stream() if stream is None else stream
-    device, content = module.cuda.runtime.getDevice(), rows.tobytes()
-    if module.cuda.runtime.streamIsCapturing(pointer):
+    device = module.cuda.runtime.getDevice()
+    if cuda.capturing(pointer):
         table = _captured.get((device, content)) or next(
             (table for key, table in list(_tables.items()) if key[:2] == (device, content)), None
         )
@@ -374,6 +446,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], device: int) -> _Geome
                 tables.append(table)
                 addresses[ADDRESS[f"{axis}{kind}"]] = table.data.ptr
                 integers[WORD[f"{axis}_filter{kind}"]] = table.shape[1]
+    integers[WORD[PLAIN]] = int(request.rotation == 0)
     integers[WORD["along_mode0"]] = MODES["filtered" if not direct else "picked" if picked else "linear"]
     return _Geometry(row, tuple(tables))
 
@@ -398,6 +471,11 @@ def _filter(
     device: int,
 ) -> Any:
     """Table of an axis on the device: for each position first sample, taps, weights, all of 4 bytes."""
+    if cuda.capturing(None):
+        raise UsageError(
+            f"preprocess is captured with {interpolation} taps that it has not seen before",
+            remedy="call it once before the capture",
+        )
     taps = axis_taps(region, length, count, subsample, interpolation)
     taps = (taps[::-1] if backwards else taps)[begin:end]
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])

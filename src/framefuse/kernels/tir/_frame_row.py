@@ -17,6 +17,10 @@ AXIS = ("step", "offset", "unit", "pitch", "lowest", "highest", "inverse", "weig
 same or 0 where samples are picked; step = whole unit + rest; a row of the table of filters has `filter` entries: first
 sample, number of taps, weights. Mode, one of MODES, is that of along and luma."""
 
+PLAIN = "along_mode1"
+"""Of the modes, the word of that axis and chroma: 1 where the picture is neither turned nor mirrored, so that the samples
+of a pixel and those of the next lie in memory as in the output."""
+
 MODES = {"linear": 0, "picked": 1, "filtered": 2}
 """How to read luma and what lies in one plane with it: two taps of each axis; one sample, since all weights are 0; or
 the taps of a table."""
@@ -34,11 +38,13 @@ BYTES = 16 * -(-(COEFFICIENT + COEFFICIENTS) // 4)
 STORES = {"f32": 0, "f16": 1, "bf16": 2, "u8": 3, "i8": 4}
 """Values of the argument `store`: what the output holds."""
 
-PIXELS = 4
-"""Neighbouring pixels that a thread makes."""
+
+def span(memory: str, alone: bool) -> int:
+    """Neighbouring pixels that a thread makes: many where it has work enough for all threads, few for a single frame."""
+    return 8 if memory == "nchw" and not alone else 4
 
 
-def lanes(memory: str, output: str) -> int:
-    """Elements that are stored at once, where the width is a multiple of PIXELS and addresses of so many elements."""
-    elements = {"nhwc4": 4, "nhwc8": 8}.get(memory, PIXELS)
+def lanes(memory: str, output: str, alone: bool) -> int:
+    """Elements that are stored at once, where the width is a multiple of `span` and addresses of so many elements."""
+    elements = {"nhwc4": 4, "nhwc8": 8}.get(memory, span(memory, alone))
     return min(elements, 4) if output == "f32" else elements

@@ -5,6 +5,8 @@ arguments. Both are read off the host half of the compiled function, so nothing 
 after the PrimFunc's own, and each extent of the grid becomes a Python expression in those names.
 """
 
+import re
+
 import tvm
 from tvm import tirx
 from tvm.tirx.build import split_host_device_mods
@@ -19,6 +21,9 @@ DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 # toolkit does not have. `prelude.cuh` stands in for it.
 TVM_PRELUDE_END = "  #define ushort unsigned short\n#endif\n"
 
+# Where a kernel begins it waits for what runs before it on its stream: `cuda.py` launches it early (see prelude.cuh).
+BEGIN = "  FRAMEFUSE_BEGIN\n"
+
 OPERATORS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%"}
 FUNCTIONS = {"Min": "min", "Max": "max"}
 
@@ -29,7 +34,11 @@ def generate(symbol, function):
     Returns:
         CUDA C without prelude, and a dict of JSON values: `entry`, the name of the kernel; `parameters`, its [name,
         type] in order; `arguments`, names of the function's own, used or not; `grid` and `block`, each x, y, z, the
-        grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory; `options` for NVRTC.
+        grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory; `options` for NVRTC;
+        `waits`, that it begins with BEGIN.
+
+    An attribute `carried` of the function names an argument and a number of bytes: what its address would point to is
+    then itself a parameter of the kernel, the last one, of type `bytes N`.
 
     Raises:
         ValueError: the function has more than one kernel, or needs something that cannot be described so.
@@ -47,7 +56,34 @@ def generate(symbol, function):
     _, found, body = code.partition(TVM_PRELUDE_END)
     if not found:
         raise ValueError(f"{symbol}: the code that TVM generates begins in an unknown way")
-    return body.strip() + "\n", _launch(symbol, function, host, kernels[0])
+    facts = _launch(symbol, function, host, kernels[0])
+    body, carrying = _carry(symbol, body, function.attrs, facts)
+    head, found, rest = body.rpartition(f"{facts['entry']}(")
+    if not found or body.count(facts["entry"]) != 2:
+        raise ValueError(f"{symbol}: TVM writes its kernel in an unknown way")
+    signature, _, rest = rest.partition("{\n")
+    return f"{head}{found}{signature}{{\n{BEGIN}{carrying}{rest}".strip() + "\n", facts
+
+
+def _carry(symbol, body, attrs, facts):
+    """The source with what an address points to as a parameter, and the lines that make the address; none: as it is."""
+    if "carried" not in attrs:
+        return body, ""
+    name, size = str(attrs["carried"][0]), int(attrs["carried"][1])
+    signature = re.search(rf"{facts['entry']}\((.*?)\);", body)[1]
+    parts, kept, lines = signature.split(", "), [], []
+    for part, (expression, _) in zip(parts, facts["parameters"], strict=True):
+        if expression == name:
+            kind, variable = part.replace("__restrict__ ", "").rsplit(" ", 1)
+            lines.append(f"  const {kind} {variable} = (const {kind})&carried;\n")
+        else:
+            kept.append(part)
+    if not lines:
+        raise ValueError(f"{symbol} has no parameter {name}")
+    kept.append("const __grid_constant__ Carried carried")
+    facts["parameters"] = [each for each in facts["parameters"] if each[0] != name] + [[name, f"bytes {size}"]]
+    struct = f"struct __align__(16) Carried {{ int64_t words[{size // 8}]; }};\n"
+    return struct + body.replace(signature, ", ".join(kept)), "".join(lines)
 
 
 def _launch(symbol, function, host, kernel):
@@ -111,6 +147,7 @@ def _launch(symbol, function, host, kernel):
         "grid": shape[:3],
         "block": [int(extent) for extent in shape[3:]],
         "shared": int(extents.get(DYNAMIC_SHARED, 0)),
+        "waits": True,
         "options": [] if bool(function.attrs.get("fmad", True)) else ["--fmad=false"],
     }
 

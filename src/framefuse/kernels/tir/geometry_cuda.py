@@ -5,6 +5,9 @@ of `_positions.py`; along a row the fixed-point ones are summed, which is exact.
 source of a turned picture stays in the first cache. Where all its pixels lie within the source, a thread issues all
 loads first; three or four bytes of a pixel and those of its neighbour come as aligned words that are shifted together.
 Threads next to the border take their pixels one after the other, which keeps the registers few for all.
+
+Of three bytes, neighbouring lanes make neighbouring pixels, and a thread's own lie COLUMNS apart: so a warp reads few
+lines of the source at a time. Four lanes put their 12 bytes together into three words.
 """
 
 from tvm import tirx
@@ -21,6 +24,8 @@ PIXELS = 4
 COLUMNS, ROWS = 16, 8
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
+ROUND = 1 << 15
+"""Half of a byte's lowest bit, among the bits of a float that holds it times 2^16."""
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
 
@@ -32,6 +37,8 @@ def variant(sample, channels):
     words = sample == "u8" and channels > 1
     # Words are read up to 11 bytes from the left pixel; this keeps them within the row.
     margin = 4 if words else 1
+    packed = words and channels == 3
+    apart = COLUMNS if packed else 1
 
     def wide(value):
         return value.astype("int64")
@@ -52,7 +59,7 @@ def variant(sample, channels):
 
     def rounded(value):
         """The byte that such a float is nearest to, halves up."""
-        return ((tirx.reinterpret("uint32", value) + T.uint32(1 << 15)) >> T.uint32(16)).astype("uint8")
+        return ((tirx.reinterpret("uint32", value) + T.uint32(ROUND)) >> T.uint32(16)).astype("uint8")
 
     def byte(words, first, k):
         return (words[first + k // 4] >> T.Cast("uint32", 8 * (k % 4))).astype("uint8")
@@ -96,6 +103,56 @@ def variant(sample, channels):
                 align(words, 6 * p, at[p])
                 for c in T.unroll(channels):
                     results[p * channels + c] = byte(words, 6 * p, c)
+
+    @T.inline
+    def inner_packed(pixels, at, words, bits, source, pitch, whole, weight, linear):
+        """pixels[p] = the three bytes of a pixel away from the border."""
+        for p in T.unroll(PIXELS):
+            at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
+        if linear != 0:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+                fetch(words, 6 * p + 3, at[p] + wide(pitch))
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, at[p])
+                align(words, 6 * p + 3, at[p] + wide(pitch))
+                both = weight[2 * p] * weight[2 * p + 1]
+                right = weight[2 * p] - both
+                down = weight[2 * p + 1] - both
+                rest = T.float32(1) - weight[2 * p] - down
+                for c in T.unroll(channels):
+                    bits[c] = tirx.reinterpret(
+                        "uint32",
+                        tirx.reinterpret("float32", T.uint32(ROUND))
+                        + fixed(words, 6 * p, c) * rest
+                        + fixed(words, 6 * p, channels + c) * right
+                        + fixed(words, 6 * p + 3, c) * down
+                        + fixed(words, 6 * p + 3, channels + c) * both,
+                    )
+                pixels[p] = T.call_extern("uint32", "third_bytes", bits[0], bits[1], bits[2])
+        else:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, at[p])
+                pixels[p] = words[6 * p] & T.uint32(0xFFFFFF)
+
+    @T.inline
+    def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
+        """Write the pixels. Every lane of a warp comes here, also those beyond the picture."""
+        for p in T.unroll(PIXELS):
+            # A lane's word is what is left of its pixel and the beginning of the next lane's; the fourth has none.
+            next_ = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), pixels[p], 1, 32, 32)
+            shift: T.let = T.Cast("uint32", lane % 4) * T.uint32(8)
+            word: T.let = (pixels[p] >> shift) | (next_ << (T.uint32(24) - shift))
+            column: T.let = x + p * COLUMNS
+            at: T.let = target + wide(y) * wide(pitch) + wide(column * channels)
+            if T.And(y < rows, column < columns):
+                if vectors == 0:
+                    for c in T.unroll(channels):
+                        out[at + c] = (pixels[p] >> T.uint32(8 * c)).astype("uint8")
+                elif lane % 4 < 3:
+                    words[(at + wide(lane % 4)) // T.int64(4)] = word
 
     @T.inline
     def inner(results, value, source, pitch, whole, weight, linear):
@@ -201,6 +258,7 @@ def variant(sample, channels):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
         out = T.decl_buffer((LARGE,), dtype, data=T.reinterpret("handle", target), align=16)
+        out_words = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
         xs = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_x), align=4)
         ys = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_y), align=4)
         for picture in T.thread_binding(pictures, thread="blockIdx.z"):
@@ -208,9 +266,9 @@ def variant(sample, channels):
                 for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
                     for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
                         for thread_x in T.thread_binding(COLUMNS, thread="threadIdx.x"):
-                            x = (block_x * COLUMNS + thread_x) * PIXELS
+                            x = block_x * WIDE + thread_x * (1 if packed else PIXELS)
                             y = block_y * ROWS + thread_y
-                            if T.And(x < columns, y < rows):
+                            if T.Or(packed, T.And(x < columns, y < rows)):
                                 whole = T.alloc_buffer((2 * PIXELS,), "int32", scope="local")
                                 weight = T.alloc_buffer((2 * PIXELS,), "float32", scope="local")
                                 values = T.alloc_buffer((channels,), "float32", scope="local")
@@ -219,6 +277,8 @@ def variant(sample, channels):
                                 words_ = T.alloc_buffer((6 * PIXELS,), "uint32", scope="local")
                                 places = T.alloc_buffer((PIXELS,), "int64", scope="local")
                                 inside = T.alloc_buffer((1,), "int32", scope="local")
+                                pixels = T.alloc_buffer((PIXELS,), "uint32", scope="local")
+                                bits = T.alloc_buffer((channels,), "uint32", scope="local")
                                 taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
                                 if kind == AFFINE:
                                     across = m0 * wide(x) + m1 * wide(y) + m2
@@ -228,11 +288,11 @@ def variant(sample, channels):
                                         whole[2 * p + 1] = whole_of_fixed(down)
                                         weight[2 * p] = weight_of_fixed(across)
                                         weight[2 * p + 1] = weight_of_fixed(down)
-                                        across = across + m0
-                                        down = down + m3
+                                        across = across + m0 * T.int64(apart)
+                                        down = down + m3 * T.int64(apart)
                                 elif kind == PERSPECTIVE:
                                     for p in T.unroll(PIXELS):
-                                        column = T.Cast("float64", x + p)
+                                        column = T.Cast("float64", x + p * apart)
                                         row = T.Cast("float64", y)
                                         w = h6 * column + (h7 * row + h8)
                                         inverse = reciprocal(w)
@@ -240,9 +300,10 @@ def variant(sample, channels):
                                         split(whole, weight, 2 * p + 1, (h3 * column + (h4 * row + h5)) * inverse, half)
                                 else:
                                     for p in T.unroll(PIXELS):
-                                        column = T.min(x + p, columns - 1)
-                                        at_x = wide(y) * wide(map_x_pitch) + wide(column)
-                                        at_y = wide(y) * wide(map_y_pitch) + wide(column)
+                                        column = T.min(x + p * apart, columns - 1)
+                                        row = T.min(y, rows - 1)
+                                        at_x = wide(row) * wide(map_x_pitch) + wide(column)
+                                        at_y = wide(row) * wide(map_y_pitch) + wide(column)
                                         split(whole, weight, 2 * p, T.Cast("float64", xs[at_x]), half)
                                         split(whole, weight, 2 * p + 1, T.Cast("float64", ys[at_y]), half)
                                 inside[0] = 1
@@ -272,7 +333,42 @@ def variant(sample, channels):
                                         + wide(y) * wide(target_pitch)
                                         + wide(x * channels)
                                     )
-                                    if inside[0] != 0:
+                                    if packed:
+                                        if inside[0] != 0:
+                                            inner_packed(
+                                                pixels, places, words_, bits, begin, source_pitch, whole, weight, linear
+                                            )
+                                        else:
+                                            for p in T.serial(PIXELS):
+                                                edge(
+                                                    values, taken, begin, source_pitch, chosen(whole, 0, p),
+                                                    chosen(whole, 1, p), chosen(weight, 0, p), chosen(weight, 1, p), height,
+                                                    width, linear, replicate, value,
+                                                )  # fmt: skip
+                                                for q in T.unroll(PIXELS):
+                                                    if p == q:
+                                                        pixels[q] = T.uint32(0)
+                                                        for c in T.unroll(channels):
+                                                            pixels[q] = pixels[q] | (
+                                                                stored(values[c], sample).astype("uint32")
+                                                                << T.uint32(8 * c)
+                                                            )
+                                        place = wide(picture) * target_picture
+                                        lane = thread_y * COLUMNS + thread_x
+                                        put_packed(
+                                            out,
+                                            out_words,
+                                            pixels,
+                                            place,
+                                            target_pitch,
+                                            x,
+                                            y,
+                                            columns,
+                                            rows,
+                                            lane,
+                                            vectors,
+                                        )
+                                    elif inside[0] != 0:
                                         if words:
                                             inner_words(
                                                 results, places, words_, begin, source_pitch, whole, weight, linear

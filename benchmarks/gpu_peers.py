@@ -158,6 +158,13 @@ class Torch:
         b, s = self.tensor(boxes), self.tensor(scores)
         return lambda: nms(b, s, iou)
 
+    def kept(self, boxes: Any, scores: Any, iou: float) -> Any:
+        """torchvision.ops.nms, on the host, once what was written to the boxes is there."""
+        from torchvision.ops import nms
+
+        self.torch.cuda.synchronize()
+        return nms(self.tensor(boxes), self.tensor(scores), iou).cpu().numpy()
+
     def argmax_smooth(self, scores: Any, out: Any, size: int) -> Call:
         """(N, C, H, W) -> arg-max == 1 -> box filter of `size` -> 0..255 uint8."""
         functional = self.torch.nn.functional

@@ -48,11 +48,15 @@ def kernel(name: str, *families: str) -> Callable[..., Any]:
     raise NotThere(f"framefuse.kernels.{name}")
 
 
-def source_hash(directory: Path = TIR) -> str:
-    """Twelve hex digits that change with the source of any kernel: what a recorded result was measured on."""
+def source_hash(machine: str = "cpu", directory: Path = TIR) -> str:
+    """Twelve hex digits that change with the source of any kernel of the machine, "cpu" or "gpu": what a recorded
+    result was measured on. Of a GPU, what launches the kernels counts too."""
+    files = [path for path in directory.glob("*.py") if path.stem.endswith("_cuda") == (machine == "gpu")]
+    files += directory.glob("_[!_]*.py") if machine == "gpu" else []
+    files += [*directory.parent.glob("*_cuda.py"), *directory.parent.glob("*.cuh")] if machine == "gpu" else []
     digest = hashlib.sha256()
-    for path in sorted(directory.rglob("*.py")):
-        digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted(set(files)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -181,7 +185,7 @@ def show(row: Row) -> None:
 def payload(rows: Sequence[Row], **facts: Any) -> dict[str, Any]:
     """What is saved: rows, the hash of the kernel sources, and facts about the run."""
     listed = [asdict(row) | {"targets": [asdict(t) | {"met": t.met} for t in row.targets]} for row in rows]
-    return {"source_hash": source_hash(), **facts, "rows": listed}
+    return {"source_hash": source_hash("gpu" if "gpu" in facts else "cpu"), **facts, "rows": listed}
 
 
 def sectors(row_bytes: int, rows: int, columns: np.ndarray[Any, Any], item: int) -> int:

@@ -44,11 +44,11 @@ def load() -> dict[str, dict[str, Any]]:
 
 def stale(results: dict[str, dict[str, Any]]) -> list[str]:
     """Which results were measured on other kernel sources than these, in words."""
-    now = source_hash()
+    now = {name: source_hash("gpu" if "gpu" in result else "cpu") for name, result in results.items()}
     return [
-        f"{name} was measured on kernel sources {result['source_hash']}; they are {now} now"
+        f"{name} was measured on kernel sources {result['source_hash']}; they are {now[name]} now"
         for name, result in results.items()
-        if result["source_hash"] != now
+        if result["source_hash"] != now[name]
     ]
 
 

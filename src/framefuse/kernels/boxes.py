@@ -113,8 +113,8 @@ def nms(
 ) -> Any:
     """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
 
-    `kernels.reference.nms` states the formula and the arguments; rotated boxes are (n, 5). Arrays on a GPU (CuPy, torch,
-    DLPack) are read by CUDA kernels on CuPy's current stream, and the result is a CuPy array.
+    `kernels.reference.nms` states the formula and the arguments; rotated boxes are (n, 5). Arrays on a GPU (CuPy,
+    torch, DLPack) are read by CUDA kernels on CuPy's current stream, and the result is a CuPy array.
 
     Args:
         boxes: on a GPU, float32, as are the scores; the classes are int32 or int64.

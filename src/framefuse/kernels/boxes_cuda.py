@@ -332,7 +332,7 @@ def _listed(outputs: Sequence[Any], batch: int) -> _Heads:
     if not fits or view.shape[0] < batch or view.sample != points.sample:
         raise UsageError(
             f"the detr outputs have shapes {shapes} for {batch} pictures",
-            remedy="pass labels (batch, rows), boxes (batch, rows, 4) and scores (batch, rows), the last two of one dtype",
+            remedy="pass labels (batch, rows), boxes (batch, rows, 4), and scores (batch, rows) of the same dtype",
         )
     if "int" in str(labels.dtype):
         address, words = _integers("labels", labels)

@@ -349,8 +349,8 @@ def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> Record
             again(stream.ptr)
 
     What is started again are the launches of this call, with its very arrays: their memory may change, their place not.
-    It costs a few microseconds a launch, where the call itself checks its arguments for longer than a GPU may take. What
-    holds for a captured CUDA graph holds here: nothing is allocated, and no memory is copied from the host.
+    It costs a few microseconds a launch, where the call itself checks its arguments for longer than a GPU may take.
+    What holds for a captured CUDA graph holds here: nothing is allocated, and no memory is copied from the host.
 
     Raises:
         UsageError: the call launched nothing.
@@ -383,8 +383,8 @@ CALLS = 256
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function that, on a GPU, does nothing but launch: the same call again only launches.
 
-    The same is a call with the same addresses, shapes and options, on the same stream, that writes to what it was given.
-    The arrays are not kept alive: another array at the same place is as good.
+    The same is a call with the same addresses, shapes and options, on the same stream, that writes to what it was
+    given. The arrays are not kept alive: another array at the same place is as good.
     """
     calls: OrderedDict[Any, tuple[Recorded, Any]] = OrderedDict()
 
@@ -446,7 +446,11 @@ SMALL = 4096
 
 
 def seen(array: Any) -> tuple[Any, ...]:
-    """Address, shape, strides and dtype of an array on the GPU. Raises TypeError where it is neither CuPy's nor torch's."""
+    """Address, shape, strides and dtype of an array on the GPU.
+
+    Raises:
+        TypeError: it is neither CuPy's nor torch's.
+    """
     if isinstance(array, cupy().ndarray):
         return (array.data.ptr, array.shape, array.strides, array.dtype)
     if getattr(array, "is_cuda", False):

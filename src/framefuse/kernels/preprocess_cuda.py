@@ -2,8 +2,8 @@
 
 A table in device memory holds one row for each slot (`tir/_frame_row.py`): where the planes and the slot are, the
 positions, the colours. `PreprocessTable` is for a captured graph, which is launched again and again while the rows
-change; `preprocess_batch` makes a table of its own and remembers it. The row of a single frame is a parameter of the launch,
-which a kernel reads faster than memory.
+change; `preprocess_batch` makes a table of its own and remembers it. The row of a single frame is a parameter of the
+launch, which a kernel reads faster than memory.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Output(NamedTuple):
         if len(shape) != 4 or not dense or strides[0] < 0:
             raise UsageError(
                 f"out has shape {shape} and strides {strides} in elements",
-                remedy="pass (3, height, width) or (height, width, channels) for a frame, with one more axis in front for "
-                "a batch, and slots that are C-contiguous",
+                remedy="pass (3, height, width) or (height, width, channels) for a frame, with one more axis in "
+                "front for a batch, and slots that are C-contiguous",
             )
         dtype = str(out.dtype).removeprefix("torch.")
         if dtype not in OUTPUTS:

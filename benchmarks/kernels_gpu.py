@@ -21,7 +21,7 @@ from benchmarks.gpu_timing import Call, Gpu, optional
 from benchmarks.kernel_inputs import SIZES, frame_of, picture
 from benchmarks.kernel_rows import OURS, NotThere, Row, collect, input_bytes, kernel, payload
 from benchmarks.kernels_gpu_after import AFTER
-from framefuse.kernels import cuda
+from framefuse.kernels import calls
 
 SIZE = "1920x1080 -> 640 letterbox"
 FOUR, FUSED = "CV-CUDA cvtcolor+resize+convertto+reformat", "CV-CUDA ResizeCropConvertReformat"
@@ -192,7 +192,7 @@ def opencv(gpu: Gpu) -> Iterator[Row]:
         row.error[OURS] = check_preprocess(call, frame, out[0], geometry, 0.02, interpolation)
         gpu.once(call)
         with gpu.current():
-            again = partial(cuda.recorded(call), gpu.stream.ptr)
+            again = partial(calls.recorded(call), gpu.stream.ptr)
 
         def upload(run: Call = again) -> None:
             device.set(host, stream=gpu.stream)
@@ -228,7 +228,7 @@ def _seconds(chain: Callable[[Any], Any], bgr: Any) -> float:
 
 def compile_time(gpu: Gpu) -> Iterator[Row]:
     """Milliseconds that NVRTC takes for each of our kernels, which their first use on a machine costs."""
-    from framefuse.kernels import nvrtc
+    from framefuse.kernels import cuda, nvrtc
 
     capability = int(cp.cuda.Device().compute_capability)
     row = Row("nvrtc", f"NVRTC {'.'.join(map(str, nvrtc.find().version))}, sm_{capability}: time of a first use")

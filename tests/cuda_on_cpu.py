@@ -27,7 +27,7 @@ using std::min; using std::max;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __restrict__
 #define __grid_constant__
 #define __align__(n) alignas(n)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from framefuse.kernels import reference
 from framefuse.kernels.boxes import detections, nms
+from framefuse.kernels.calls import Recorded, recorded
 from framefuse.kernels.colour import rgb_to_yuv, yuv_to_rgb
 from framefuse.kernels.cpu import Library, describe
 from framefuse.kernels.drawing import draw_boxes, overlay
@@ -31,6 +32,7 @@ __all__ = [
     "DeviceRuns",
     "Library",
     "PreprocessTable",
+    "Recorded",
     "Runs",
     "SignalCounts",
     "Signals",
@@ -58,6 +60,7 @@ __all__ = [
     "overlay",
     "preprocess",
     "preprocess_batch",
+    "recorded",
     "reference",
     "remap",
     "rgb_to_yuv",

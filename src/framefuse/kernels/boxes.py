@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels import boxes_cuda, cuda
+from framefuse.kernels import boxes_cuda, calls
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.plan import MAX_ELEMENTS
 from framefuse.kernels.reference.boxes import READERS, Found
@@ -34,7 +34,7 @@ _ROWS, _SCORE = 8, 6
 _BLOCK = 1024
 
 
-@cuda.remembered
+@calls.remembered
 def detections(
     outputs: Sequence[Any],
     layout: str,

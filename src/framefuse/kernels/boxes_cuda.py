@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda
+from framefuse.kernels import calls, cuda, head_cuda
 from framefuse.kernels.reference.boxes import Found
 
 SAMPLES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -112,8 +112,14 @@ def detections(
         UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
-    heads = _heads(outputs, layout, activation, len(maps))
-    batch, anchors, capacity = len(maps), heads.anchors, heads.capacity
+    heads: _Heads | head_cuda.Head
+    if layout == head_cuda.LAYOUT:
+        heads = head_cuda.Head.of(outputs)
+        if heads.batch < len(maps):
+            raise UsageError(f"the {layout} outputs have {heads.batch} pictures, the maps {len(maps)}")
+    else:
+        heads = _heads(outputs, layout, activation, len(maps))
+    batch, capacity = len(maps), heads.anchors if isinstance(heads, head_cuda.Head) else heads.capacity
     if capacity > 2**31 - 1:
         raise UsageError(f"{layout}: {capacity} candidates a picture are more than 2^31 - 1")
     room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
@@ -123,18 +129,22 @@ def detections(
     table = _wanted(device, None if classes is None else tuple(classes), heads.classes)
     if out is None:
         out = _empty(batch, max_det)
-    cuda.launch(
-        heads.symbol,
-        stream=stream,
-        anchors=anchors,
-        classes=heads.classes or (0 if classes is None else table.size),
-        confidence=conf,
-        wanted_=table,
-        **heads.arguments,
-        **_candidates(work, batch, max(capacity, 1)),
-    )
+    candidates = _candidates(work, batch, max(capacity, 1))
+    if isinstance(heads, head_cuda.Head):
+        head_cuda.launch(heads, conf, table, candidates, stream, batch)
+    else:
+        cuda.launch(
+            heads.symbol,
+            stream=stream,
+            anchors=heads.anchors,
+            classes=heads.classes or (0 if classes is None else table.size),
+            confidence=conf,
+            wanted_=table,
+            **heads.arguments,
+            **candidates,
+        )
     rows = {
-        "maps_": cuda.keep(_uploaded(device, maps.shape, maps.tobytes())) if isinstance(maps, np.ndarray) else maps,
+        "maps_": calls.keep(_uploaded(device, maps.shape, maps.tobytes())) if isinstance(maps, np.ndarray) else maps,
         "out_boxes_": out.boxes,
         "out_scores_": out.scores,
         "out_classes_": out.classes,

@@ -18,23 +18,17 @@ import os
 import struct
 import tempfile
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-import numpy as np
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import nvrtc
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "_lib" / "cuda"
@@ -304,158 +298,13 @@ def capturing(stream: int | None) -> bool:
 
 
 class _Recording(threading.local):
-    """What is collected in this thread while a call is recorded."""
+    """What `calls.recorded` collects in this thread."""
 
     launches: list[Bound] | None = None
     kept: list[Any]
 
 
-_recording = _Recording()
-
-
-def keep(arrays: Any) -> Any:
-    """Arrays that launches read and that only a cache keeps alive: whoever records the call keeps them from here on."""
-    if _recording.launches is not None:
-        _recording.kept.append(arrays)
-    return arrays
-
-
-class Recorded:
-    """The launches of one call, to be started again without its checks: what `recorded` returns.
-
-    Attributes:
-        result: of the call.
-    """
-
-    def __init__(self, launches: Sequence[Bound], kept: Any, result: Any) -> None:
-        self._launches, self._kept, self.result = tuple(launches), kept, result
-
-    def __call__(self, stream: int | None = None) -> None:
-        """Start them.
-
-        Args:
-            stream: pointer of a CUDA stream; None: CuPy's current one.
-        """
-        pointer = current_stream() if stream is None else stream
-        for launch in self._launches:
-            launch(pointer)
-
-
-def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> Recorded:
-    """Call a public function of `framefuse.kernels` on arrays of a GPU, and return what repeats it at little cost.
-
-        again = cuda.recorded(preprocess, frame, out, content=..., ...)
-        while new_picture_in(frame):
-            again(stream.ptr)
-
-    What is started again are the launches of this call, with its very arrays: their memory may change, their place not.
-    It costs a few microseconds a launch, where the call itself checks its arguments for longer than a GPU may take.
-    What holds for a captured CUDA graph holds here: nothing is allocated, and no memory is copied from the host.
-
-    Raises:
-        UsageError: the call launched nothing.
-    """
-    found = _record(function, args, options)
-    if not found._launches:
-        raise UsageError("the recorded call started no kernel", remedy="record a call on arrays of a GPU")
-    found._kept = (found._kept, args, options)
-    return found
-
-
-def _record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Recorded:
-    outer = _recording.launches, getattr(_recording, "kept", [])
-    _recording.launches, _recording.kept = [], []
-    try:
-        result = function(*args, **options)
-        launches, kept = _recording.launches, _recording.kept
-    finally:
-        _recording.launches, _recording.kept = outer
-    if outer[0] is not None:
-        outer[0].extend(launches)
-        outer[1].extend(kept)
-    return Recorded(launches, kept, result)
-
-
-CALLS = 256
-"""Calls of a function that are remembered."""
-
-
-def remembered(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function that, on a GPU, does nothing but launch: the same call again only launches.
-
-    The same is a call with the same addresses, shapes and options, on the same stream, that writes to what it was
-    given. The arrays are not kept alive: another array at the same place is as good.
-    """
-    calls: OrderedDict[Any, tuple[Recorded, Any]] = OrderedDict()
-
-    @wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        first: Any = args[0] if args else None
-        if type(first) in (list, tuple) and first:
-            first = first[0]
-        key = None if first is None or type(first) is np.ndarray else _call_key(args, options)
-        if key is None:
-            return function(*args, **options)
-        found = calls.get(key)
-        if found is not None:
-            launches, place = found
-            launches(key[0])
-            return args[place] if isinstance(place, int) else options[place]  # type: ignore[return-value]
-        launches = _record(function, args, options)
-        result, launches.result = launches.result, None
-        places = [place for place, value in [*enumerate(args), *options.items()] if value is result]
-        if result is not None and places and launches._launches:
-            calls[key] = launches, places[0]
-            while len(calls) > CALLS:
-                calls.popitem(last=False)
-        return result  # type: ignore[no-any-return]
-
-    return call
-
-
-def _call_key(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """All that a call depends on, or None; its stream comes first."""
-    stream = options.get("stream")
-    try:
-        key = (
-            current_stream() if stream is None else stream,
-            *map(_identity, args),
-            *((name, _identity(value)) for name, value in options.items()),
-        )
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _identity(value: Any) -> Any:
-    """What of an argument decides what is launched. Raises TypeError where that is not known."""
-    if value is None or isinstance(value, int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(map(_identity, value))
-    if type(value) is np.ndarray:
-        if value.nbytes > SMALL:
-            raise TypeError
-        return (value.shape, value.dtype.str, value.tobytes())
-    return seen(value)
-
-
-SMALL = 4096
-"""Bytes of an array on the host that is an option like others, such as a matrix."""
-
-
-def seen(array: Any) -> tuple[Any, ...]:
-    """Address, shape, strides and dtype of an array on the GPU.
-
-    Raises:
-        TypeError: it is neither CuPy's nor torch's.
-    """
-    if isinstance(array, cupy().ndarray):
-        return (array.data.ptr, array.shape, array.strides, array.dtype)
-    if getattr(array, "is_cuda", False):
-        return (array.data_ptr(), array.shape, array.stride(), array.dtype)
-    raise TypeError(type(array))
+recording = _Recording()
 
 
 class Packing:
@@ -550,8 +399,8 @@ class Bound:
         Raises:
             EngineError: CUDA refused the launch.
         """
-        if _recording.launches is not None:
-            _recording.launches.append(self)
+        if recording.launches is not None:
+            recording.launches.append(self)
         if self._empty:
             return
         here = _here()

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.kernels import cpu, cuda
+from framefuse.kernels import calls, cpu, cuda
 from framefuse.kernels.picture import Picture, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.reference.colour import ImageLayout
 from framefuse.kernels.reference.geometry import LIMIT, Border, Sampling
@@ -20,7 +20,7 @@ DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
 
-@cuda.remembered
+@calls.remembered
 def warp_affine(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -51,7 +51,7 @@ def warp_affine(
     return warped
 
 
-@cuda.remembered
+@calls.remembered
 def warp_perspective(
     image: NDArray[Any],
     matrix: ArrayLike,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda, masks_cuda
+from framefuse.kernels import calls, masks_cuda
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.taps import Region, taps
 
@@ -26,7 +26,7 @@ Rows = tuple[int, int] | None
 """first, last: fill only rows first..last - 1, so that threads can share a picture on the host; None: all."""
 
 
-@cuda.remembered
+@calls.remembered
 def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None, stream: int | None = None) -> Any:
     """label[n, y, x] = the class c with the greatest scores[n, c, y, x]; the lowest c wins a tie, NaN never wins.
 
@@ -58,7 +58,7 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
     return out
 
 
-@cuda.remembered
+@calls.remembered
 def box_blur(mask: Any, radius: int, *, out: Any | None = None, rows: Rows = None, stream: int | None = None) -> Any:
     """Mean over (2 radius + 1) x (2 radius + 1) samples, edges repeated; uint8 is exact, halves up.
 
@@ -88,7 +88,7 @@ def gaussian_weights(sigma: float, radius: int | None = None) -> NDArray[np.floa
     return weights.astype(np.float32)
 
 
-@cuda.remembered
+@calls.remembered
 def gaussian_blur(
     mask: Any,
     sigma: float,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda
+from framefuse.kernels import calls, cuda
 from framefuse.kernels.taps import Region, taps
 
 
@@ -71,7 +71,7 @@ def _device_table(device: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ..
 
 def device_table(make: Any, *key: Any) -> tuple[Any, ...]:
     """The arrays of make(*key) on the current device, kept. A captured call needs one before the capture."""
-    return cuda.keep(_device_table(cuda.cupy().cuda.runtime.getDevice(), key, make))  # type: ignore[no-any-return]
+    return calls.keep(_device_table(cuda.cupy().cuda.runtime.getDevice(), key, make))  # type: ignore[no-any-return]
 
 
 def device_taps(size: tuple[int, int], content: Region, samples: tuple[int, int]) -> dict[str, Any]:

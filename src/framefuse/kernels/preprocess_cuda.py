@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame, PixelFormat
-from framefuse.kernels import cuda
+from framefuse.kernels import calls, cuda
 from framefuse.kernels.filters import axis_taps
 from framefuse.kernels.plan import (
     OUTPUTS,
@@ -231,10 +231,10 @@ _filters: dict[int, Any] = {}
 def _key(frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any]) -> Any:
     """All that a call depends on, cheaply; None where an array is neither CuPy's nor torch's, or an option a list."""
     try:
-        key = [cuda.seen(out), *contents, *options.items()]
+        key = [calls.seen(out), *contents, *options.items()]
         for frame in frames:
             key.append((frame.format, frame.matrix, frame.full_range, frame.rotation))
-            key += [cuda.seen(plane) for plane in frame.planes]
+            key += [calls.seen(plane) for plane in frame.planes]
         hash(tuple(key))
     except TypeError:
         return None

@@ -1,4 +1,4 @@
-"""What the detection kernels for CUDA share: `candidates_cuda.py`, `rank_cuda.py` and `suppress_cuda.py`.
+"""What the detection kernels for CUDA share: the candidates, the rank and the suppression.
 
 Launches whose shapes do not depend on the data; counts stay on the device.
 
@@ -29,6 +29,9 @@ DENSE = 8192
 
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
+
+LAST = 1 << 30
+"""After every class."""
 
 RESERVE = """
 // A place for each lane of the warp that wants one, counted in `counter`.

@@ -18,8 +18,8 @@ same or 0 where samples are picked; step = whole unit + rest; a row of the table
 sample, number of taps, weights. Mode, one of MODES, is that of along and luma."""
 
 PLAIN = "along_mode1"
-"""Of the modes, the word of that axis and chroma: 1 where the picture is neither turned nor mirrored, so that the samples
-of a pixel and those of the next lie in memory as in the output."""
+"""Of the modes, the word of that axis and chroma: 1 where the picture is neither turned nor mirrored, so that the
+samples of a pixel and those of the next lie in memory as in the output."""
 
 MODES = {"linear": 0, "picked": 1, "filtered": 2}
 """How to read luma and what lies in one plane with it: two taps of each axis; one sample, since all weights are 0; or
@@ -40,7 +40,7 @@ STORES = {"f32": 0, "f16": 1, "bf16": 2, "u8": 3, "i8": 4}
 
 
 def span(memory: str, alone: bool) -> int:
-    """Neighbouring pixels that a thread makes: many where it has work enough for all threads, few for a single frame."""
+    """Neighbouring pixels that a thread makes: many of a batch, which has work for all, few of a single frame."""
     return 8 if memory == "nchw" and not alone else 4
 
 

@@ -37,8 +37,9 @@ def generate(symbol, function):
         grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory; `options` for NVRTC;
         `waits`, that it begins with BEGIN.
 
-    An attribute `carried` of the function names an argument and a number of bytes: what its address would point to is
-    then itself a parameter of the kernel, the last one, of type `bytes N`.
+    An attribute `resident` of the function is the number of blocks that a multiprocessor is to hold at once, which
+    bounds registers. An attribute `carried` names an argument and a number of bytes: what its address would point to
+    is then itself a parameter of the kernel, the last one, of type `bytes N`.
 
     Raises:
         ValueError: the function has more than one kernel, or needs something that cannot be described so.
@@ -57,6 +58,10 @@ def generate(symbol, function):
     if not found:
         raise ValueError(f"{symbol}: the code that TVM generates begins in an unknown way")
     facts = _launch(symbol, function, host, kernels[0])
+    if "resident" in function.attrs:
+        threads = "*".join(map(str, facts["block"]))
+        bounds = f"__launch_bounds__({threads}, {int(function.attrs['resident'])})"
+        body = re.sub(r"__launch_bounds__\(\d+\)", bounds, body)
     body, carrying = _carry(symbol, body, function.attrs, facts)
     head, found, rest = body.rpartition(f"{facts['entry']}(")
     if not found or body.count(facts["entry"]) != 2:

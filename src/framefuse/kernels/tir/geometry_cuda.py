@@ -24,6 +24,8 @@ PIXELS = 4
 COLUMNS, ROWS = 16, 8
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
+RESIDENT = 12
+"""Blocks that a multiprocessor is to hold at once."""
 ROUND = 1 << 15
 """Half of a byte's lowest bit, among the bits of a float that holds it times 2^16."""
 LARGE = 1 << 40
@@ -256,7 +258,7 @@ def variant(sample, channels):
         value2: T.float32,
         value3: T.float32,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}", "resident": RESIDENT})
         out = T.decl_buffer((LARGE,), dtype, data=T.reinterpret("handle", target), align=16)
         out_words = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
         xs = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_x), align=4)
@@ -341,9 +343,10 @@ def variant(sample, channels):
                                         else:
                                             for p in T.serial(PIXELS):
                                                 edge(
-                                                    values, taken, begin, source_pitch, chosen(whole, 0, p),
-                                                    chosen(whole, 1, p), chosen(weight, 0, p), chosen(weight, 1, p), height,
-                                                    width, linear, replicate, value,
+                                                    values, taken, begin, source_pitch,
+                                                    chosen(whole, 0, p), chosen(whole, 1, p),
+                                                    chosen(weight, 0, p), chosen(weight, 1, p),
+                                                    height, width, linear, replicate, value,
                                                 )  # fmt: skip
                                                 for q in T.unroll(PIXELS):
                                                     if p == q:

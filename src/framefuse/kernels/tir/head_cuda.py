@@ -6,8 +6,8 @@ What comes after is `boxes_cuda.py`, which explains keys, counters and capacity.
 from tvm.script import tirx as T
 
 from . import _iou
+from ._boxes_cuda import LAST, append_box, buffer, wide
 from ._levels import FIELDS, FIRST, SCORES, SIDES
-from .boxes_cuda import LAST, append, buffer, wide
 
 WARPS = 8
 """Anchors of a block."""
@@ -100,7 +100,7 @@ def filter_head():
             keep = T.int32(0)
             if T.And(T.And(lane == 0, worst == 0), score > confidence):
                 keep = wanted[first].astype("int32")
-            append(
+            append_box(
                 counters, keys, boxes, labels, picture, capacity, keep, score, first, anchor,
                 (x - distances[0]) * width, (y - distances[1]) * height,
                 (x + distances[2]) * width, (y + distances[3]) * height,

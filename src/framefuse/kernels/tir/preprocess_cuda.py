@@ -23,6 +23,9 @@ MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
 BLOCKS = {4: (32, 4), 8: (16, 8)}
 """Threads of a block in x and in y, where each makes so many pixels."""
 
+RESIDENT = {4: 8, 8: 7}
+"""Blocks that a multiprocessor is to hold at once: what measured best between few registers and few threads."""
+
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
 
@@ -51,6 +54,10 @@ def variant(layout, sample, memory, alone=False):
 
     def place(channel, pixel):
         return channel * many + pixel if memory == "nchw" else pixel * channels + channel
+
+    def begin(element, channel_pitch):
+        """Where an element of a thread's pixels goes, if a whole vector begins there."""
+        return element // many * wide(channel_pitch) + element % many if memory == "nchw" else element
 
     def painted(coefficients, channel, comps, first):
         return colour(_Fractions(coefficients), channel, [comps[first + k] for k in range(count)])
@@ -108,7 +115,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def clamp(axis, number, wholes, offsets, first, stride):
-        """offsets[2 slot] and [2 slot + 1] = bytes to both samples of a slot. Beyond the ends both are the last one, and
+        """offsets[2 slot] and [2 slot + 1] = bytes to both samples of a slot. Beyond the ends both are the last, and
         their weights do not matter."""
         for p in T.unroll(number):
             slot = first + p * stride
@@ -345,9 +352,9 @@ def variant(layout, sample, memory, alone=False):
         if vectors > 0:
             for g in T.unroll(channels * many // lanes(memory, output, alone)):
                 for e in T.vectorized(lanes(memory, output, alone)):
-                    out[
-                        at + (g * wide(channel_pitch) if memory == "nchw" else g * lanes(memory, output, alone)) + e
-                    ] = words[g * lanes(memory, output, alone) + e]
+                    out[at + begin(g * lanes(memory, output, alone), channel_pitch) + e] = words[
+                        g * lanes(memory, output, alone) + e
+                    ]
         else:
             for p in T.unroll(many):
                 if x + p < width:
@@ -410,7 +417,13 @@ def variant(layout, sample, memory, alone=False):
         vectors: T.int32,
         store: T.int32,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{layout}_{sample}_{memory}"})
+        T.func_attr(
+            {
+                "tirx.noalias": True,
+                "global_symbol": f"preprocess_{layout}_{sample}_{memory}",
+                "resident": RESIDENT[many],
+            }
+        )
         addresses = T.decl_buffer((LARGE, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
         integers = T.decl_buffer((LARGE, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
         for frame in T.thread_binding(frames, thread="blockIdx.z"):

@@ -13,7 +13,9 @@ ONE = 0x7FFFFFFF - 0x3F800000
 
 
 def rank(sides):
-    """`rank`, for boxes of 4 numbers, or `rank_rotated`, of 8: sorted[place] = candidate, where place is the number of candidates with a smaller key.
+    """`rank`, for boxes of 4 numbers, or `rank_rotated`, of 8: sorted[place] = candidate.
+
+    The place is the number of candidates with a smaller key.
 
     A block ranks those of its own range of scores: it reads every key, counts those before its range and compares the
     others in it with each other. The ranges share out what lies between 1 and the confidence on a logarithmic scale.

@@ -159,11 +159,10 @@ class Torch:
         return lambda: nms(b, s, iou)
 
     def kept(self, boxes: Any, scores: Any, iou: float) -> Any:
-        """torchvision.ops.nms, on the host, once what was written to the boxes is there."""
+        """torchvision.ops.nms on the host, of numpy arrays."""
         from torchvision.ops import nms
 
-        self.torch.cuda.synchronize()
-        return nms(self.tensor(boxes), self.tensor(scores), iou).cpu().numpy()
+        return nms(self.torch.from_numpy(boxes), self.torch.from_numpy(scores), iou).numpy()
 
     def argmax_smooth(self, scores: Any, out: Any, size: int) -> Call:
         """(N, C, H, W) -> arg-max == 1 -> box filter of `size` -> 0..255 uint8."""

@@ -28,7 +28,7 @@ BLOCKS = 264
 """Blocks of the launches that share out what the device counted: two for each multiprocessor of a large GPU."""
 
 OVERLAPPING = 2
-"""Times as many blocks compare boxes."""
+"""Times as many blocks compare the boxes of a batch."""
 
 LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
@@ -280,7 +280,13 @@ def _select(
     }
     for later in range(2 if suppressing and room > CHUNK else 1):
         if suppressing:
-            cuda.launch(f"overlap{suffix}", stream=stream, blocks=OVERLAPPING * blocks, later=later, **shared)
+            cuda.launch(
+                f"overlap{suffix}",
+                stream=stream,
+                blocks=blocks if batch == 1 else OVERLAPPING * blocks,
+                later=later,
+                **shared,
+            )
         cuda.launch(f"finish{suffix}", stream=stream, later=later, **rows, **shared)
 
 

@@ -129,7 +129,7 @@ class PreprocessTable:
         cuda.prepare([self.symbol])
         self._device = cuda.cupy().empty(self._rows.nbytes, np.uint8)
         height = self._out.shape[2 if memory_format == "nchw" else 1]
-        arguments = _arguments(self._out, memory_format, height)
+        arguments = _arguments(format.layout, self._out, memory_format, height)
         table = int(self._device.data.ptr)
         self._launch = cuda.bind(self.symbol, table=table, frames=len(self._rows), **arguments)
         self.upload()
@@ -253,7 +253,9 @@ def _prepare(
     launches: list[_Single | _Many] = []
     for symbol, members in kinds.items():
         found = [_row(frames[index], output, index, {**options, "content": contents[index]}) for index in members]
-        arguments = _arguments(output, memory_format, last - first, alone=len(members) == 1)
+        arguments = _arguments(
+            frames[members[0]].format.layout, output, memory_format, last - first, alone=len(members) == 1
+        )
         if len(members) == 1:
             ((row, tables),) = found
             launch = cuda.bind(f"{symbol}_one", table=row.tobytes(), **arguments)
@@ -275,18 +277,22 @@ def _symbol(format: PixelFormat, out: _Output, memory_format: MemoryFormat) -> s
     return f"preprocess_{format.layout}_{sample}_{memory_format}{'' if nchw else channels}"
 
 
-def _arguments(out: _Output, memory_format: MemoryFormat, rows: int, *, alone: bool = False) -> dict[str, int]:
+def _arguments(
+    layout: str, out: _Output, memory_format: MemoryFormat, rows: int, *, alone: bool = False
+) -> dict[str, int]:
     """Those of the kernel that are not of a frame."""
     nchw = memory_format == "nchw"
     height, width = out.shape[2:] if nchw else out.shape[1:3]
     output = OUTPUTS[out.dtype]
     memory = "nchw" if nchw else f"nhwc{out.shape[3]}"
-    grain = SIZES[output] * lanes(memory, output, alone)
+    grain = SIZES[output] * lanes(layout, memory, output, alone)
     return {
         "width": width,
         "height": rows,
         "channel_pitch": width * height,
-        "vectors": int(width % span(memory, alone) == 0 and out.address % grain == 0 and out.pitch % grain == 0),
+        "vectors": int(
+            width % span(layout, memory, alone) == 0 and out.address % grain == 0 and out.pitch % grain == 0
+        ),
         "store": STORES[output],
     }
 

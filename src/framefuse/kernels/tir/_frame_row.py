@@ -39,12 +39,12 @@ STORES = {"f32": 0, "f16": 1, "bf16": 2, "u8": 3, "i8": 4}
 """Values of the argument `store`: what the output holds."""
 
 
-def span(memory: str, alone: bool) -> int:
-    """Neighbouring pixels that a thread makes: many of a batch, which has work for all, few of a single frame."""
-    return 8 if memory == "nchw" and not alone else 4
+def span(layout: str, memory: str, alone: bool) -> int:
+    """Neighbouring pixels that a thread makes: many of NV12 in a batch, where that measured faster."""
+    return 8 if layout == "semiplanar" and memory == "nchw" and not alone else 4
 
 
-def lanes(memory: str, output: str, alone: bool) -> int:
+def lanes(layout: str, memory: str, output: str, alone: bool) -> int:
     """Elements that are stored at once, where the width is a multiple of `span` and addresses of so many elements."""
-    elements = {"nhwc4": 4, "nhwc8": 8}.get(memory, span(memory, alone))
+    elements = {"nhwc4": 4, "nhwc8": 8}.get(memory, span(layout, memory, alone))
     return min(elements, 4) if output == "f32" else elements

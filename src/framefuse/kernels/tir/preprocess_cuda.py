@@ -42,7 +42,7 @@ class _Fractions:
 
 def variant(layout, sample, memory, alone=False):
     """The PrimFunc `preprocess_<layout>_<sample>_<memory>`, or `..._one`: for one frame, its row in the launch."""
-    many = span(memory, alone)
+    many = span(layout, memory, alone)
     columns, lines = BLOCKS[many]
     across = columns * many
     size = 1 if sample == "u8" else 2
@@ -350,10 +350,10 @@ def variant(layout, sample, memory, alone=False):
             words[e] = stored(values[e], output)
         at = (wide(y) * wide(width) + wide(x)) * (1 if memory == "nchw" else channels)
         if vectors > 0:
-            for g in T.unroll(channels * many // lanes(memory, output, alone)):
-                for e in T.vectorized(lanes(memory, output, alone)):
-                    out[at + begin(g * lanes(memory, output, alone), channel_pitch) + e] = words[
-                        g * lanes(memory, output, alone) + e
+            for g in T.unroll(channels * many // lanes(layout, memory, output, alone)):
+                for e in T.vectorized(lanes(layout, memory, output, alone)):
+                    out[at + begin(g * lanes(layout, memory, output, alone), channel_pitch) + e] = words[
+                        g * lanes(layout, memory, output, alone) + e
                     ]
         else:
             for p in T.unroll(many):

@@ -81,7 +81,7 @@ def test_arguments_are_checked_by_name_and_type() -> None:
     packing = cuda.Packing(cuda.describe("preprocess_gray_u8_nchw"))
     good = {"table": 0, "frames": 2, "width": 9, "height": 7, "channel_pitch": 63, "vectors": 0, "store": 0}
     buffer = bytearray(8 * cuda.SLOTS)
-    assert packing(good, buffer) == (1, 1, 2)
+    assert packing(good, buffer) == (1, 2, 2)
     for wrong in ({"width": 2**31}, {"width": 1.5}, {"extra": 1}, {"frames": 65536}):
         with pytest.raises(UsageError, match="preprocess_gray_u8_nchw"):
             packing({**good, **wrong}, buffer)

@@ -179,6 +179,27 @@ def test_older_opsets_are_brought_up_to_date(models: dict[str, Path], tmp_path: 
     assert len(chosen) == 1 and sorted(why.split(":")[0] for why in kept.values()) == ["head", "stem"]
 
 
+@pytest.mark.parametrize(
+    ("precision", "engine", "asked"),
+    [
+        ("fp16", "openvino", "auto"),
+        ("fp16", "openvino", "fp32"),
+        ("fp16", "onnxruntime", "auto"),
+        ("int8", "openvino", "auto"),
+        ("int8", "onnxruntime", "auto"),
+    ],
+)
+def test_pipeline_finds_the_same_boxes(
+    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], precision: str, engine: str, asked: Any
+) -> None:
+    truth = list(Pipeline(FRAMES[:8], models["yolov8n"], precision="fp32"))
+    found = list(Pipeline(FRAMES[:8], built["yolov8n", precision].output, engine=engine, precision=asked))
+    counts = [sum(len(result.detections) for result in results) for results in (truth, found)]
+    assert counts[0] > 20 and counts[1] == pytest.approx(
+        counts[0], rel=0.05 if (precision, engine) == ("fp16", "onnxruntime") else 0.5
+    )
+
+
 def test_card_goes_along_and_pipeline_says_int8(models: dict[str, Path], tmp_path: Path) -> None:
     shutil.copyfile(models["tiny_v5"], tmp_path / "mine.onnx")
     (tmp_path / "mine.yaml").write_text("fit: stretch\n")
@@ -247,6 +268,8 @@ def test_models_that_cannot_be_lowered_are_refused(
 
     with pytest.raises(ModelError, match="quantised already: it has DequantizeLinear"):
         build(built["tiny_v5", "int8"].output)
+    with pytest.raises(ModelError, match="FP16 weights already"):
+        build(built["tiny_v5", "fp16"].output)
     with pytest.raises(ModelError, match="none of them between stem and head"):
         build("squares")
     with pytest.raises(UsageError, match="precision 'int4'"):

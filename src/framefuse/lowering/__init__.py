@@ -227,8 +227,12 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
             "" if target.samefile(path) else ", or write over it with --exist-ok"
         )
         raise UsageError(f"the output {target} exists", remedy=remedy)
-    if not os.access(target.parent, os.W_OK) or not target.parent.is_dir():
-        raise SinkError(f"nothing can be written into {target.parent}", remedy="name another file with --out")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise SinkError(
+            f"nothing can be written into {target.parent}: {error.strerror}", remedy="name another file with --out"
+        ) from error
     return target
 
 

@@ -110,8 +110,8 @@ def _check(path: Path, model: Any) -> None:
             f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
             remedy="build from the FP32 model",
         )
-    types = {tensor.data_type for tensor in model.graph.initializer}
-    if TensorProto.FLOAT16 in types and TensorProto.FLOAT not in types:
+    halves = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    if any(len(tensor.dims) > 1 for tensor in halves):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
     opset = _opset(model)
     if not OLDEST_OPSET <= opset <= onnx_opset_version():

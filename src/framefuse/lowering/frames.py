@@ -22,6 +22,8 @@ from framefuse.sources.pull import Frames, PullSource
 
 LONGEST = 3000
 """Of a long source this many frames are looked at: all of a film would take as long as watching a part of it."""
+ATTEMPTS = 3
+"""To reach a camera: somebody waits for the model."""
 FEWEST = 8
 """Percentiles of activations over fewer different pictures are those of these pictures."""
 FLAT = 4.0
@@ -48,14 +50,14 @@ def read_footage(source: Any, card: Card, count: int) -> Footage:
         UsageError: too few frames, or all of them show nothing or the same.
         SourceError: the source cannot be read.
     """
-    opened = open_source(source)
+    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
     info = opened.info
     opened.close()
     known = LONGEST if info.frames is None else min(info.frames, LONGEST)
     stride = 1 if info.live else max(1, known // (2 * count))
     data = _reopenable(source, info, stride)
     inputs, keys = [], []
-    reader = open_source(source, SourceOptions(vid_stride=stride))
+    reader = open_source(source, SourceOptions(vid_stride=stride, reconnect=ATTEMPTS))
     picker = _Picker(card)
     try:
         for number, frame in enumerate(reader):
@@ -149,7 +151,7 @@ def _key(frame: FrameInfo) -> str:
 
 def _reopenable(source: Any, info: SourceInfo, stride: int) -> Dataset:
     def only(keys: Sequence[Key]) -> Source:
-        inner, wanted = open_source(source, SourceOptions(vid_stride=stride)), set(keys)
+        inner, wanted = open_source(source, SourceOptions(vid_stride=stride, reconnect=ATTEMPTS)), set(keys)
 
         def frames(closed: threading.Event) -> Frames:
             left = len(wanted)

@@ -260,6 +260,11 @@ def test_int8_needs_frames(models: dict[str, Path], tmp_path: Path) -> None:
         build_model(models["tiny_v5"], precision="int8", calib=tmp_path / "no.mp4", out=tmp_path / "out.onnx")
 
 
+def test_a_camera_cannot_judge(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is live"):
+        build_model(models["tiny_v5"], precision="int8", calib="rtsp://127.0.0.1:1/x", out=tmp_path / "out.onnx")
+
+
 def test_models_that_cannot_be_lowered_are_refused(
     models: dict[str, Path], built: dict[tuple[str, str], BuildReport], tmp_path: Path
 ) -> None:

@@ -245,7 +245,7 @@ def _frames(
     labelled = None if data is None else open_data(data, images)
     if calib is not None:
         say("reading calibration frames")
-        return read_footage(calib, card, count), labelled
+        return read_footage(calib, card, count, judges=labelled is None), labelled
     if labelled is not None:
         say("reading calibration frames: a part of the data, which then does not judge")
         footage = read_data(labelled, card, count)

@@ -43,16 +43,24 @@ class Footage:
     """How many frames were taken, and what was passed over."""
 
 
-def read_footage(source: Any, card: Card, count: int) -> Footage:
+def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) -> Footage:
     """About `count` different frames to calibrate with, evenly spread, and as many between them to judge by.
 
+    Args:
+        judges: the frames between will be shown again; a camera cannot do that.
+
     Raises:
-        UsageError: too few frames, or all of them show nothing or the same.
+        UsageError: too few frames, or all of them show nothing or the same; a camera that would have to judge.
         SourceError: the source cannot be read.
     """
     opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
     info = opened.info
     opened.close()
+    if info.live and judges:
+        raise UsageError(
+            f"{info.uri} is live: it cannot show both models the same frames",
+            remedy="record a clip and calibrate with that, or judge by labelled pictures (--data)",
+        )
     known = LONGEST if info.frames is None else min(info.frames, LONGEST)
     stride = 1 if info.live else max(1, known // (2 * count))
     data = _reopenable(source, info, stride)

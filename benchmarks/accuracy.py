@@ -1,12 +1,12 @@
 """Accuracy of the shipped models in every engine and precision of this machine, on the same frames.
 
-    python -m benchmarks.accuracy [--frames 240] [--models FOLDER]
+    python -m benchmarks.accuracy [--models FOLDER]
 
 The frames are of the synthetic world's test split, which shares no texture, shape or schedule with training; their
 truth is exact. The first row of each table is ONNX Runtime in FP32, the reference; every other row says how many points
 it differs. A combination that this machine cannot run is in the table too, with the reason. `--models` names a folder
-that holds what does not ship as well: the larger scout-s, and the FP16 files. It is what `framefuse val` prints;
-recorded are benchmarks/results/accuracy.json and docs/results/accuracy.md. The last line is JSON.
+that holds what does not ship by its name as well: scout-s in FP32, and the FP16 files. It is what `framefuse val`
+prints; recorded are benchmarks/results/accuracy.json and docs/results/accuracy.md. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from framefuse.errors import FramefuseError
 from framefuse.evaluation import Dataset, Scores, open_data, validate
 from framefuse.evaluation.compare import Row, Wanted, class_table, legend, markdown_table, table
 from framefuse.evaluation.data import Key
+from framefuse.models import list_models
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.pull import Frames, PullSource
 
 PAGE = ROOT / "docs" / "results" / "accuracy.md"
+BY_CLASS = "openvino", "auto"
+"""Beside the reference, what is shown class by class."""
 SEEDS = (9001, 9002, 9003, 9004)
 
 
@@ -47,6 +50,7 @@ class Set:
 
     title: str
     data: tuple[str, ...]
+    frames: int
     cases: tuple[Case, ...]
 
 
@@ -66,6 +70,7 @@ SETS = {
     "street": Set(
         "Detection: the street",
         world("street"),
+        240,
         (
             *everywhere("scout-n", "scout-n-fp16", "scout-n-int8"),
             Case("scout-n", "openvino", "fp32", imgsz=320),
@@ -73,10 +78,11 @@ SETS = {
             Case("scout-s-fp16", "openvino", "auto"),
         ),
     ),
-    "bodies": Set("Segmentation: body parts", world("bodies"), everywhere("body-n", "body-n-fp16")),
+    "bodies": Set("Segmentation: body parts", world("bodies"), 120, everywhere("body-n", "body-n-fp16")),
     "people": Set(
         "Segmentation: people",
         world("bodies"),
+        120,
         (Case("body-n-2", "onnxruntime", "fp32"), Case("body-n-2", "openvino", "bf16")),
     ),
 }
@@ -97,10 +103,12 @@ def drawn_once(data: Dataset, limit: int) -> Dataset:
     return replace(data, keys=keys, open=replay, labels=labels.__getitem__)
 
 
-def run(chosen: Set, frames: int, models: Path | None) -> list[Row]:
-    data = drawn_once(open_data(list(chosen.data)), frames)
+def run(chosen: Set, models: Path | None) -> list[Row]:
+    data = drawn_once(open_data(list(chosen.data)), chosen.frames)
     rows = []
     for case in chosen.cases:
+        if models is None and case.model not in list_models():
+            continue
         row = Row(Wanted(case.model, case.engine, case.precision))
         size = {} if case.imgsz is None else {"imgsz": [case.imgsz]}
         try:
@@ -129,11 +137,12 @@ def page(tables: dict[str, list[Row]]) -> str:
             lines += [f"    {uri}" for uri in SETS[name].data]
             lines += ["", *markdown_table(table(rows)), "", *legend(scored), ""]
             lines += [f"- {row.title}: {row.error.message}" for row in rows if row.error]
-            lines += ["", "By class:", "", *markdown_table(class_table(rows))]
+            chosen = [rows[0], *(row for row in rows if (row.wanted.engine, row.wanted.precision) == BY_CLASS)]
+            lines += ["", "By class:", "", *markdown_table(class_table(chosen))]
     return "\n".join(lines) + "\n"
 
 
-def record(scores: Scores) -> dict[str, Any]:
+def plain(scores: Scores) -> dict[str, Any]:
     """Scores without curves and confusion matrix."""
     content = scores.to_dict()
     for part in ("boxes", "pixels"):
@@ -142,21 +151,24 @@ def record(scores: Scores) -> dict[str, Any]:
     return content
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=240)
-    parser.add_argument("--models", type=Path, help="folder of NAME.onnx; default: what ships, by name")
-    options = parser.parse_args()
-    tables = {name: run(chosen, options.frames, options.models) for name, chosen in SETS.items()}
+def record(tables: dict[str, list[Row]]) -> None:
+    """Write the page and the JSON."""
     PAGE.write_text(page(tables))
     content = {
         name: [
-            vars(row.wanted) | ({"scores": record(row.scores)} if row.scores else {"error": str(row.error)})
+            vars(row.wanted) | ({"scores": plain(row.scores)} if row.scores else {"error": str(row.error)})
             for row in rows
         ]
         for name, rows in tables.items()
     }
     save("accuracy", content)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, help="folder of NAME.onnx; default: what ships, by name")
+    options = parser.parse_args()
+    record({name: run(chosen, options.models) for name, chosen in SETS.items()})
 
 
 if __name__ == "__main__":

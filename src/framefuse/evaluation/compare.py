@@ -50,7 +50,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
         columns += ["P", "R"]
     if any(scores.pixels for scores in scored):
         columns += ["mIoU", "pixels"]
-    columns += ["ms", "points"] if len(rows) > 1 else ["ms"]
+    columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]
     return [columns, *(_line(row, columns, first) for row in rows)]
 
 
@@ -67,10 +67,12 @@ def _line(row: Row, columns: Sequence[str], first: Scores | None) -> list[str]:
     if pixels := scores.pixels:
         values |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
     for name in columns[5:]:
-        if name == "ms":
-            line.append(f"{scores.inference_ms:.1f}")
+        if name == "CPU ms":
+            line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
         elif name == "points":
-            line.append("" if first is None or scores is first else f"{100 * (scores.value - first.value):+.2f}")
+            line.append(
+                "" if first is None or scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
+            )
         else:
             line.append(percent(values.get(name)))
     return line
@@ -131,7 +133,7 @@ def legend(scored: Sequence[Scores]) -> list[str]:
         said.append("Crowded, busy and calm frames: the thirds of the scene's stated complexity.")
     if any(scores.pixels for scores in scored):
         said.append("Percent. mIoU is the mean over the classes, pixels the part of all pixels that is right.")
-    said.append("ms is a request in the engine, others running beside it; points are the difference to the first row.")
+    said.append("CPU ms: processor time of the engine a frame, a hint only. Points: difference to the first row.")
     return said
 
 

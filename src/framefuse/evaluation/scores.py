@@ -92,8 +92,8 @@ class Scores:
     pixels: PixelScores | None = None
     file_mb: float = 0.0
     """Size of the model file, 10^6 bytes."""
-    inference_ms: float = 0.0
-    """Median time of a request in the engine, with the others that run beside it; not a benchmark."""
+    cpu_ms: float | None = None
+    """Processor time of the engine a frame, milliseconds; a hint, not a benchmark. None where it is not known."""
     notes: Sequence[str] = field(default_factory=list)
     """What was left out, and why."""
 

@@ -78,7 +78,7 @@ def validate(
             remedy="repair them, or take them out of the data",
         )
     scores = counter.scores()
-    inference = next((stage.busy_ms.p50 for stage in report.stages if stage.name == "inference"), 0.0)
+    engine_ms = next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None)
     ran = report.model
     return Scores(
         model=pipeline.card.path.stem,
@@ -92,7 +92,7 @@ def validate(
         boxes=scores if isinstance(scores, BoxScores) else None,
         pixels=scores if isinstance(scores, PixelScores) else None,
         file_mb=pipeline.card.path.stat().st_size / 1e6,
-        inference_ms=inference,
+        cpu_ms=engine_ms,
         notes=[*opened.notes, *counter.notes],
     )
 

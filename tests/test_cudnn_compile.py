@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from cuda_fibres import Fibres
-from cuda_on_cpu import install
-from framefuse.engines.cudnn import launch, reference
+from cuda_on_cpu import install, on_device
+from framefuse.engines.cudnn import execution, launch, reference, selftest
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
@@ -228,6 +229,14 @@ def test_odd_channels_are_padded(tmp_path: Path) -> None:
     assert relative(found, onnx_runtime(path, x)[0]) < 1e-5
 
 
+def test_the_doctors_network(tmp_path: Path) -> None:
+    path, x = selftest.write(tmp_path / "two.onnx"), pictures(1, 32, 32)
+    compiled = compile_network(path, 1, 32, 32)
+    (expected,) = onnx_runtime(path, x)
+    assert relative(reference.run(compiled, x)[0], expected) < 1e-5
+    assert np.abs(reference.run(compiled, x, dtype=np.float16)[0] - expected).max() < 0.01
+
+
 def test_groups_and_dilation(tmp_path: Path) -> None:
     net = Net()
     x = net.conv(net.conv("images", 32), 32, groups=32)
@@ -268,7 +277,7 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     compiled, x = compile_network(path, batch, height, width), pictures(batch, height, width)
     expected = reference.run(compiled, x, dtype=np.float16)
     arena = np.full(compiled.memory.size, np.nan, np.float16)
-    launch.pack(compiled, x.ctypes.data, 3, "f32", arena.ctypes.data, 0)
+    launch.pack(compiled, pictures=x.ctypes.data, channels=3, sample="f32", arena=arena.ctypes.data, stream=0)
     steps = compiled.placement.steps
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
@@ -279,7 +288,7 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
             launch.upsample(compiled, step, arena.ctypes.data, 0)
     for name, value in zip(compiled.network.outputs, expected, strict=True):
         found = np.full(value.shape, np.nan, np.float32)
-        launch.unpack(compiled, name, found.ctypes.data, arena.ctypes.data, 0)
+        launch.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)
         np.testing.assert_array_equal(found, value)
 
 
@@ -333,8 +342,62 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
     found = np.full(expected.shape, np.nan, np.float32)
     table = np.ascontiguousarray(cells(head.levels, 24, 40), np.float32)
     levels = launch.head_of(compiled, arena.ctypes.data).table
-    launch.decode(compiled, table.ctypes.data, levels.ctypes.data, found.ctypes.data, 0)
+    launch.decode(compiled, cells=table.ctypes.data, levels=levels.ctypes.data, output=found.ctypes.data, stream=0)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+class Chain:
+    """A stream of the pretended GPU, where everything happens at once."""
+
+    ptr = 0
+
+    def __init__(self, **options: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("what", ["detector", "pictures"])
+def test_execution_on_the_pretended_gpu(
+    fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fold: bool
+) -> None:
+    """Everything that runs on a GPU but cuDNN itself: tables, addresses, order, results."""
+    module = cuda.cupy()
+    for name in ("float16", "float32", "uint8"):
+        setattr(module, name, getattr(np, name))
+    module.cuda.Stream = module.cuda.Event = Chain
+    module.cuda.get_current_stream = Chain
+    monkeypatch.setattr(
+        execution.Execution,
+        "convolve",
+        lambda self, index, step, number, stream: reference.step(self.compiled, np.asarray(self.arena), index),
+    )
+    net = Net()
+    if what == "detector":
+        outputs = [detector(net, 5, "joined", 24, 40)]
+    else:
+        x = net.conv("images", 8)
+        outputs = [net.conv(net.concat(net.pool(x), net.upsample(net.conv(x, 16, stride=2))), 5, act="none")]
+    path = net.save(tmp_path / "net.onnx", *outputs)
+    compiled, x = compile_network(path, 2, 24, 40), pictures(2, 24, 40)
+    no_plan: Any = SimpleNamespace(workspace=7)
+    runs = execution.Execution(compiled, None, None, lambda layer: no_plan, fold=fold)  # type: ignore[arg-type]
+    stream = Chain()
+    for _ in range(2):
+        runs.pack(on_device(x), stream)
+        runs.start(stream)
+        runs.finish(stream)
+    found = [np.asarray(result) for result in runs.results]
+    if runs.layout is not None:
+        assert fold and runs.layout == "yolov8_head"
+        head = compiled.network.head
+        assert head is not None and [value.shape for value in found] == [
+            (2, 12, 20, 64), (2, 12, 20, 5), (2, 6, 10, 64), (2, 6, 10, 5)
+        ]  # fmt: skip
+        found = [decode_levels([value.transpose(0, 3, 1, 2) for value in found], head, 24, 40)]
+    (expected,) = onnx_runtime(path, x[:1])
+    np.testing.assert_allclose(found[0][:1], expected, rtol=0.02, atol=0.15 if what == "detector" else 0.01)
 
 
 def test_a_head_that_decodes_otherwise(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import importlib
 import io
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +70,8 @@ def checks() -> Iterator[Check]:
     yield _try("decode", partial(_video, "mpeg4"), core=True)
     yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
     for engine in ENGINES:
-        yield _try(f"engine {engine}", partial(_engine, engine), core=engine in ("null", "openvino"))
+        job = _cudnn if engine == "cudnn" else partial(_engine, engine)
+        yield _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
     yield _onnxruntime_packages()
     yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
     gpu = "for the CUDA kernels: pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
@@ -168,6 +170,28 @@ def _engine(name: str) -> str:
     if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
         raise RuntimeError(f"found {boxes.round().tolist()} instead of the square at {list(truth)}")
     return f"{_version(name) or 'built in'}, {pipeline.engine.precision}"
+
+
+def _cudnn() -> str:
+    """Two fused convolutions on the GPU, built, captured and run, against the same in NumPy."""
+    import numpy as np
+
+    from framefuse.engines import EngineOptions, open_engine
+    from framefuse.engines.cudnn import reference, selftest
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = selftest.write(Path(folder, "two.onnx"))
+        lane = open_engine("cudnn", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+        lane.submit(slot)
+        lane.wait(slot)
+        (expected,) = reference.run(slot.handle.execution.compiled, slot.input.astype(np.float32), dtype=np.float16)
+        worst = float(np.abs(slot.outputs[0] - expected).max())
+    if not worst < 0.02:
+        raise RuntimeError(f"two convolutions are {worst:.3g} off their reference")
+    return f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
 
 
 def _onnxruntime_packages() -> Check:

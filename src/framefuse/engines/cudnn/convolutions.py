@@ -128,6 +128,11 @@ class Builder:
         self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
         """Plans that could not be built or run, with the reason."""
+        self.rest()
+
+    def rest(self) -> None:
+        """Put the handle on a stream of its own: one that is destroyed while the handle is on it crashes cuDNN."""
+        self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
 
     def graph(self, layer: Layer) -> Any:
         """The cuDNN graph of a layer, validated and lowered, without plans."""
@@ -254,7 +259,7 @@ class Builder:
                 arrays[RESIDUAL] = room(layer.y, layer.residual_strides)
         pointers = {uid: int(array.data.ptr) for uid, array in arrays.items()}
         start, stop = cp.cuda.Event(), cp.cuda.Event()
-        self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
+        self.rest()
 
         def measure(plan: Plan) -> float:
             workspace = cp.empty(max(1, plan.workspace), cp.uint8)

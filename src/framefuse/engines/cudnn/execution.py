@@ -96,7 +96,8 @@ class Execution:
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
             for name in compiled.network.outputs:
-                self.results.append(cp.empty((batch, *compiled.view(name).shape), cp.float32))
+                shape = (batch, compiled.network.channels(name), *compiled.view(name).shape[1:])
+                self.results.append(cp.empty(shape, cp.float32))
         cp.cuda.get_current_stream().synchronize()
 
     @property
@@ -111,7 +112,14 @@ class Execution:
     def pack(self, pictures: Any, stream: Any) -> None:
         """The input from (batch, 3, height, width) float32 or float16 on the GPU."""
         sample = {"float32": "f32", "float16": "f16"}[str(pictures.dtype)]
-        launch.pack(self.compiled, int(pictures.data.ptr), pictures.shape[1], sample, self._base, stream.ptr)
+        launch.pack(
+            self.compiled,
+            pictures=int(pictures.data.ptr),
+            channels=pictures.shape[1],
+            sample=sample,
+            arena=self._base,
+            stream=stream.ptr,
+        )
 
     def start(self, stream: Any, *, skip: Callable[[Any], bool] = lambda step: False) -> None:
         """Start every step: on `stream`, which work before and after is ordered with, and on streams of our own.
@@ -154,6 +162,7 @@ class Execution:
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
         self.plans[index].run(handle, self._pointers(step), int(self.workspaces[number].data.ptr))
+        self.builder.rest()
 
     def finish(self, stream: Any) -> None:
         """Write `results` from the raw outputs; where they are raw, there is nothing to do."""
@@ -161,18 +170,23 @@ class Execution:
             return
         if self.compiled.network.head is not None:
             launch.decode(
-                self.compiled, int(self.cells.data.ptr), int(self.results[0].data.ptr), self._base, stream.ptr
+                self.compiled,
+                cells=int(self.cells.data.ptr),
+                levels=int(self.levels.data.ptr),
+                output=int(self.results[0].data.ptr),
+                stream=stream.ptr,
             )
             return
         for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
-            launch.unpack(self.compiled, name, int(result.data.ptr), self._base, stream.ptr)
+            launch.unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
 
     def _logits(self, name: str, channels: int) -> Any:
         """A value in the arena, (batch, rows, columns, channels), without padding."""
-        cp, view = cuda.cupy(), self.compiled.view(name)
-        strides = [count * launch.BYTES for count in (self.compiled.picture(name), view.row, view.column, 1)]
-        shape = (self.compiled.batch, *view.shape[1:], channels)
-        return cp.ndarray(shape, cp.float16, self.arena.data + self.compiled.address(name) * launch.BYTES, strides)
+        compiled, view = self.compiled, self.compiled.view(name)
+        start = compiled.memory.offsets[view.buffer]
+        whole = self.arena[start : start + compiled.batch * compiled.picture(name)]
+        pictures = whole.reshape(compiled.batch, *view.shape[1:], view.column)
+        return pictures[..., view.offset : view.offset + channels]
 
     @property
     def _base(self) -> int:

@@ -81,7 +81,7 @@ def _alike(compiled: Compiled, names: list[str]) -> list[str]:
     return names[:count]
 
 
-def pack(compiled: Compiled, pictures: int, channels: int, sample: str, arena: int, stream: int) -> None:
+def pack(compiled: Compiled, *, pictures: int, channels: int, sample: str, arena: int, stream: int) -> None:
     """The network's input from (batch, channels, height, width) of "f16" or "f32" at address `pictures`."""
     name = compiled.network.input
     wide, height, width = compiled.view(name).shape
@@ -111,7 +111,7 @@ def head_of(compiled: Compiled, arena: int) -> head_cuda.Head:
     return head_cuda.Head(places(head.sides), places(head.scores), head.levels, compiled.batch, head.bins, head.classes)
 
 
-def decode(compiled: Compiled, cells: int, levels: int, output: int, stream: int) -> None:
+def decode(compiled: Compiled, *, cells: int, levels: int, output: int, stream: int) -> None:
     """(batch, 4 + classes, anchors) float32 at address `output`.
 
     Args:
@@ -134,10 +134,10 @@ def decode(compiled: Compiled, cells: int, levels: int, output: int, stream: int
     )
 
 
-def unpack(compiled: Compiled, name: str, output: int, arena: int, stream: int) -> None:
-    """A value as (batch, channels, height, width) float32 at address `output`."""
+def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: int) -> None:
+    """A value as (batch, channels, height, width) float32 at address `output`, without padding."""
     view = compiled.view(name)
-    channels, height, width = view.shape
+    _, height, width = view.shape
     cuda.launch(
         "network_unpack",
         stream=stream,
@@ -147,7 +147,7 @@ def unpack(compiled: Compiled, name: str, output: int, arena: int, stream: int) 
         x_column=view.column,
         y_=output,
         batch=compiled.batch,
-        channels=channels,
+        channels=compiled.network.channels(name),
         height=height,
         width=width,
     )

@@ -182,6 +182,10 @@ class Network:
     padding: dict[str, list[int]] = field(default_factory=dict)
     """Values wider than the model's own: for each channel, that of the model, or -1 for one that is 0 or unused."""
 
+    def channels(self, name: str) -> int:
+        """Channels of a value that are the model's own; what is padded comes behind them."""
+        return sum(channel >= 0 for channel in self.padding.get(name, range(self.shapes[name][0])))
+
 
 def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, width: int) -> Floats:
     """What the head means, for one picture.

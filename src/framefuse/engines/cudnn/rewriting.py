@@ -92,6 +92,9 @@ def pad_channels(network: Network) -> Network:
         operations.append(op)
     shapes = {name: (len(maps[name]), *network.shapes[name][1:]) for name in network.shapes if name in maps}
     padding = {name: found for name, found in maps.items() if -1 in found}
+    for name in network.outputs:
+        if maps[name][: network.shapes[name][0]] != list(range(network.shapes[name][0])):
+            raise ModelError(f"engine cudnn cannot put out {name}: it joins values whose channels are padded")
     return replace(network, operations=operations, shapes=shapes, padding=padding)
 
 

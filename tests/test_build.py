@@ -17,7 +17,16 @@ from onnx import TensorProto, helper, numpy_helper
 from framefuse import Pipeline
 from framefuse.cli import main
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.errors import CapabilityError, CardError, ModelError, QualityError, SinkError, SourceError, UsageError
+from framefuse.errors import (
+    CapabilityError,
+    CardError,
+    ModelError,
+    NonFiniteError,
+    QualityError,
+    SinkError,
+    SourceError,
+    UsageError,
+)
 from framefuse.lowering import BuildReport, _card_of, build_model
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
@@ -258,6 +267,26 @@ def test_int8_needs_frames(models: dict[str, Path], tmp_path: Path) -> None:
         build_model(models["tiny_v5"], precision="int8", out=tmp_path / "out.onnx")
     with pytest.raises(SourceError):
         build_model(models["tiny_v5"], precision="int8", calib=tmp_path / "no.mp4", out=tmp_path / "out.onnx")
+
+
+def test_models_that_find_nothing_or_are_not_trained_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    def filled(part: str, weight: float, bias: float) -> Path:
+        model = onnx.load(models["tiny_v5"])
+        for tensor in model.graph.initializer:
+            kind = tensor.name.rpartition(".")[2]
+            if tensor.name.startswith(part) and kind in ("weight", "bias"):
+                values = np.full(tensor.dims, weight if kind == "weight" else bias, np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        onnx.save(model, tmp_path / "changed.onnx")
+        return tmp_path / "changed.onnx"
+
+    def build(model: Path) -> None:
+        build_model(model, precision="int8", calib=FRAMES, frames=64, allow_loss=True)
+
+    with pytest.raises(UsageError, match=r"finds nothing on 20 frames of .*: there is nothing to judge by"):
+        build(filled("/model.8/m", 0, -20))
+    with pytest.raises(NonFiniteError, match="NaN or infinity"):
+        build(filled("/model.3/", np.nan, 0))
 
 
 def test_a_camera_cannot_judge(models: dict[str, Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from time import process_time
 import numpy as np
 
 from framefuse.engines import EngineOptions, Lane, open_engine
+from framefuse.errors import UsageError
 from framefuse.evaluation import Dataset, Labels, validate
 from framefuse.evaluation.data import Key
 from framefuse.lowering.frames import Footage
@@ -52,7 +53,11 @@ class Judge:
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
-    """The data with what the model finds in FP32 as truth: boxes, or the class of each pixel."""
+    """The data with what the model finds in FP32 as truth: boxes, or the class of each pixel.
+
+    Raises:
+        UsageError: it finds nothing.
+    """
     found: dict[Key, Labels] = {}
     with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
         for result in pipeline:
@@ -66,8 +71,13 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
                 size=(result.frame.width, result.frame.height),
                 class_mask=None if masks is None else partial(np.asarray, masks.class_id.copy()),
             )
-        names = pipeline.card.names
-        mask_names = names if pipeline.card.task == "semantic" else {}
+        names, task = pipeline.card.names, pipeline.card.task
+    if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
+        raise UsageError(
+            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}: there is nothing to judge by",
+            remedy="give frames that show what it detects, or labelled pictures (--data)",
+        )
+    mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 
 

@@ -177,14 +177,20 @@ def calibrate(
         calibrator = create_calibrator(
             path, ["Conv"], str(Path(folder) / "augmented.onnx"), calibrate_method=kind, extra_options=options
         )
-        waiting: list[NDArray[Any]] = []
-        for batch in batches:
-            if waiting and (len(waiting) == FRAMES_AT_ONCE or waiting[0].shape != batch.shape):
-                calibrator.collect_data(_Reader(input_name, waiting))
-                waiting = []
-            waiting.append(batch)
-        calibrator.collect_data(_Reader(input_name, waiting))
-        ranges = calibrator.compute_data()
+        try:
+            waiting: list[NDArray[Any]] = []
+            for batch in batches:
+                if waiting and (len(waiting) == FRAMES_AT_ONCE or waiting[0].shape != batch.shape):
+                    calibrator.collect_data(_Reader(input_name, waiting))
+                    waiting = []
+                waiting.append(batch)
+            calibrator.collect_data(_Reader(input_name, waiting))
+            ranges = calibrator.compute_data()
+        except ValueError as error:  # numpy makes no histogram of values that are all alike, or not finite
+            raise ModelError(
+                f"the model's values on the calibration frames have no range: {error}",
+                remedy="check that it is trained: layers put out NaN, or nothing but zero",
+            ) from error
     for name, data in ranges.items():
         if not np.isfinite([float(np.ravel(edge)[0]) for edge in data.range_value]).all():
             raise ModelError(f"tensor {name} is not finite on the calibration frames", remedy="check the model")

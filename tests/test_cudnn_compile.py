@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
+from cudnn_nets import Net, any_order, backbone, detector, onnx_runtime, pictures, random_net, relative
 from framefuse.engines.cudnn import execution, launch, reference, selftest
-from framefuse.engines.cudnn.compiled import Compiled, compile_network
+from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
 from framefuse.kernels import cuda
@@ -32,120 +29,6 @@ def models() -> dict[str, Path]:
 
 
 SIZES = [(64, 96, 2), (32, 32, 1), (160, 64, 3)]
-Array = NDArray[Any]
-
-
-class Net:
-    """Writes small ONNX files of convolutions in the way of exporters."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.nodes: list[Any] = []
-        self.weights: list[Any] = []
-        self.channels = {"images": 3}
-        self.count = 0
-
-    def name(self, what: str) -> str:
-        self.count += 1
-        return f"{what}_{self.count}"
-
-    def constant(self, value: Array) -> str:
-        name = self.name("constant")
-        self.weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def node(self, kind: str, *inputs: str, outputs: int = 1, channels: int = 0, **attributes: Any) -> str:
-        names = [self.name(kind.lower()) for _ in range(outputs)]
-        self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], **attributes))
-        self.channels |= dict.fromkeys(names, channels or self.channels.get(inputs[0], 0))
-        return names[0]
-
-    def conv(self, x: str, channels: int, kernel: int = 3, stride: int = 1, act: str = "silu", groups: int = 1) -> str:
-        width = self.channels[x] // groups
-        weight = self.rng.normal(0, (2 / width) ** 0.5 / kernel, (channels, width, kernel, kernel)).astype(np.float32)
-        bias = self.rng.normal(0, 0.1, channels).astype(np.float32)
-        y = self.node("Conv", x, self.constant(weight), self.constant(bias), channels=channels,
-                      kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4,
-                      group=groups)  # fmt: skip
-        if act == "silu":
-            return self.node("Mul", y, self.node("Sigmoid", y))
-        return self.node("Relu", y) if act == "relu" else y
-
-    def split(self, x: str, sizes: list[int]) -> list[str]:
-        names = [self.name("part") for _ in sizes]
-        self.nodes.append(helper.make_node("Split", [x, self.constant(np.array(sizes))], names, axis=1))
-        self.channels |= dict(zip(names, sizes, strict=True))
-        return names
-
-    def concat(self, *xs: str, axis: int = 1) -> str:
-        channels = sum(self.channels[x] for x in xs) if axis == 1 else self.channels[xs[0]]
-        return self.node("Concat", *xs, channels=channels, axis=axis)
-
-    def upsample(self, x: str, scale: int = 2) -> str:
-        scales = self.constant(np.array([1, 1, scale, scale], np.float32))
-        return self.node("Resize", x, "", scales, mode="nearest", nearest_mode="floor",
-                         coordinate_transformation_mode="asymmetric")  # fmt: skip
-
-    def pool(self, x: str, kernel: int = 5) -> str:
-        return self.node("MaxPool", x, kernel_shape=[kernel] * 2, strides=[1, 1], pads=[kernel // 2] * 4)
-
-    def save(self, path: Path, *outputs: str, dtype: int = TensorProto.FLOAT) -> Path:
-        graph = helper.make_graph(
-            self.nodes,
-            "net",
-            [helper.make_tensor_value_info("images", dtype, ["batch", 3, "height", "width"])],
-            [helper.make_tensor_value_info(name, dtype, None) for name in outputs],
-            self.weights,
-        )
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-        return path
-
-
-def onnx_runtime(path: Path, pictures: Array) -> list[Array]:
-    import onnxruntime as ort
-
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return [np.asarray(value) for value in session.run(None, {"images": pictures})]
-
-
-def pictures(batch: int, height: int, width: int) -> Array:
-    return np.random.default_rng(1).random((batch, 3, height, width), np.float32)
-
-
-def relative(found: Array, expected: Array) -> float:
-    assert found.shape == expected.shape
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def any_order(compiled: Compiled, seed: int) -> list[int]:
-    """A random order that streams and waits allow."""
-    rng, before, order = random.Random(seed), compiled.schedule.before, list[int]()
-    left = set(range(len(before)))
-    while left:
-        done = sum(1 << step for step in order)
-        ready = [step for step in left if before[step] & ~done == 0]
-        order.append(rng.choice(ready))
-        left.remove(order[-1])
-    return order
-
-
-def backbone(net: Net, x: str) -> list[str]:
-    """Every construction of YOLOv5 and v8 once."""
-    x = net.conv(x, 16, stride=2)
-    x = net.conv(x, 32, stride=2)
-    parts = net.split(net.conv(x, 32, 1), [16, 16])
-    inner = net.node("Add", parts[1], net.conv(net.conv(parts[1], 16), 16))
-    second = net.conv(net.conv(inner, 16), 16)
-    p2 = net.conv(net.concat(*parts, inner, second), 32, 1)
-    p3 = net.conv(p2, 40, stride=2, act="relu")
-    y = net.conv(p3, 24, 1)
-    pools = [y]
-    for _ in range(4):
-        pools.append(net.pool(pools[-1], 5))
-    p3 = net.conv(net.concat(*pools), 48, 1)
-    up = net.conv(net.concat(net.upsample(p3), p2), 32, 1)
-    down = net.conv(net.concat(net.conv(up, 32, stride=2), p3), 64, 1)
-    return [up, down]
 
 
 @pytest.mark.parametrize(("height", "width", "batch"), SIZES)
@@ -216,6 +99,15 @@ def test_values_that_two_want_are_copied_once(tmp_path: Path) -> None:
     assert sum(isinstance(step, Upsample) for step in compiled.placement.steps) == 2
     x = pictures(1, 32, 40)
     assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+
+
+def test_a_value_that_is_joined_with_itself(tmp_path: Path) -> None:
+    net = Net()
+    a = net.conv("images", 8)
+    path = net.save(tmp_path / "net.onnx", net.conv(net.concat(a, a, net.conv(a, 8), a), 8))
+    compiled, x = compile_network(path, 1, 16, 24), pictures(1, 16, 24)
+    for order in (None, any_order(compiled, 3)):
+        assert relative(reference.run(compiled, x, order=order)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
 def test_odd_channels_are_padded(tmp_path: Path) -> None:
@@ -290,37 +182,6 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
         found = np.full(value.shape, np.nan, np.float32)
         launch.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)
         np.testing.assert_array_equal(found, value)
-
-
-def detector(net: Net, classes: int, style: str, height: int, width: int) -> str:
-    """A YOLOv8 head over two levels, joined as one list or as two, decoded in ONNX; gives the output's name."""
-    boxes, scores, levels = [], [], []
-    flat = np.array([0, 64 + classes if style == "joined" else -1, -1])
-    for stride in (2, 4):
-        x = net.conv("images", 8, stride=stride)
-        pair = net.conv(x, 64, 1, act="none"), net.conv(x, classes, 1, act="none")
-        levels.append((height // stride, width // stride))
-        if style == "joined":
-            boxes.append(net.node("Reshape", net.concat(*pair), net.constant(flat)))
-        else:
-            for value, found, count in zip(pair, (boxes, scores), (64, classes), strict=True):
-                found.append(net.node("Reshape", value, net.constant(np.array([0, count, -1]))))
-    if style == "joined":
-        sides, logits = net.split(net.concat(*boxes, axis=2), [64, classes])
-    else:
-        sides, logits = net.concat(*boxes, axis=2), net.concat(*scores, axis=2)
-    x, y, step_x, step_y = cells(levels, height, width).astype(np.float32)
-    bins = net.node("Reshape", sides, net.constant(np.array([0, 4, 16, -1])))
-    share = net.node("Softmax", net.node("Transpose", bins, perm=[0, 2, 1, 3]), axis=1)
-    weights = net.constant(np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
-    far = net.node("Reshape", net.node("Conv", share, weights), net.constant(np.array([0, 4, -1])))
-    first, second = net.split(far, [2, 2])
-    centre = net.constant(np.stack([x, y])[None])
-    start, end = net.node("Sub", centre, first), net.node("Add", centre, second)
-    middle = net.node("Mul", net.node("Add", start, end), net.constant(np.array(0.5, np.float32)))
-    both = net.node("Concat", middle, net.node("Sub", end, start), axis=1)
-    scaled = net.node("Mul", both, net.constant(np.stack([step_x, step_y, step_x, step_y])[None]))
-    return net.node("Concat", scaled, net.node("Sigmoid", logits), axis=1)
 
 
 @pytest.mark.parametrize("style", ["joined", "apart"])
@@ -414,3 +275,19 @@ def test_a_list_of_anchors_is_no_output(tmp_path: Path) -> None:
     path = net.save(tmp_path / "net.onnx", flat)
     with pytest.raises(ModelError, match=r"Reshape \(not before a detection head\)"):
         compile_network(path, 1, 24, 40)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_networks(tmp_path: Path, seed: int) -> None:
+    net, outputs = random_net(seed)
+    path, x = net.save(tmp_path / "net.onnx", *outputs), pictures(2, 16, 24)
+    expected = onnx_runtime(path, x)
+    for streams in (1, 3, 6):
+        try:
+            compiled = compile_network(path, 2, 16, 24, streams=streams)
+        except ModelError as error:
+            assert "padded" in error.message or "no multiple of 8" in error.message
+            return
+        for order in (None, any_order(compiled, seed)):
+            for found, wanted in zip(reference.run(compiled, x, order=order), expected, strict=True):
+                assert relative(found, wanted) < 1e-5

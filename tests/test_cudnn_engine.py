@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudnn_nets import Net, backbone, onnx_runtime, pictures, relative
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, ModelError, UsageError
 from framefuse.kernels import cuda
-from test_cudnn_compile import Net, backbone, onnx_runtime, pictures, relative
 
 try:
     cp = cuda.cupy()

@@ -8,7 +8,6 @@ written down (`plan_cache.py`): another process builds only that.
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -29,8 +28,6 @@ CANDIDATES = 3
 
 REPEATS = 20
 """Calls in the CUDA graph that times a plan."""
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

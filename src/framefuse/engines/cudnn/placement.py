@@ -65,7 +65,7 @@ def place(network: Network) -> Placement:
                 count = network.shapes[x][0]
                 target = views[op.y].channels(start, count)
                 if x in views or x in parts or x == network.input:
-                    copy = Upsample(f"copy {x}", x, f"{x} in {op.y}", 1)
+                    copy = Upsample(f"copy {x}", x, f"{x} in {op.y} at {start}", 1)
                     views[copy.y] = target
                     copies.setdefault(index, []).append(copy)
                 else:
@@ -81,8 +81,8 @@ def place(network: Network) -> Placement:
             made[copy.y] = frozenset({len(placement.steps)})
             placement.steps.append(copy)
         if isinstance(op, Concat):
-            copied = {copy.x: copy.y for copy in copies.get(index, ())}
-            made[op.y] = frozenset().union(*(made[copied.get(x, x)] for x in op.xs))
+            parts_of = [*op.xs, *(copy.y for copy in copies.get(index, ()))]
+            made[op.y] = frozenset[int]().union(*(made[name] for name in parts_of))
         elif isinstance(op, Split):
             start = 0
             for y in op.ys:

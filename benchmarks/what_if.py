@@ -63,7 +63,7 @@ def recorded_answers(video: Path, weights: Path, shape: tuple[int, int]) -> list
     for frame in islice(open_source(video), RECORDED):
         slot = lane.acquire()
         assert slot is not None
-        spec(frame, slot.input[0])
+        spec(frame, slot.input[0], memory_format=slot.memory_format)
         lane.submit(slot)
         lane.wait(slot)
         answers.append(tuple(output.copy() for output in slot.outputs))

@@ -70,16 +70,26 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
     machine = machine or platform.machine()
     if machine not in TARGETS:
         raise ValueError(f"no kernels for machine {machine!r}; known: {', '.join(TARGETS)}")
-    return build_cpu(machine, force=force, directory=directory) + build_cuda(force=force, directory=directory / "cuda")
+    cuda = directory / "cuda"
+    if (
+        force
+        or not _is_current_cpu(machine, directory)
+        or not all(_is_current_cuda(f, cuda) for f in _families(cuda=True))
+    ):
+        halves = [
+            partial(build_cpu, machine, force=force, directory=directory),
+            partial(build_cuda, force=force, directory=cuda),
+        ]
+        _together(halves)
+    return build_cpu(machine, directory=directory) + build_cuda(directory=cuda)
 
 
 def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
     """One library for each level of the machine, and a file of JSON that names the kernels in them."""
     targets = TARGETS[machine] | LEVELS.get(machine, {})
     libraries = {level: directory / f"framefuse-{level}.so" for level in targets}
-    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row", "_boxes_cuda")]
-    index, key = directory / f"{machine}.json", _key(machine, [*shared, *_families()])
-    if force or not all(path.exists() for path in libraries.values()) or _read_key(index) != key:
+    index = directory / f"{machine}.json"
+    if force or not _is_current_cpu(machine, directory):
         kernels: dict[str, str] = {}
         functions: dict[str, dict[str, Any]] = {level: {} for level in targets}
         for source in _families():
@@ -95,7 +105,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
             _together([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
             for level, path in libraries.items():
                 os.replace(made[level], path)
-            _write_index(index, key, kernels, Path(scratch))
+            _write_index(index, _cpu_key(machine), kernels, Path(scratch))
     return [*libraries.values(), index]
 
 
@@ -104,10 +114,9 @@ def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cu
     directory.mkdir(parents=True, exist_ok=True)
     wanted = set()
     for source in _families(cuda=True):
-        index = directory / f"{source.stem.removesuffix('_cuda')}.json"
-        key = _key("cuda", [*_sources("_*.py"), source])
-        if force or _read_key(index) != key:
-            _generate(_load(source).cuda_variants(), index, key)
+        index = _cuda_index(source, directory)
+        if force or not _is_current_cuda(source, directory):
+            _generate(_load(source).cuda_variants(), index, _cuda_key(source))
         wanted |= {index, *(directory / f"{name}.cu" for name in json.loads(index.read_text("utf-8"))["kernels"])}
     for path in set(directory.iterdir()) - wanted:
         path.unlink(missing_ok=True)  # of a kernel that is no more
@@ -194,6 +203,29 @@ def _key(machine: str, sources: Sequence[Path]) -> str:
     for source in [*sources, Path(__file__)]:
         digest.update(source.read_bytes())
     return digest.hexdigest()
+
+
+def _cpu_key(machine: str) -> str:
+    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row", "_boxes_cuda")]
+    return _key(machine, [*shared, *_families()])
+
+
+def _cuda_key(source: Path) -> str:
+    return _key("cuda", [*_sources("_*.py"), source])
+
+
+def _cuda_index(source: Path, directory: Path) -> Path:
+    return directory / f"{source.stem.removesuffix('_cuda')}.json"
+
+
+def _is_current_cpu(machine: str, directory: Path) -> bool:
+    levels = TARGETS[machine] | LEVELS.get(machine, {})
+    there = all((directory / f"framefuse-{level}.so").exists() for level in levels)
+    return there and _read_key(directory / f"{machine}.json") == _cpu_key(machine)
+
+
+def _is_current_cuda(source: Path, directory: Path) -> bool:
+    return _read_key(_cuda_index(source, directory)) == _cuda_key(source)
 
 
 def _read_key(stamp: Path) -> str | None:

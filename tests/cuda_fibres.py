@@ -6,11 +6,14 @@ A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffl
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from typing import Any
 
 from cuda_on_cpu import CALL, SHIM, Compiled
 from framefuse.kernels import cuda
+
+TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot)")
 
 FIBRES = r"""
 #include <ucontext.h>
@@ -21,6 +24,11 @@ struct Barrier { int size, arrived, turn; };
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
 static int current;
+static dim shape;
+static void become(int thread) {
+  current = thread;
+  threadIdx = {thread % shape.x, thread / shape.x % shape.y, thread / (shape.x * shape.y)};
+}
 static Barrier block;
 static std::vector<Barrier> warps;
 static uint64_t lanes[32][32];
@@ -30,7 +38,7 @@ static void wait(Barrier& barrier) {
   while (barrier.turn == turn) {
     int me = current;
     swapcontext(&fibres[me].context, &scheduler);
-    current = me; threadIdx = {me, 0, 0};
+    become(me);
   }
 }
 static void __syncthreads() { wait(block); }
@@ -41,18 +49,23 @@ static int __syncthreads_or(int value) {
 }
 // Every lane shows a value; then `read` may look at all of them.
 template <class T, class Read> T exchange(T value, Read read) {
-  auto& shown = lanes[threadIdx.x / 32];
-  memcpy(&shown[threadIdx.x % 32], &value, sizeof value);
-  wait(warps[threadIdx.x / 32]);
+  int warp = current / 32;
+  auto& shown = lanes[warp];
+  memcpy(&shown[current % 32], &value, sizeof value);
+  wait(warps[warp]);
   value = read(shown);
-  wait(warps[threadIdx.x / 32]);
+  wait(warps[warp]);
   return value;
 }
 template <class T> T __shfl_sync(unsigned, T value, int from, int = 32) {
   return exchange(value, [=](uint64_t* shown) { T other; memcpy(&other, &shown[from], sizeof other); return other; });
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int by, int = 32) {
-  return __shfl_sync(mask, value, threadIdx.x % 32 ^ by);
+  return __shfl_sync(mask, value, current % 32 ^ by);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T value, int by, int = 32) {
+  int lane = current % 32;
+  return __shfl_sync(mask, value, lane + by < 32 ? lane + by : lane);
 }
 static unsigned __ballot_sync(unsigned, int value) {
   return exchange(unsigned(value != 0), [](uint64_t* shown) {
@@ -75,12 +88,14 @@ static void start() {{
   swapcontext(&fibres[current].context, &scheduler);
 }}
 extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
+  int threads = bx * by * bz;
   parameters = p;
-  fibres.resize(bx);
+  shape = {{bx, by, bz}};
+  fibres.resize(threads);
   for (blockIdx.z = 0; blockIdx.z < gz; ++blockIdx.z) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
   for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x) {{
-    block = {{bx, 0, 0}};
-    warps.assign(bx / 32, {{32, 0, 0}});
+    block = {{threads, 0, 0}};
+    warps.assign(threads / 32, {{32, 0, 0}});
     for (auto& fibre : fibres) {{
       fibre.done = false;
       fibre.stack.resize(65536);
@@ -89,11 +104,11 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
       fibre.context.uc_stack.ss_size = fibre.stack.size();
       makecontext(&fibre.context, start, 0);
     }}
-    for (int left = bx; left;) {{
+    for (int left = threads; left;) {{
       left = 0;
-      for (int thread = 0; thread < bx; ++thread) {{
+      for (int thread = 0; thread < threads; ++thread) {{
         if (fibres[thread].done) continue;
-        current = thread; threadIdx = {{thread, 0, 0}};
+        become(thread);
         swapcontext(&scheduler, &fibres[thread].context);
         left += !fibres[thread].done;
       }}
@@ -104,10 +119,12 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
 
 
 class Fibres(Compiled):
-    """As `Compiled`, for kernels with blocks of one dimension."""
+    """As `Compiled`, and for kernels whose threads talk too."""
 
     def _compile(self, symbol: str) -> Any:
         description = cuda.describe(symbol)
+        if not TALK.search(description.source):
+            return super()._compile(symbol)
         source = self.folder / f"{symbol}.cpp"
         code = description.source.replace("__shared__ alignas(64)", "__shared__")
         text = SHIM + FIBRES + "#include <utility>\n" + code + CALL + RUN.format(entry=description.entry)

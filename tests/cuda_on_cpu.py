@@ -114,8 +114,8 @@ def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     return array.view(HostArray)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Compiled:
-    """Make `kernels.cuda` launch on the CPU."""
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: type[Compiled] = Compiled) -> Compiled:
+    """Make `kernels.cuda` launch on the CPU. `kind`: `cuda_fibres.Fibres` where threads talk to each other."""
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
         streamIsCapturing=lambda stream: False,
@@ -133,7 +133,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Compiled:
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
         ),
     )
-    compiled = Compiled(folder)
+    compiled = kind(folder)
     monkeypatch.setattr(cuda, "cupy", lambda: module)
     monkeypatch.setattr(cuda, "current_stream", lambda: 0)
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)

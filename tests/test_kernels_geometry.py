@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
@@ -57,7 +58,7 @@ def move(request: pytest.FixtureRequest, tmp_path_factory: Any, monkeypatch: pyt
         pytest.skip("g++ stands in for the GPU")
     base: Path = tmp_path_factory.getbasetemp() / "warps"
     base.mkdir(exist_ok=True)
-    install(monkeypatch, base)
+    install(monkeypatch, base, Fibres)
     return on_device
 
 

@@ -260,7 +260,7 @@ def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -
     binary.unlink()
 
 
-def _together(jobs: Sequence[Callable[[], None]]) -> None:
+def _together(jobs: Sequence[Callable[[], object]]) -> None:
     """Run each job in a process of its own, forked, since a PrimFunc cannot be sent to one that is not.
 
     Raises:

@@ -108,6 +108,7 @@ class CudaProgram:
         self._lanes: OrderedDict[tuple[Any, ...], list[_Lane]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._flights: deque[_Flight] = deque()
+        self._current: tuple[Any, ...] | None = None
         self._largest = (0, 0)
         self.ledger = Ledger()
         recorder = recorder or Recorder()
@@ -196,15 +197,15 @@ class CudaProgram:
         """The lanes for frames like this one; yields what had to be finished to make room for them."""
         size = self.input_size(frame)
         key = size, frame.format.layout, frame.format.dtype
+        if key != self._current:  # lanes of one size write the same executions, whatever their pixel format
+            yield from self.drain()
+            self._current = key
         lanes = self._lanes.pop(key, None)
         if lanes is None:
             if len(self._lanes) >= MAX_SHAPES:
-                yield from self.drain()
                 (oldest, *_), _ = self._lanes.popitem(last=False)
                 if not any(other[0] == oldest for other in self._lanes):
                     self._executions.pop(oldest, None)
-            else:
-                yield from self.drain()  # their executions may be those that the new lanes write
             lanes = [_Lane(model, frame, self._card, self._selection, self.ledger) for model in self._models(size)]
         self._lanes[key] = lanes
         self._largest = max(self._largest, (size[1], size[0]))
@@ -276,7 +277,6 @@ class _Lane:
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: which surfaces, and where each of them goes. Rows beyond the frames keep the last ones."""
-        self.busy = True
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
             frame = self._staging.bring(slot, frame)
             if frame.ready is not None:
@@ -291,6 +291,7 @@ class _Lane:
         self._maps[: len(frames)] = maps(tuple(placements), self._relative)
 
     def launch(self) -> None:
+        self.busy = True
         try:
             self._graph.launch(self._stream)
             self.ended.record(self._stream)

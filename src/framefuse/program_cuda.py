@@ -108,7 +108,6 @@ class CudaProgram:
         self._lanes: OrderedDict[tuple[Any, ...], list[_Lane]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._flights: deque[_Flight] = deque()
-        self._current: tuple[Any, ...] | None = None
         self._largest = (0, 0)
         self.ledger = Ledger()
         recorder = recorder or Recorder()
@@ -124,7 +123,7 @@ class CudaProgram:
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         lanes = yield from self._captured(frames[0])
-        while not (free := [lane for lane in lanes if not lane.busy]):
+        while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
             yield from self.finish()
         lane = free[0]
         started, cpu_started = perf_counter(), thread_time()
@@ -197,11 +196,9 @@ class CudaProgram:
         """The lanes for frames like this one; yields what had to be finished to make room for them."""
         size = self.input_size(frame)
         key = size, frame.format.layout, frame.format.dtype
-        if key != self._current:  # lanes of one size write the same executions, whatever their pixel format
-            yield from self.drain()
-            self._current = key
         lanes = self._lanes.pop(key, None)
         if lanes is None:
+            yield from self.drain()  # capturing runs what may be in flight in another lane
             if len(self._lanes) >= MAX_SHAPES:
                 (oldest, *_), _ = self._lanes.popitem(last=False)
                 if not any(other[0] == oldest for other in self._lanes):
@@ -210,6 +207,9 @@ class CudaProgram:
         self._lanes[key] = lanes
         self._largest = max(self._largest, (size[1], size[0]))
         return lanes
+
+    def _is_running(self, model: Execution) -> bool:
+        return any(flight.lane.model is model for flight in self._flights)
 
     def _models(self, size: tuple[int, int]) -> list[Execution]:
         if size not in self._executions:
@@ -232,7 +232,8 @@ class _Lane:
 
     def __init__(self, model: Execution, frame: Frame, card: Card, selection: Selection, ledger: Ledger) -> None:
         cp = cuda.cupy()
-        self.busy = False
+        self.model = model
+        """Lanes of one size and several pixel formats share it: only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
@@ -291,7 +292,6 @@ class _Lane:
         self._maps[: len(frames)] = maps(tuple(placements), self._relative)
 
     def launch(self) -> None:
-        self.busy = True
         try:
             self._graph.launch(self._stream)
             self.ended.record(self._stream)
@@ -322,7 +322,6 @@ class _Lane:
             NonFiniteError: the model put out NaN or infinity for one of them.
         """
         boxes, scores, classes, counts, non_finite = self._found
-        self.busy = False
         bad = np.flatnonzero(non_finite[:count])
         if len(bad):
             raise NonFiniteError(

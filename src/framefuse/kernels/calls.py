@@ -97,8 +97,8 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
         first: Any = args[0] if args else None
-        if type(first) in (list, tuple) and first:
-            first = first[0]
+        if type(first) in (list, tuple):
+            first = first[0] if first else None
         key = None if first is None or type(first) is np.ndarray else _call_key(args, options)
         if key is None:
             return function(*args, **options)

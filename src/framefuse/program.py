@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
@@ -78,16 +78,67 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
+class Moment(NamedTuple):
+    """Seconds of the wall's clock, and of processor time in this thread."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(perf_counter(), thread_time())
+
+
+@dataclass(eq=False)
+class Batch:
+    """What every program remembers of a batch in flight."""
+
+    infos: list[FrameInfo]
+    frames: list[Frame | None]
+    """The planes, for those after the model who asked for them."""
+    arrivals: list[float | None]
+    preprocess: float
+    """Seconds."""
+    submitted: float
+
+
+class Stages:
+    """Books what each batch cost in the three stages of a program, and makes its results."""
+
+    def __init__(self, recorder: Recorder, rung: str) -> None:
+        names = ("preprocess", "inference", "postprocess")
+        self._preprocess, self._inference, self._postprocess = (recorder.stage(name) for name in names)
+        self._rung = rung
+
+    def submitted(self, frames: Sequence[Frame], kept: list[Frame | None], started: Moment, submitted: Moment) -> Batch:
+        """A batch whose model was started between `submitted` and now."""
+        seconds = submitted.wall - started.wall
+        self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
+        self._inference.add(0, items=0, cpu=thread_time() - submitted.cpu)
+        arrivals = [frame.arrival for frame in frames]
+        return Batch([FrameInfo.of(frame) for frame in frames], kept, arrivals, seconds, submitted.wall)
+
+    def finished(
+        self, batch: Batch, found: Sequence[tuple[Detections, Masks | None]], waiting: Moment, finished: Moment
+    ) -> Iterator[Done]:
+        """A batch that was waited for from `waiting` to `finished`, and post-processed from then to now."""
+        ended, count = Moment.now(), len(batch.infos)
+        inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
+        wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
+        self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
+        self._postprocess.add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
+        timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
+        rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
+        for info, frame, arrival, (detections, masks) in rows:
+            yield Done(Result(info, detections, self._rung, timings, arrival, masks), frame)
+
+
 @dataclass(eq=False)
 class _Flight:
     slot: Slot
     lane: Lane
-    infos: list[FrameInfo]
-    frames: list[Frame | None]
-    arrivals: list[float | None]
+    batch: Batch
     placements: list[Placement]
-    timings: dict[str, float] = field(default_factory=dict)
-    submitted: float = 0.0
 
 
 class HostProgram:
@@ -113,14 +164,12 @@ class HostProgram:
         self._slots = slots
         self._keep_frames = keep_frames
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._rung = f"{card.path.stem} {engine.name} {engine.precision}"
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._flights: deque[_Flight] = deque()
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()
         """Stays empty."""
-        recorder = recorder or Recorder()
-        self._clocks = {name: recorder.stage(name) for name in ("preprocess", "inference", "postprocess")}
+        self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         width, height = self._preprocess.place(frame.width, frame.height).size
@@ -134,33 +183,19 @@ class HostProgram:
         lane = yield from self._lane(self.input_size(frames[0]))
         while (slot := lane.acquire()) is None:
             yield from self.finish()
-        started, cpu_started = perf_counter(), thread_time()
+        started = Moment.now()
         placements = [
             self._preprocess(frame, row, memory_format=slot.memory_format)
             for frame, row in zip(frames, slot.input, strict=False)
         ]
-        submitted = perf_counter()
-        cpu_submitted = thread_time()
+        submitted = Moment.now()
         lane.submit(slot)
+        kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
-        timings = {"preprocess": submitted - started}
-        self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu_submitted - cpu_started)
-        self._clocks["inference"].add(0, items=0, cpu=thread_time() - cpu_submitted)
-        self._flights.append(
-            _Flight(
-                slot,
-                lane,
-                infos=[FrameInfo.of(frame) for frame in frames],
-                frames=[frame if self._keep_frames else None for frame in frames],
-                arrivals=[frame.arrival for frame in frames],
-                placements=placements,
-                timings=timings,
-                submitted=submitted,
-            )
-        )
+        self._flights.append(_Flight(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements))
 
     @property
     def in_flight(self) -> int:
@@ -170,27 +205,18 @@ class HostProgram:
         if not self._flights:
             return
         flight = self._flights[0]
-        waiting, cpu_waiting = perf_counter(), thread_time()
+        waiting = Moment.now()
         if not flight.lane.wait(flight.slot, timeout):
             return
         self._flights.popleft()
-        finished, cpu_finished = perf_counter(), thread_time()
+        finished = Moment.now()
         layout, outputs = flight.slot.layout, flight.slot.outputs
         if layout is None:
             outputs = tuple(outputs[index] for index in self._card.output_indices)
         self._card.check_outputs(outputs, layout)
         found = self._postprocess(outputs, layout, flight.placements)
         flight.lane.release(flight.slot)
-        ended = perf_counter()
-        count = len(flight.infos)
-        self._clocks["inference"].add(
-            finished - flight.submitted, items=count, wait_in=finished - waiting, cpu=cpu_finished - cpu_waiting
-        )
-        self._clocks["postprocess"].add(ended - finished, items=count, cpu=thread_time() - cpu_finished)
-        timings = {**flight.timings, "inference": finished - flight.submitted, "postprocess": ended - finished}
-        rows = zip(flight.infos, flight.frames, flight.arrivals, found, strict=True)
-        for info, frame, arrival, (detections, masks) in rows:
-            yield Done(Result(info, detections, self._rung, timings, arrival, masks), frame)
+        yield from self._stages.finished(flight.batch, found, waiting, finished)
 
     def _postprocess(
         self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement]

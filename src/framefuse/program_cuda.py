@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic, perf_counter, sleep, thread_time
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,10 +27,10 @@ from framefuse.kernels.reference.boxes import Found
 from framefuse.ledger import Ledger
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
-from framefuse.prediction import Detections, FrameInfo, Result
+from framefuse.prediction import Detections
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.profiling import Recorder
-from framefuse.program import Done, Selection
+from framefuse.program import Batch, Done, Moment, Selection, Stages
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
@@ -72,13 +72,9 @@ class CudaEngine(Protocol):
 @dataclass(eq=False)
 class _Flight:
     lane: _Lane
-    infos: list[FrameInfo]
+    batch: Batch
     read: Sequence[Frame]
     """What the GPU reads: kept until it has."""
-    frames: list[Frame | None]
-    arrivals: list[float | None]
-    timings: dict[str, float]
-    submitted: float
 
 
 class CudaProgram:
@@ -104,14 +100,12 @@ class CudaProgram:
         cuda.cupy()
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
-        self._rung = f"{card.path.stem} {engine.name} {engine.precision}"
         self._lanes: OrderedDict[tuple[Any, ...], list[_Lane]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._flights: deque[_Flight] = deque()
         self._largest = (0, 0)
         self.ledger = Ledger()
-        recorder = recorder or Recorder()
-        self._clocks = {name: recorder.stage(name) for name in ("preprocess", "inference", "postprocess")}
+        self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         width, height = self._preprocess.place(frame.width, frame.height).size
@@ -126,10 +120,10 @@ class CudaProgram:
         while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
             yield from self.finish()
         lane = free[0]
-        started, cpu_started = perf_counter(), thread_time()
+        started = Moment.now()
         placements = [self._preprocess.place(frame.width, frame.height) for frame in frames]
         lane.load(frames, placements, self._preprocess)
-        submitted, cpu_submitted = perf_counter(), thread_time()
+        submitted = Moment.now()
         lane.launch()
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
@@ -137,20 +131,8 @@ class CudaProgram:
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=lane.ended)
-        self._clocks["preprocess"].add(submitted - started, items=len(frames), cpu=cpu_submitted - cpu_started)
-        self._clocks["inference"].add(0, items=0, cpu=thread_time() - cpu_submitted)
         self.ledger.frame(len(frames))
-        self._flights.append(
-            _Flight(
-                lane,
-                [FrameInfo.of(frame) for frame in frames],
-                frames,
-                kept,
-                [frame.arrival for frame in frames],
-                {"preprocess": submitted - started},
-                submitted,
-            )
-        )
+        self._flights.append(_Flight(lane, self._stages.submitted(frames, kept, started, submitted), frames))
 
     @property
     def in_flight(self) -> int:
@@ -160,21 +142,13 @@ class CudaProgram:
         if not self._flights:
             return
         flight = self._flights[0]
-        waiting, cpu_waiting = perf_counter(), thread_time()
+        waiting = Moment.now()
         if not flight.lane.wait(timeout):
             return
         self._flights.popleft()
-        finished, cpu_finished = perf_counter(), thread_time()
-        count = len(flight.infos)
-        found = flight.lane.read(count, self._card)
-        ended = perf_counter()
-        self._clocks["inference"].add(
-            finished - flight.submitted, items=count, wait_in=finished - waiting, cpu=cpu_finished - cpu_waiting
-        )
-        self._clocks["postprocess"].add(ended - finished, items=count, cpu=thread_time() - cpu_finished)
-        timings = {**flight.timings, "inference": finished - flight.submitted, "postprocess": ended - finished}
-        for info, frame, arrival, boxes in zip(flight.infos, flight.frames, flight.arrivals, found, strict=True):
-            yield Done(Result(info, boxes, self._rung, timings, arrival), frame)
+        finished = Moment.now()
+        found = flight.lane.read(len(flight.batch.infos), self._card)
+        yield from self._stages.finished(flight.batch, [(boxes, None) for boxes in found], waiting, finished)
 
     def drain(self) -> Iterator[Done]:
         while self._flights:

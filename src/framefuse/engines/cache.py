@@ -1,0 +1,177 @@
+"""Built engines on disk, for every engine by one rule: what was built for exactly this is used, anything else is not.
+
+    cached = EngineCache("tensorrt").get(key, build, suffix=".engine")
+
+A key names everything that decides whether an artifact may be used: the model's hash, the engine and its version, the
+device, precision, shapes and flags. Its hash is the file's name, so one of another key is never looked at; beside each
+artifact a JSON file of the same name states the key, the artifact's own hash and what building it took. A damaged
+artifact is built again, and `note` says why. Two processes that want the same one: the second waits for the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+
+FORMAT = 1
+KEYS = ("model", "engine", "version", "device", "precision", "shapes", "flags")
+"""What a key must state; it may state more (a driver)."""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """An artifact, and where it comes from."""
+
+    path: Path
+    built: bool
+    """Whether it was built now."""
+    seconds: float
+    """That building took, now or then."""
+    note: str = ""
+    """Why it was built although something lay there; empty where nothing is to be said."""
+
+    @property
+    def reason(self) -> str:
+        """One line for `Engine.reasons`."""
+        how = "built" if self.built else "from the cache, built once"
+        return f"{self.path.name}: {how} in {self.seconds:.1f} s" + (f"; {self.note}" if self.note else "")
+
+
+def directory() -> Path:
+    """$XDG_CACHE_HOME/framefuse."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "framefuse"
+
+
+class EngineCache:
+    """Artifacts of one engine.
+
+    Args:
+        engine: its name: that of the folder.
+        folder: where files lie; default: `directory() / engine`.
+    """
+
+    def __init__(self, engine: str, folder: Path | None = None) -> None:
+        self.engine = engine
+        self.folder = folder or directory() / engine
+
+    def get(self, key: Mapping[str, str], build: Callable[[Path], None], *, suffix: str) -> Cached:
+        """The artifact of a key; `build(path)` writes it where there is none that can be used.
+
+        Raises:
+            KeyError: the key lacks one of `KEYS`.
+            OSError: the folder cannot be written.
+            Exception: what `build` raises; then nothing is left behind.
+        """
+        key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        path = self.folder / f"{digest}{suffix}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder / f"{digest}.lock"):
+            facts, note = self._read(path, key)
+            if facts is not None:
+                return Cached(path, False, float(facts["seconds"]))
+            note = note or self._difference(key)
+            if note:
+                _logger.warning("%s: %s", self.engine, note)
+            started = time.perf_counter()
+            handle, scratch = tempfile.mkstemp(dir=self.folder, suffix=suffix)
+            os.close(handle)
+            try:
+                build(Path(scratch))
+                seconds = time.perf_counter() - started
+                facts = {"key": key, "sha256": file_hash(Path(scratch)), "seconds": round(seconds, 3)}
+                os.replace(scratch, path)
+                write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
+            except BaseException:
+                Path(scratch).unlink(missing_ok=True)
+                raise
+        return Cached(path, True, seconds, note)
+
+    def _read(self, path: Path, key: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+        """What is said about an artifact that can be used; or None, and what is wrong with the one that is there."""
+        try:
+            facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if facts["key"] != dict(key):
+                return None, f"{path.name} was made for something else: built again"
+            if facts["sha256"] != file_hash(path):
+                return None, f"{path.name} is damaged ({path.stat().st_size} bytes): built again"
+            float(facts["seconds"])
+        except FileNotFoundError:
+            return None, f"{path.name} says nothing about itself: built again" if path.exists() else ""
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return None, f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
+        return facts, ""
+
+    def _difference(self, key: Mapping[str, str]) -> str:
+        """In what the nearest artifact of the same model, precision and shapes differs: why it is stale."""
+        best = ""
+        for path in sorted(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                other = json.loads(path.read_text(encoding="utf-8"))["key"]
+                if any(other[name] != key[name] for name in ("model", "precision", "shapes")):
+                    continue
+                changed = [name for name in key if other.get(name) != key[name]]
+                best = ", ".join(f"{name} was {other.get(name)!r}, is {key[name]!r}" for name in changed)
+        return f"the one of another time is stale: {best}" if best else ""
+
+
+def model_hash(model: Path) -> str:
+    """SHA-256 of a model file and of the files in which an ONNX keeps its weights.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    digest = hashlib.sha256(model.read_bytes())
+    if model.suffix == ".onnx":
+        import onnx
+        from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+        graph = onnx.load(model, load_external_data=False).graph
+        names = {ExternalDataInfo(tensor).location for tensor in graph.initializer if uses_external_data(tensor)}
+        for name in sorted(names):
+            digest.update((model.parent / name).read_bytes())
+    return digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    handle, scratch = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock among processes while inside; where the file system has none, builders do the work twice."""
+    with path.open("w") as file:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+__all__ = ["Cached", "EngineCache", "directory", "file_hash", "model_hash", "write_atomically"]

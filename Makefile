@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py)
 
-.PHONY: demo test lint types wheel docs clean
+.PHONY: demo test lint types wheel docs device-bundle clean
 
 demo: $(VENV)/core
 	$(BIN)/framefuse demo
@@ -28,6 +28,10 @@ wheel: $(VENV)/dev
 
 docs: $(VENV)/dev
 	$(BIN)/framefuse config reference > docs/options.md
+
+# What a GPU machine without internet lacks, in parts of at most 60 MB: .whl/1, .whl/2, ... GROUPS="core peers": only those.
+device-bundle: $(VENV)/dev
+	benchmarks/device/bundle.sh $(BIN)/python $(GROUPS)
 
 clean:
 	rm -rf $(VENV) dist build

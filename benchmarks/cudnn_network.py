@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_sources
 from framefuse.engines.cudnn.compiled import Compiled, plan
 from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
@@ -195,7 +196,8 @@ def main() -> None:
     builder = Builder()
     rows, wanted = [], expected(options.model, pictures[:2])
     result: dict[str, Any] = {
-        "benchmark": "cudnn_network", "model": options.model.name, "size": options.size,
+        "benchmark": "cudnn_network", "sources": gpu_sources.stamp("kernel", "engine"),
+        "model": options.model.name, "size": options.size,
         "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "cudnn": builder.cudnn.backend_version(),
         "frontend": builder.cudnn.__version__, "rows": rows,
     }  # fmt: skip

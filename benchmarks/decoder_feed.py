@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_sources
+
 SIZE = 640
 OPTIONS: dict[str, Any] = {
     "content": (0, 140, 640, 360), "interpolation": "linear", "pad_value": 114.0, "mean": (0.0, 0.0, 0.0),
@@ -247,7 +249,8 @@ def main() -> None:
     for row in rows:
         if best and "fps" in row:
             row["of_decode_only"] = round(row["fps"] / best, 3)
-    print(json.dumps({"benchmark": "decoder_feed", "clip": options.clip, "rows": rows, "decode_only_fps": best}))
+    result = {"benchmark": "decoder_feed", "clip": options.clip, "rows": rows, "decode_only_fps": best}
+    print(json.dumps({**result, "sources": gpu_sources.stamp("kernel", "program")}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_sources
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cuda
@@ -132,6 +133,7 @@ def main() -> None:
     host = frames(made)
     resident = frames([cp.asarray(made[index % len(made)]) for index in range(SURFACES)])
     result: dict[str, Any] = {"benchmark": "gpu_program", "model": options.model.name, "rows": [],
+                              "sources": gpu_sources.stamp(),
                               "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode()}  # fmt: skip
     for batch in options.batches:
         for layout in ("yolov8", None):  # the head folded into post-processing, and decoded as the ONNX writes it

@@ -3,7 +3,8 @@
     python -m benchmarks.results_table            # write the page
     python -m benchmarks.results_table --check    # exit 1 where the page or a recorded result is stale
 
-A result carries a hash of src/framefuse/kernels/tir; where that differs, the page says so in its first lines.
+A kernel result carries a hash of src/framefuse/kernels/tir; where that differs, the page says so in its first lines.
+--check looks at every other recorded GPU result too (benchmarks/gpu_sources.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks import gpu_sources
 from benchmarks.kernel_rows import OURS, source_hash
 from benchmarks.protocol import RESULTS, ROOT
 
@@ -128,6 +130,8 @@ def main() -> None:
     args = parser.parse_args()
     results = load()
     text, old = page(results), stale(results)
+    if args.check:
+        old = list(dict.fromkeys([*old, *gpu_sources.stale()]))
     for line in old:
         print(f"STALE: {line}", file=sys.stderr)
     if args.check:

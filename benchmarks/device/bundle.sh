@@ -1,45 +1,85 @@
 #!/usr/bin/env bash
-# Puts what a GPU machine without internet lacks into .whl/: our wheel, and what the kernels' tests and benchmarks import.
-# Run in the repository's root on a machine with internet:
+# Packs what a GPU machine without internet lacks into .whl/1, .whl/2, ...: our wheel and the packages below, each part at
+# most LIMIT bytes. Run in the repository's root on a machine with internet (`make device-bundle` does):
 #
-#     benchmarks/device/bundle.sh [PYTHON]     # PYTHON: one with pip, hatchling, and the build requirements of pyproject.toml
+#     benchmarks/device/bundle.sh [PYTHON [GROUP...]]     # PYTHON: one with pip, hatchling and our build requirements
 #
-# The GPU machine has Python 3.12 on x86-64 with NumPy, CuPy, PyTorch, OpenCV and pytest. thin_wheel.py packs CV-CUDA
-# (128 MB, code for ten GPU architectures; 28 MB with that of the one in ARCH) and PyAV (35 MB; 26) tighter.
+# and there, with one part after the other where they cannot travel together:
+#
+#     python3 -m pip install --no-index --no-deps --no-compile --upgrade --target /tmp/site .whl/*/*.whl
+#
+# The GPU machine has Python 3.12 on x86-64 with NumPy, CuPy, PyTorch (whose cuDNN and CUPTI serve us too), ONNX, OpenCV
+# and pytest. thin_wheel.py packs tighter: of CV-CUDA's code for ten GPU architectures it keeps that of the one in ARCH.
 set -euo pipefail
 PYTHON=${1:-python3}
+shift || true
+WANTED=${*:-core engines video checks peers}
 ARCH=${ARCH:-90}
+LIMIT=${LIMIT:-60000000}
 HERE=$(dirname "$0")
 CACHE=benchmarks/.cache/wheels
-LIMIT=60000000
-declare -A REQUIREMENTS=( # requirement -> arguments of thin_wheel.py
-    ["apache-tvm-ffi==0.1.15"]="--python cp312"
-    ["av==19.0.2"]="--python abi3"
-    ["pycocotools==2.0.11"]="--python cp312"
-    ["cvcuda-cu13==0.19.0"]="--python cp312 --arch $ARCH"
+ABI="--python cp312"
+PACKAGES=( # group | requirement | arguments of thin_wheel.py
+    "core|apache-tvm-ffi==0.1.15|$ABI"
+    "core|pydantic==2.14.3|$ABI"
+    "core|pydantic-core==2.50.4|$ABI"
+    "core|annotated-types==0.8.0|$ABI"
+    "core|typing-inspection==0.4.5|$ABI"
+    "video|av==19.0.2|--python abi3"
+    "video|PyNvVideoCodec==2.2.4|$ABI --drop samples/|\.data/|/lib(av|sw)\w+\.so(\.\d+\.\d+\.\d+)?$"
+    "engines|nvidia-cudnn-frontend==1.32.0|$ABI --drop include/|^cudnn/(?!engines|frost)\w+/\w+/"
+    "checks|pycocotools==2.0.11|$ABI"
+    "checks|cupti-python==13.0.1|$ABI"
+    "peers|cvcuda-cu13==0.19.0|$ABI --arch $ARCH"
 )
 
-mkdir -p "$CACHE/thin-$ARCH" .whl
-rm -f .whl/*.whl
-"$PYTHON" -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w .whl .
-for requirement in "${!REQUIREMENTS[@]}"; do
-    name=${requirement%%==*}
-    pattern="$CACHE/${name//-/_}-${requirement##*==}-*.whl"
+fetched() { # fetched REQUIREMENT: path of its wheel in the cache, downloaded once
+    local pattern
+    pattern=$CACHE/$(tr '[:upper:]-' '[:lower:]_' <<< "${1%%==*}")-${1##*==}-*.whl
     if ! compgen -G "$pattern" > /dev/null; then
         "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
             --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 \
-            --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d "$CACHE" "$requirement"
+            --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d "$CACHE" "$1" >&2
     fi
-    wheel=$(compgen -G "$pattern")
-    thin=$CACHE/thin-$ARCH/$(basename "$wheel")
-    # shellcheck disable=SC2086 # several arguments
-    [ -e "$thin" ] || "$PYTHON" "$HERE/thin_wheel.py" "$wheel" "$thin" ${REQUIREMENTS[$requirement]}
-    cp "$thin" .whl/
+    compgen -G "$pattern"
+}
+
+part=1 filled=0
+put() { # put WHEEL: into the part that is being filled, or the next
+    local size
+    size=$(stat -c %s "$1")
+    if [ "$size" -gt "$LIMIT" ]; then
+        echo "$(basename "$1") alone has $((size / 1000000)) MB, more than $((LIMIT / 1000000)): raise LIMIT" >&2
+        exit 1
+    fi
+    if [ $((filled + size)) -gt "$LIMIT" ]; then
+        part=$((part + 1)) filled=0
+    fi
+    filled=$((filled + size))
+    mkdir -p ".whl/$part"
+    cp "$1" ".whl/$part/"
+}
+
+mkdir -p "$CACHE/thin-$ARCH" .whl
+rm -rf .whl/*
+for group in $WANTED; do
+    if [ "$group" = core ]; then
+        "$PYTHON" -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w .whl/new .
+        put .whl/new/framefuse-*.whl
+        rm -r .whl/new
+    fi
+    found=
+    for line in "${PACKAGES[@]}"; do
+        IFS='|' read -r name requirement arguments <<< "$line"
+        [ "$name" = "$group" ] || continue
+        found=yes
+        wheel=$(fetched "$requirement")
+        thin=$CACHE/thin-$ARCH/$(basename "$wheel")
+        # shellcheck disable=SC2086 # several arguments
+        [ -e "$thin" ] || "$PYTHON" "$HERE/thin_wheel.py" "$wheel" "$thin" $arguments
+        put "$thin"
+    done
+    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks or peers" >&2; exit 1; }
 done
-ls -l .whl
-total=$(du -cb .whl/*.whl | tail -1 | cut -f1)
-echo "total $((total / 1000000)) MB"
-if [ "$total" -gt "$LIMIT" ]; then
-    echo "more than $((LIMIT / 1000000)) MB: leave a requirement out, or send it in parts" >&2
-    exit 1
-fi
+ls -l .whl/*/
+du -csb .whl/*/ | sed 's/\([0-9]*\)[0-9]\{6\}\t/\1 MB /'

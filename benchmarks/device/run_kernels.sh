@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the GPU machine, in the repository's root, after bundle.sh filled .whl/: tests, sanitizers, benchmark.
+# On the GPU machine, in the repository's root, after bundle.sh filled .whl/ (groups core, checks, peers): tests, sanitizers, benchmark.
 #
 #     benchmarks/device/run_kernels.sh [tests|sanitize|bench|all] [ROWS...]     # ROWS: of benchmarks.kernels
 #
@@ -27,7 +27,7 @@ step() { # step NAME SECONDS LOG COMMAND...: run, keep the log, remember how it 
 wants() { [ "$STEPS" = all ] || [ "$STEPS" = "$1" ]; }
 
 step install 120 setup.log "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-    --disable-pip-version-check --target "$SITE" .whl/*.whl
+    --disable-pip-version-check --target "$SITE" .whl/*/*.whl
 step versions 60 setup.log "$PYTHON" benchmarks/device/versions.py
 
 # --noconftest: the fixture there builds the kernels, which needs TVM; the wheel in $SITE holds them built.

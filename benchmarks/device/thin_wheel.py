@@ -4,7 +4,7 @@
 
 A fat binary holds one entry for each GPU architecture; the driver picks the entry of the found GPU and never reads the
 others. Their bytes become zeros, which compress to nothing, and every offset stays as it was: what runs is untouched.
-Extension modules for other Python versions are left out.
+Extension modules for other Python versions are left out, and with `--drop PATTERN` files whose path matches.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--arch", type=int, default=90)
     parser.add_argument("--python", default="cp312")
+    parser.add_argument("--drop", type=re.compile, metavar="PATTERN", help="leave out files: a regular expression")
     args = parser.parse_args()
     tag = args.python.replace("cp", "cpython-")
     with zipfile.ZipFile(args.source) as source, zipfile.ZipFile(args.target, "w", zipfile.ZIP_LZMA) as target:
         for item in source.infolist():
             other = re.search(r"\.(cpython-\w+)-", item.filename)
-            if item.is_dir() or (other and other[1] != tag):
+            dropped = args.drop is not None and args.drop.search(item.filename)
+            if item.is_dir() or dropped or (other and other[1] != tag):
                 continue
             data = source.read(item)
             if ".so" in item.filename and MAGIC in data:

@@ -1,0 +1,62 @@
+"""What a GPU result was measured on: a hash of each group of sources that decides it, kept in the result.
+
+    save("ledger", {**rows, "sources": stamp("kernel", "engine", "program")})
+
+`python -m benchmarks.results_table --check` compares the hashes of every recorded GPU result with the sources as they
+are, and says which of them are stale, and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import framefuse
+from benchmarks.protocol import RESULTS
+
+PACKAGE = Path(framefuse.__file__).parent
+"""What is imported, which may be a wheel."""
+
+GROUPS = {
+    "kernel": ("kernels/tir/*_cuda.py", "kernels/tir/_[!_]*.py", "kernels/*_cuda.py", "kernels/*.cuh"),
+    "engine": ("engines/cudnn/*.py",),
+    "program": ("program_cuda.py", "program.py", "ledger.py", "sources/nvdec.py"),
+}
+
+
+def group_hash(group: str) -> str:
+    """Twelve hex digits that change with any source of a group."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in GROUPS[group] for path in PACKAGE.glob(pattern)}):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def stamp(*groups: str) -> dict[str, str]:
+    """Hash of each group that a result depends on; all of them where none is named."""
+    return {group: group_hash(group) for group in groups or GROUPS}
+
+
+def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every recorded result of a GPU, by name."""
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result.get("gpu") or result.get("environment", {}).get("gpu"):
+            yield path.stem, result
+
+
+def stale() -> list[str]:
+    """Which GPU results were measured on other sources than these, in words."""
+    found = []
+    for name, result in recorded():
+        sources = result.get("sources") or ({"kernel": result["source_hash"]} if "source_hash" in result else {})
+        if not sources:
+            found.append(f"{name} does not say on which sources it was measured")
+        for group, old in sources.items():
+            now = group_hash(group)
+            if now != old:
+                found.append(f"{name} was measured on {group} sources {old}; they are {now} now")
+    return found

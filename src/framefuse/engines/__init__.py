@@ -23,6 +23,7 @@ ENGINES: dict[str, str] = {
     "onnxruntime-tensorrt": "framefuse.engines.onnxruntime_cuda:open_tensorrt",
     "onnxruntime-nvrtx": "framefuse.engines.onnxruntime_cuda:open_nvrtx",
     "cudnn": "framefuse.engines.cudnn",
+    "torch": "framefuse.engines.torch",
 }
 """Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
 `framefuse.engines` add to it."""

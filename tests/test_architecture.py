@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "preprocess": {"frame", "kernels"},
     "models": {"frame", "plain_yaml", "preprocess", "redact"},
     "postprocess": {"prediction", "preprocess", "kernels", "models"},
-    "engines": {"kernels", "machine", "models"},
+    "engines": {"kernels", "machine"},
     "synthetic": {"frame"},
     "sources": {"frame", "kernels", "redact", "synthetic"},
     "sinks": {"frame", "prediction", "sources", "kernels"},

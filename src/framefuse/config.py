@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     # model
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where everything after decoding runs")
-    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, null, or auto: the fastest of the device")
+    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, null, or auto: the fastest")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
     )

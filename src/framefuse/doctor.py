@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from framefuse.engines import ENGINES
-from framefuse.errors import CapabilityError
+from framefuse.errors import CapabilityError, EngineError
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
@@ -70,7 +70,7 @@ def checks() -> Iterator[Check]:
     yield _try("decode", partial(_video, "mpeg4"), core=True)
     yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
     for engine in ENGINES:
-        job = _cudnn if engine == "cudnn" else partial(_engine, engine)
+        job = {"cudnn": _cudnn, "tensorrt": _tensorrt}.get(engine, partial(_engine, engine))
         yield _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
     yield _onnxruntime_packages()
     yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
@@ -192,6 +192,36 @@ def _cudnn() -> str:
     if not worst < 0.02:
         raise RuntimeError(f"two convolutions are {worst:.3g} off their reference")
     return f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
+
+
+def _tensorrt() -> str:
+    """A plan of two convolutions, built, and run where there is a GPU that this TensorRT knows."""
+    import numpy as np
+
+    from framefuse.engines import EngineOptions, open_engine
+    from framefuse.engines.cudnn import selftest
+    from framefuse.engines.tensorrt_build import Shapes, bindings, build_plan
+
+    found = bindings()
+    with tempfile.TemporaryDirectory() as folder:
+        path = selftest.write(Path(folder, "two.onnx"))
+        if found.rtx:
+            plan = build_plan(path, Shapes.exact(1, 32, 32), found=found)
+            built = f"{found} builds ({plan.build_s:.1f} s)"
+        else:
+            built = str(found)
+        try:
+            lane = open_engine("tensorrt", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
+        except (CapabilityError, EngineError) as error:
+            raise CapabilityError(f"{built}, but does not run here: {error.message}", remedy=error.remedy) from error
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+        lane.submit(slot)
+        lane.wait(slot)
+        if not np.isfinite(slot.outputs[0]).all():
+            raise RuntimeError("two convolutions give NaN")
+    return f"{built} and runs"
 
 
 def _onnxruntime_packages() -> Check:

@@ -11,10 +11,10 @@ Title: what is inside the graph
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,8 +45,7 @@ class Execution(Protocol):
 
     @property
     def input(self) -> Any:
-        """(batch, height, width, 3 to 8) on the GPU; the channels behind the third are 0 and may stay so. Of an
-        execution whose `memory_format` is "nchw": (batch, 3, height, width)."""
+        """(batch, height, width, 8) float16 on the GPU; the channels behind the third are 0 and may stay so."""
 
     results: Sequence[Any]
     """The model's outputs, or those of `layout`, on the GPU."""
@@ -54,8 +53,7 @@ class Execution(Protocol):
     """What `results` hold, if not what the model itself puts out: "yolov8_head"."""
 
     def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy. It only launches, so it may be captured, unless its `capturable` is
-        false: then it is started between two graphs."""
+        """Start the model on a stream of CuPy. It only launches, so it may be captured."""
 
     def finish(self, stream: Any) -> None:
         """Start what writes `results`."""
@@ -218,8 +216,7 @@ class _Lane:
         self._relative = model.layout is not None or card.box_units == "relative"
         with self._stream:
             self._staging = _Staging(batch, self._stream, ledger)
-            memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
-            self._table = PreprocessTable(frame.format, model.input, memory_format=memory_format, allocate=cuda.pinned)
+            self._table = PreprocessTable(frame.format, model.input, memory_format="nhwc", allocate=cuda.pinned)
             self._maps = cuda.pinned((batch, 8), np.float32)
             self._maps_there = cp.zeros((batch, 8), np.float32)
             # One allocation, so that one copy brings everything home.
@@ -229,44 +226,29 @@ class _Lane:
             self._found, self._home = _arrays(shapes, lambda size: cuda.pinned((size,), np.uint8))
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
 
-            def before() -> None:
+            def run() -> None:
                 runtime, stream = cp.cuda.runtime, self._stream.ptr
                 self._table.upload(stream)
                 runtime.memcpyAsync(self._maps_there.data.ptr, self._maps.ctypes.data, self._maps.nbytes,
                                     runtime.memcpyHostToDevice, stream)  # fmt: skip
                 self._table.launch(stream)
-
-            def run_model() -> None:
                 model.start(self._stream)
                 model.finish(self._stream)
-
-            def after() -> None:
                 detections(
                     outputs, layout, self._maps_there, conf=selection.conf, iou=selection.iou,
                     max_det=selection.max_det, classes=selection.classes, agnostic=selection.agnostic,
                     activation=card.activation, out=Found(*self._found_there),
                 )  # fmt: skip
-                cp.cuda.runtime.memcpyAsync(self._home.ctypes.data, there.data.ptr, self._home.nbytes,
-                                            cp.cuda.runtime.memcpyDeviceToHost, self._stream.ptr)  # fmt: skip
+                runtime.memcpyAsync(self._home.ctypes.data, there.data.ptr, self._home.nbytes,
+                                    runtime.memcpyDeviceToHost, stream)  # fmt: skip
 
-            steps = before, run_model, after
-            for step in steps:  # whatever is loaded at a first launch is loaded here
-                step()
+            run()  # whatever is loaded at a first launch is loaded here
             self._stream.synchronize()
-            if getattr(model, "capturable", True):
-                self._launches = [self._recorded(steps)]
-            else:
-                self._launches = [self._recorded([before]), run_model, self._recorded([after])]
-
-    def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
-        """What launches these steps as one graph."""
-        self._stream.begin_capture(cuda.cupy().cuda.runtime.streamCaptureModeThreadLocal)
-        try:
-            for step in steps:
-                step()
-        finally:
-            graph = self._stream.end_capture()
-        return lambda: graph.launch(self._stream)
+            self._stream.begin_capture(cp.cuda.runtime.streamCaptureModeThreadLocal)
+            try:
+                run()
+            finally:
+                self._graph = self._stream.end_capture()
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: which surfaces, and where each of them goes. Rows beyond the frames keep the last ones."""
@@ -285,8 +267,7 @@ class _Lane:
 
     def launch(self) -> None:
         try:
-            for launch in self._launches:
-                launch()
+            self._graph.launch(self._stream)
             self.ended.record(self._stream)
         except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
             raise EngineError(f"CUDA failed: {error}") from error

@@ -1,7 +1,8 @@
-"""framefuse build: a model in FP16 or INT8, for every engine."""
+"""framefuse build: a model in FP16 or INT8 for every engine, or a plan for TensorRT."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from framefuse.lowering import BuildReport
 
 PRECISIONS = ("fp16", "int8")
+PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
 
 
 def build(
     model: Annotated[str, typer.Argument(help="ONNX file in FP32, or the name of a shipped model", show_default=False)],
-    precision: Annotated[str, typer.Option(metavar="fp16|int8", help="what it becomes", show_default=False)],
+    precision: Annotated[
+        str,
+        typer.Option(metavar="fp16|int8", help="what it becomes (tensorrt: fp32 and fp8 too)", show_default=False),
+    ],
     calib: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="video, images, camera, ... that show what the model will see"),
@@ -30,7 +35,7 @@ def build(
     ] = None,
     images: Annotated[Path | None, typer.Option(metavar="PATH", help="images of the COCO file")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="default: MODEL-int8.onnx or MODEL-fp16.onnx")
+        Path | None, typer.Option(metavar="FILE", help="default: MODEL-int8.onnx or MODEL-fp16.onnx; or a .plan")
     ] = None,
     allow_loss: Annotated[bool, typer.Option("--allow-loss", help="write it whatever accuracy it loses")] = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="write over an existing file")] = False,
@@ -38,18 +43,27 @@ def build(
     calibration: Annotated[
         str, typer.Option(metavar="percentile|entropy|minmax", help="how ranges follow from the frames")
     ] = "percentile",
+    engine: Annotated[
+        str | None, typer.Option(metavar="tensorrt", help="build its plan too; without --out it goes into the cache")
+    ] = None,
+    shapes: Annotated[
+        str | None, typer.Option(metavar="MIN:OPT:MAX", help="inputs of the plan, 1x3x640x640:8x3x640x640:16x3x640x640")
+    ] = None,
+    workspace: Annotated[int, typer.Option(min=0, metavar="MIB", help="scratch memory of the plan; 0: no limit")] = 0,
     print_report: PrintReport = False,
     quiet: Quiet = False,
 ) -> int:
     """Lower a model to FP16 or INT8 and write it, if it stays accurate."""
+    _check_engine(engine, shapes, workspace, out)
     for name, value, known in (
-        ("--precision", precision, PRECISIONS),
+        ("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS),
         ("--calibration", calibration, ("percentile", "entropy", "minmax")),
     ):
         if value not in known:
             raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
 
     from framefuse.lowering import build_model
+    from framefuse.models import find_model
 
     console = stderr()
 
@@ -58,7 +72,14 @@ def build(
         if not quiet:
             console.print(line, style="dim", markup=False)
 
-    options: dict[str, Any] = {"precision": precision, "calibration": calibration}
+    plan = out if engine else None
+    if engine and _written_as(model, precision):
+        _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
+        return 0
+    lowered = "int8" if precision == "fp8" else precision
+    if plan is not None:
+        out = plan.with_suffix(".onnx")
+    options: dict[str, Any] = {"precision": lowered, "calibration": calibration}
     report = build_model(
         model,
         calib=calib,
@@ -77,7 +98,64 @@ def build(
         _print_layers(report)
     if not quiet:
         console.print(report.summary(), markup=False)
+    if engine:
+        _build_plan(report.output, precision, shapes, workspace, plan, exist_ok, say, False)
     return 0
+
+
+def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: Path | None) -> None:
+    if engine not in (None, "tensorrt"):
+        raise UsageError(f"--engine {engine} has no plans to build", remedy="use --engine tensorrt, or leave it out")
+    for name, value in (("--shapes", shapes), ("--workspace", workspace)):
+        if value and engine is None:
+            raise UsageError(f"{name} {value} is for plans", remedy="add --engine tensorrt")
+    if engine and out is not None and out.suffix not in (".plan", ".engine"):
+        raise UsageError(f"--out {out} is no plan", remedy=f"use --out {out.with_suffix('.plan')}")
+    if out is not None and engine is None and out.suffix in (".plan", ".engine"):
+        raise UsageError(f"--out {out} is a plan", remedy="add --engine tensorrt")
+
+
+def _written_as(model: str, precision: str) -> bool:
+    """Whether the file needs no lowering for a plan of this precision."""
+    import onnx
+
+    from framefuse.engines.tensorrt_build import precision_of
+    from framefuse.models import find_model
+
+    written = precision_of(onnx.load(find_model(model)))
+    return precision in (written, "fp32") or (precision, written) == ("fp8", "int8")
+
+
+def _build_plan(
+    model: Path, precision: str, shapes: str | None, workspace: int, out: Path | None, exist_ok: bool, say: Any,
+    print_report: bool,
+) -> None:  # fmt: skip
+    from framefuse.engines.tensorrt_build import LARGEST_BATCH, Shapes, bindings
+    from framefuse.engines.tensorrt_plans import build as build_file
+    from framefuse.models.card import read_card
+
+    if out is not None and out.exists() and not exist_ok:
+        raise UsageError(f"{out} exists", remedy="use --exist-ok, or another --out")
+    if shapes is None:
+        card = read_card(model)
+        height, width = card.preprocess.height, card.preprocess.width
+        low, high = (1, LARGEST_BATCH) if card.dynamic_batch else (card.batch, card.batch)
+        profile = Shapes((low, height, width), (low, height, width), (high, height, width))
+    else:
+        profile = Shapes.parse(shapes)
+    found = bindings()
+    say(f"building a plan with {found} for {profile}")
+    path, plan = build_file(model, profile, precision=precision, output=out, workspace_mb=workspace, found=found)
+    for kind, lines in plan.messages.items():
+        for line in lines:
+            say(f"{found} {kind.lower()}: {line}")
+    say(
+        f"{path}: {plan.precision}, {len(plan.content) / 1e6:.1f} MB, {plan.layers} layers before fusion, built in "
+        f"{plan.parse_s + plan.build_s:.1f} s; use it with --engine tensorrt --device cuda and {model.name}"
+    )
+    if print_report:
+        typer.echo(json.dumps({"plan": str(path), "bytes": len(plan.content), "precision": plan.precision,
+                               "shapes": str(profile), "engine": str(found), "messages": plan.messages}))  # fmt: skip
 
 
 def _print_layers(report: BuildReport) -> None:

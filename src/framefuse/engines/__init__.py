@@ -20,13 +20,10 @@ ENGINES: dict[str, str] = {
     "null": "framefuse.engines.null",
     "openvino": "framefuse.engines.openvino",
     "onnxruntime": "framefuse.engines.onnxruntime",
-    "onnxruntime-tensorrt": "framefuse.engines.onnxruntime_cuda:open_tensorrt",
-    "onnxruntime-nvrtx": "framefuse.engines.onnxruntime_cuda:open_nvrtx",
     "cudnn": "framefuse.engines.cudnn",
-    "torch": "framefuse.engines.torch",
+    "tensorrt": "framefuse.engines.tensorrt",
 }
-"""Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
-`framefuse.engines` add to it."""
+"""Engine name -> module, imported on use. Entry points of the group `framefuse.engines` add to it."""
 
 
 @dataclass(frozen=True)
@@ -136,16 +133,12 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
         CapabilityError: its package, or the device asked for, is missing here.
         ModelError: the engine cannot read the model.
     """
-    modules = ENGINES if name in ENGINES else engine_names()
+    modules = dict(ENGINES)
+    if name not in modules:
+        from importlib.metadata import entry_points
+
+        modules.update({point.name: point.value for point in entry_points(group="framefuse.engines")})
     if name not in modules:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(modules))}")
-    module, _, function = modules[name].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), function or "open_engine")(model, options)
+    engine: Engine = importlib.import_module(modules[name]).open_engine(model, options)
     return engine
-
-
-def engine_names() -> dict[str, str]:
-    """Every engine that this installation knows, installed or not: `ENGINES`, and those of entry points."""
-    from importlib.metadata import entry_points
-
-    return ENGINES | {point.name: point.value for point in entry_points(group="framefuse.engines")}

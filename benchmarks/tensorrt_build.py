@@ -1,0 +1,71 @@
+"""Plans that TensorRT for RTX builds without a GPU: seconds and bytes for each network and precision.
+
+    python -m benchmarks.tensorrt_build
+
+Written to benchmarks/results/tensorrt_build.json with everything the builder warned of. Nothing here runs a plan: how
+fast they are is not known from this.
+"""
+
+import argparse
+import hashlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+
+from benchmarks.models import calibration_images, model
+from benchmarks.protocol import ROOT, save
+from framefuse.engines.tensorrt_build import Shapes, bindings, build_plan
+from framefuse.engines.tensorrt_plans import FLAGS
+from framefuse.models.fp16 import plan_fp16, to_fp16
+from framefuse.models.int8 import calibrate, plan_int8, prepare, quantise
+
+SHAPES = (Shapes.exact(1, 640, 640), Shapes.parse("1x3x640x640:8x3x640x640:16x3x640x640"))
+ROUNDS = 3
+CALIBRATION = 4
+"""Pictures for the ranges: enough to build with, too few to judge accuracy by."""
+
+
+def lowered(path: Path, folder: Path) -> dict[str, Path]:
+    """The file in each precision; FP8 is made of the INT8 one."""
+    ready = prepare(path)
+    half, eight = folder / f"{path.stem}-fp16.onnx", folder / f"{path.stem}-int8.onnx"
+    onnx.save(to_fp16(ready, plan_fp16(ready, {})), half)
+    layers, _ = plan_int8(ready)
+    pictures = calibration_images()[:CALIBRATION]
+    ranges = calibrate(ready, ready.graph.input[0].name, [picture[None] for picture in pictures])
+    onnx.save(quantise(ready, ranges, layers), eight)
+    return {"fp32": path, "fp16": half, "int8": eight, "fp8": eight}
+
+
+def rows(name: str, folder: Path) -> list[dict[str, Any]]:
+    path = model(name)
+    found = []
+    for precision, file in lowered(path, folder).items():
+        for shapes in SHAPES:
+            plans = [build_plan(file, shapes, precision=precision) for _ in range(ROUNDS)]
+            best = min(plans, key=lambda plan: plan.build_s)
+            found.append(
+                {"network": name, "precision": precision, "shapes": str(shapes), "parse_s": best.parse_s,
+                 "build_s": best.build_s, "bytes": len(best.content), "onnx_bytes": file.stat().st_size,
+                 "layers_before_fusion": best.layers, "messages": best.messages}
+            )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    sources = sorted((ROOT / "src/framefuse/engines").glob("tensorrt*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    with TemporaryDirectory() as folder:
+        found = [row for name in ("yolov8n", "yolov5s") for row in rows(name, Path(folder))]
+    save(
+        "tensorrt_build",
+        {"tensorrt": str(bindings()), "flags": FLAGS, "sources": digest, "ran_on_a_gpu": False, "rounds": ROUNDS,
+         "rows": found},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

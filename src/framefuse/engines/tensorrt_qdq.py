@@ -1,0 +1,232 @@
+"""Quantised graphs as TensorRT reads them: signed numbers around zero, in 8 bit integers or in FP8.
+
+A file of `framefuse build` quantises activations as uint8 with a zero point, because SiLU gives a few negative numbers
+and many positive ones: with zero in the middle almost half of the numbers would stand for values that never come.
+TensorRT takes zero points of 0 only. `symmetric` keeps every rounded number and moves the tensor instead: with
+d = scale x (zero point - 128), y = x + d is quantised around zero, and the convolution that reads y subtracts
+d x sum(weights) in its bias. Where a convolution pads, the padding is d instead of 0, so it is put there by a Pad of
+its own. What those cost on a GPU has not been measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from framefuse.errors import ModelError
+
+FP8_LARGEST = 448.0
+"""The largest number of float8e4m3fn."""
+FP8_OPSET = 19
+
+
+def is_quantised(model: Any) -> bool:
+    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+
+
+def is_plain(zero: Any) -> bool:
+    """Whether TensorRT takes a zero point as it is."""
+    return bool(zero.dtype == np.int8 and not zero.any())
+
+
+def symmetric(model: Any) -> Any:
+    """A copy whose quantisers are all int8 with zero points of 0, and which computes the same.
+
+    Raises:
+        ModelError: a quantiser whose scale or zero point is no constant, or has several zero points.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    graph = _Graph(moved)
+    nodes: list[Any] = []
+    gone: set[str] = set()
+    for node in moved.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in gone:
+            continue
+        if node.op_type != "QuantizeLinear" or is_plain(zero := graph.zero_point(node)):
+            nodes.append(node)
+            continue
+        scale = graph.constant(node, node.input[1])
+        if scale.size != 1 or zero.dtype != np.uint8:
+            raise ModelError(
+                f"{node.name} quantises with {zero.size} zero points of {zero.dtype}; TensorRT takes one of 0",
+                remedy="build the file with framefuse build --precision int8",
+            )
+        offset = np.float32(scale.item() * (int(zero.item()) - 128))
+        gone.add(node.output[0])
+        start = f"{node.output[0]}/moved"
+        nodes.append(
+            helper.make_node("Add", [node.input[0], graph.add(f"{start}_by", offset)], [start], f"{start}/Add")
+        )
+        made: dict[tuple[int, ...], str] = {}
+
+        def quantised(
+            pads: tuple[int, ...],
+            start: str = start,
+            made: dict[tuple[int, ...], str] = made,
+            node: Any = node,
+            offset: np.float32 = offset,
+        ) -> str:
+            """The moved tensor, padded and quantised and back; once for each padding."""
+            if pads not in made:
+                name, source = f"{start}_{len(made)}", start
+                if any(pads):
+                    half = len(pads) // 2
+                    sides = np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64)
+                    source = f"{name}/padded"
+                    inputs = [start, graph.add(f"{name}_pads", sides), graph.add(f"{name}_with", offset)]
+                    nodes.append(helper.make_node("Pad", inputs, [source], f"{name}/Pad"))
+                zero = graph.add(f"{name}_zero", np.int8(0))
+                nodes.append(
+                    helper.make_node("QuantizeLinear", [source, node.input[1], zero], [f"{name}/q"], f"{name}/Q")
+                )
+                made[pads] = f"{name}/dq"
+                nodes.append(
+                    helper.make_node("DequantizeLinear", [f"{name}/q", node.input[1], zero], [made[pads]], f"{name}/DQ")
+                )
+            return made[pads]
+
+        for back in graph.readers(node.output[0]):
+            for reader in graph.readers(back.output[0]):
+                weight = graph.value(reader.input[1]) if reader.op_type == "Conv" else None
+                if weight is None or _auto_padded(reader) or reader.input[0] != back.output[0]:
+                    plain = f"{back.output[0]}/back"
+                    if plain not in made.values():
+                        inputs = [quantised(()), graph.add(f"{plain}_by", -offset)]
+                        nodes.append(helper.make_node("Add", inputs, [plain], f"{plain}/Add"))
+                        made[(-1,)] = plain
+                    reader.input[:] = [plain if name == back.output[0] else name for name in reader.input]
+                    continue
+                pads = next((a for a in reader.attribute if a.name == "pads"), None)
+                sides = tuple(pads.ints) if pads is not None else ()
+                reader.input[0] = quantised(sides if any(sides) else ())
+                if pads is not None:
+                    pads.ints[:] = [0] * len(sides)
+                bias = graph.value(reader.input[2]) if len(reader.input) > 2 else np.zeros(weight.shape[0], np.float32)
+                if bias is None:
+                    raise ModelError(f"the bias of {reader.name} is computed, where TensorRT needs a constant")
+                moved_bias = bias - offset * weight.astype(np.float64).sum(axis=tuple(range(1, weight.ndim)))
+                name = graph.add(f"{reader.name or reader.output[0]}/moved_bias", moved_bias.astype(np.float32))
+                reader.input[:] = [*list(reader.input)[:2], name]
+    del moved.graph.node[:]
+    moved.graph.node.extend(nodes)
+    del moved.graph.value_info[:]
+    moved.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in graph.added.items())
+    _drop_unused(moved)
+    onnx.checker.check_model(moved, full_check=True)
+    return moved
+
+
+def to_fp8(model: Any) -> Any:
+    """A copy of an INT8 graph with FP8 (e4m3) in the place of 8 bit integers, by the same ranges.
+
+    Activations have one scale a tensor, weights one a channel; the largest magnitude of each becomes 448.
+
+    Raises:
+        ModelError: the model is not quantised.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    if not is_quantised(model):
+        raise ModelError("FP8 needs ranges, and the model has none", remedy="build it with --precision int8 first")
+    converted = onnx.version_converter.convert_version(model, max(FP8_OPSET, _opset(model)))
+    graph = _Graph(converted)
+    tensors: list[Any] = []
+    zero = helper.make_tensor("fp8_zero", TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True)
+    for node in converted.graph.node:
+        if node.op_type == "QuantizeLinear":
+            scale, shift = graph.constant(node, node.input[1]), graph.zero_point(node)
+            limits = np.iinfo(shift.dtype)
+            ends = [np.abs(scale * (float(end) - shift.astype(np.float64))) for end in (limits.min, limits.max)]
+            largest = np.maximum(*ends).max()
+            name = graph.add(f"{node.output[0]}/fp8_scale", np.float32(largest / FP8_LARGEST))
+            node.input[1:] = [name, zero.name]
+            for back in graph.readers(node.output[0]):
+                back.input[1:] = [name, zero.name]
+        elif node.op_type == "DequantizeLinear" and node.input[0] in graph.constants:
+            values = graph.value(node.output[0])
+            assert values is not None
+            if values.ndim < 2:  # a bias
+                continue
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            others = tuple(index for index in range(values.ndim) if index != axis)
+            scale = np.maximum(np.abs(values).max(axis=others, keepdims=True) / FP8_LARGEST, 1e-12)
+            name = f"{node.output[0]}/fp8"
+            # make_tensor rounds to the nearest number of the type.
+            tensors.append(
+                helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, (values / scale).ravel().tolist())
+            )
+            zeros = helper.make_tensor(
+                f"{name}_zero", TensorProto.FLOAT8E4M3FN, [scale.size], b"\0" * scale.size, raw=True
+            )
+            tensors.append(zeros)
+            node.input[:] = [name, graph.add(f"{name}_scale", scale.ravel().astype(np.float32)), zeros.name]
+    converted.graph.initializer.extend([zero, *tensors])
+    converted.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in graph.added.items())
+    del converted.graph.value_info[:]
+    _drop_unused(converted)
+    onnx.checker.check_model(converted, full_check=True)
+    return converted
+
+
+class _Graph:
+    def __init__(self, model: Any) -> None:
+        from onnx import numpy_helper
+
+        self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self.added: dict[str, Any] = {}
+        self._nodes = list(model.graph.node)
+        self._makers = {name: node for node in self._nodes for name in node.output}
+
+    def add(self, name: str, value: Any) -> str:
+        self.added[name] = np.asarray(value)
+        return name
+
+    def readers(self, name: str) -> list[Any]:
+        return [node for node in self._nodes if name in node.input]
+
+    def constant(self, node: Any, name: str) -> Any:
+        if name not in self.constants:
+            raise ModelError(f"{node.name} ({node.op_type}) computes its {name}, where TensorRT needs a constant")
+        return self.constants[name]
+
+    def zero_point(self, node: Any) -> Any:
+        return self.constant(node, node.input[2]) if len(node.input) > 2 and node.input[2] else np.uint8(0)
+
+    def value(self, name: str) -> Any:
+        """A constant, or one that is stored quantised; None where it is computed."""
+        if name in self.constants:
+            return self.constants[name]
+        node = self._makers.get(name)
+        if node is None or node.op_type != "DequantizeLinear" or node.input[0] not in self.constants:
+            return None
+        stored = self.constants[node.input[0]].astype(np.float32)
+        scale, zero = self.constant(node, node.input[1]), self.zero_point(node).astype(np.float32)
+        if scale.ndim:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+            shape = [-1 if index == axis else 1 for index in range(stored.ndim)]
+            scale, zero = scale.reshape(shape), zero.reshape(shape) if zero.ndim else zero
+        return (stored - zero) * scale
+
+
+def _auto_padded(node: Any) -> bool:
+    return any(a.name == "auto_pad" and a.s not in (b"", b"NOTSET", b"VALID") for a in node.attribute)
+
+
+def _opset(model: Any) -> int:
+    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def _drop_unused(model: Any) -> None:
+    used = {name for node in model.graph.node for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+
+__all__ = ["is_quantised", "symmetric", "to_fp8"]

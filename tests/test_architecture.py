@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
 }
-FREE = {"__init__", "__main__", "entry", "pipeline", "doctor", "cli"}
+FREE = {"__init__", "__main__", "entry", "pipeline", "fleet", "fleet_worker", "doctor", "cli"}
 
 
 def room_of(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from framefuse.config import Settings
     from framefuse.errors import FramefuseError
+    from framefuse.fleet import Fleet
     from framefuse.frame import Frame
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Detections, Result
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "CallbackSink": "sinks.callback",
     "Detections": "prediction",
+    "Fleet": "fleet",
     "Frame": "frame",
     "FramefuseError": "errors",
     "Pipeline": "pipeline",
@@ -38,6 +40,7 @@ _HOMES = {
 __all__ = [
     "CallbackSink",
     "Detections",
+    "Fleet",
     "Frame",
     "FramefuseError",
     "Pipeline",

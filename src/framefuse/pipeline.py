@@ -38,6 +38,7 @@ from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
 from framefuse.sources import Source, SourceInfo, SourceOptions, is_camera, open_source
+from framefuse.sources.chain import SharedList
 
 SinkFactory = Callable[[], Sink]
 
@@ -89,21 +90,23 @@ def write(
     info_of: Callable[[str], SourceInfo],
     clock: StageClock,
     *,
-    one_by_one: bool,
+    reader_of: Callable[[str], int],
 ) -> Iterator[Result]:
     """Results through the sinks, which are completed whatever happens.
 
     Args:
-        one_by_one: sources follow each other, so that a new one means that the outputs of the last are complete.
+        reader_of: number of what reads a source. It reads one after the other, so that a new one means that the
+            outputs of its last are complete.
     """
-    previous = None
+    previous: dict[int, str] = {}
     try:
         for result, frame in found:
             started, cpu_started = perf_counter(), thread_time()
             source_id = result.frame.source_id
-            if one_by_one and previous is not None and previous != source_id:
-                sinks.end(previous)
-            previous = source_id
+            reader = reader_of(source_id)
+            if previous.setdefault(reader, source_id) != source_id:
+                sinks.end(previous[reader])
+                previous[reader] = source_id
             sinks.write(result, frame, info_of(source_id))
             if frame is not None and frame.lease is not None:
                 frame.lease.release()
@@ -314,8 +317,7 @@ class Pipeline:
         )
         if self._sink_set is None or write_clock is None:
             return (done.result for done in found)
-        one_by_one = len(self.sources) == 1
-        written = write(found, self._sink_set, self._info_of, write_clock, one_by_one=one_by_one)
+        written = write(found, self._sink_set, self._info_of, write_clock, reader_of=self._reader_of)
         if settings.show:
             return written  # in the caller's thread, to which windows belong
         self._last = Threaded([written], name="write", cancel=found.close, capacity=settings.queue)
@@ -334,14 +336,17 @@ class Pipeline:
         for source in self.sources:
             source.close()
 
+    def _reader_of(self, source_id: str) -> int:
+        """Number of the source, in `sources`, that a frame is from."""
+        for number, source in enumerate(self.sources):
+            if source_id in source.info.parts or source.info.uri == source_id:
+                return number
+        return 0
+
     def _info_of(self, source_id: str) -> SourceInfo:
         """Facts of the source that a frame is from."""
-        for source in self.sources:
-            if source_id in source.info.parts:
-                return source.info.parts[source_id]
-            if source.info.uri == source_id:
-                return source.info
-        return self.sources[0].info
+        info = self.sources[self._reader_of(source_id)].info
+        return info.parts.get(source_id, info)
 
     def _too_old(self, frame: Frame) -> bool:
         return frame.arrival is not None and monotonic() - frame.arrival > self.settings.max_age
@@ -354,7 +359,7 @@ class Pipeline:
 
 
 def _open_sources(source: Any, settings: Settings) -> list[Source]:
-    """One source, or one for each of a list of cameras and addresses."""
+    """One source, one for each of a list of cameras and addresses, or the readers of a shared list."""
     options = SourceOptions(
         vid_stride=settings.vid_stride,
         start=settings.start,
@@ -367,6 +372,8 @@ def _open_sources(source: Any, settings: Settings) -> list[Source]:
         device="cuda" if settings.device == "cuda" else "cpu",
         held=1 if settings.batch == 1 else settings.batch * 3 + settings.queue,  # in the batcher, two in flight
     )
+    if isinstance(source, SharedList):
+        return source.open(options)
     several = isinstance(source, (list, tuple)) and len(source) > 1
     if not (several and all(is_camera(item) or "://" in str(item) for item in source)):
         return [open_source(source, options)]

@@ -39,6 +39,10 @@ def predict(
     stdout: Annotated[
         bool, typer.Option("--stdout", help="print one JSON line a frame on stdout instead of into a file")
     ] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="0,1|all", help="several GPUs, one process each, share the list of sources"),
+    ] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
     **given: Any,
@@ -55,6 +59,16 @@ def predict(
     if model and model_option and model != model_option:
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")
     chosen_model = next((name for name in (model, model_option, effective.model) if name is not None), None)
+
+    if gpus is not None:
+        if stdout:
+            raise UsageError("--gpus writes files, and --stdout none", remedy="leave one of them out")
+        from framefuse.cli.run import run_fleet
+        from framefuse.fleet import Fleet, parse_devices
+
+        fleet = Fleet(chosen, chosen_model, devices=parse_devices(gpus), settings=effective.settings)
+        run_fleet(fleet, quiet=quiet, print_report=print_report)
+        return 0
 
     from framefuse.cli.run import run
     from framefuse.pipeline import Pipeline

@@ -11,6 +11,7 @@ from framefuse.cli.console import stderr
 from framefuse.entry import stop_if_interrupted
 
 if TYPE_CHECKING:
+    from framefuse.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
 
@@ -57,6 +58,20 @@ def run(
             stderr().print("\n".join(filter(None, lines)), markup=False)
         if print_report:
             typer.echo(report.to_json())
+
+
+def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> None:
+    """Run a fleet to the end, then print what its workers did on stderr."""
+    console = stderr()
+    shown = console.is_terminal and not quiet
+    report = fleet.run(lambda frames: console.print(f"{frames:,} frames", end="\r") if shown else None)
+    if not quiet:
+        lines = [report.table(), *([f"report   {fleet.folder / 'fleet.json'}"] if fleet.folder else [])]
+        console.print("\n".join(lines), markup=False)
+    if print_report:
+        typer.echo(report.to_json())
+    if report.errors:
+        raise report.failure()
 
 
 class Bar:

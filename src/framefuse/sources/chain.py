@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -51,21 +51,74 @@ def chain(openers: Sequence[Opener]) -> PullSource:
     Raises:
         SourceError: none can be opened (at once), or none gave a frame (at the end).
     """
-    return _Chain(openers).source()
+    chained = _Chain(iter(openers), f"{len(openers)} sources", [name for name, _ in openers])
+    source = chained.source()
+    if source is None:
+        raise chained.nothing()
+    return source
+
+
+@dataclass(frozen=True)
+class SharedList:
+    """A list that several readers of a Pipeline work off together: each takes the next item when it has finished one.
+
+    An item that cannot be read is noted and passed over, whatever the others give.
+    """
+
+    items: Iterator[Any]
+    """What `open_source` takes, files above all. Other processes may take from it as well."""
+    readers: int
+    """How many at most; there are fewer where there are fewer items."""
+
+    def open(self, options: SourceOptions) -> list[Source]:
+        """The readers, each with its first item open.
+
+        Raises:
+            SourceError: no item can be opened, or there is none.
+        """
+        lock = threading.Lock()
+
+        def turns() -> Iterator[Opener]:
+            while True:
+                with lock:
+                    item = next(self.items, None)
+                if item is None:
+                    return
+                yield _name(item), partial(open_source, item, options)
+
+        opened: list[Source] = []
+        for number in range(self.readers):
+            chained = _Chain(turns(), f"reader {number + 1} of a shared list", alone=False)
+            source = chained.source()
+            if source is None:
+                if not opened:
+                    raise chained.nothing()
+                break
+            opened.append(source)
+        return opened
 
 
 class _Chain:
-    def __init__(self, openers: Sequence[Opener]) -> None:
-        self._waiting = list(reversed(openers))
-        self._failures: list[str] = []
-        self._current: Source | None = None
-        self._info = SourceInfo(f"{len(openers)} sources", "file")
-        self._info.files = [Path(name) for name, _ in openers if "://" not in name]
+    """
+    Args:
+        turns: what to open, in order; asked for the next one when the last one has ended.
+        files: names of the parts, so far as they are known.
+        alone: a chain that gives no frame at all is an error.
+    """
 
-    def source(self) -> PullSource:
+    def __init__(self, turns: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
+        self._turns = turns
+        self._alone = alone
+        self.failures: list[str] = []
+        self._current: Source | None = None
+        self._info = SourceInfo(name, "file")
+        self._info.files = [Path(name) for name in files if "://" not in name]
+
+    def source(self) -> PullSource | None:
+        """The whole chain, its first part opened; None: there is none that opens."""
         first = self._open_next()
         if first is None:
-            raise self._nothing()
+            return None
         facts = first.info
         self._info.kind, self._info.fps = facts.kind, facts.fps
         self._info.width, self._info.height = facts.width, facts.height
@@ -74,8 +127,10 @@ class _Chain:
     def _open_next(self) -> Source | None:
         """The next source that can be opened."""
         self._current = None
-        while self._waiting and self._current is None:
-            name, opener = self._waiting.pop()
+        while self._current is None:
+            name, opener = next(self._turns, ("", None))
+            if opener is None:
+                break
             try:
                 self._current = opener()
             except SourceError as error:
@@ -97,8 +152,8 @@ class _Chain:
                 self._collect(source.info)
             if not closed.is_set():
                 self._open_next()
-        if not delivered and self._failures and not closed.is_set():
-            raise self._nothing()
+        if self._alone and not delivered and self.failures and not closed.is_set():
+            raise self.nothing()
 
     def _close_current(self) -> None:
         if self._current is not None:
@@ -118,9 +173,9 @@ class _Chain:
             self._info.drops[cause] = self._info.drops.get(cause, 0) + count
 
     def _failed(self, name: str, error: SourceError) -> None:
-        self._failures.append(error.message)
+        self.failures.append(error.message)
         self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
         note(self._info, f"{name} skipped: {error.message}")
 
-    def _nothing(self) -> SourceError:
-        return SourceError(f"none of {self._info.uri} could be read: {'; '.join(self._failures)}")
+    def nothing(self) -> SourceError:
+        return SourceError(f"none of {self._info.uri} could be read: {'; '.join(self.failures) or 'it is empty'}")

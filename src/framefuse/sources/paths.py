@@ -73,6 +73,16 @@ def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
     return source
 
 
+def videos_in(text: str) -> list[str]:
+    """The videos of a folder or glob; a path by itself where it is a file, or where there are images too.
+
+    Raises:
+        SourceError: nothing is there.
+    """
+    paths = _find(text)
+    return [text] if any(is_image_path(path) for path in paths) else paths
+
+
 def is_image_path(path: str) -> bool:
     return Path(path).suffix.lower() in IMAGE_SUFFIXES
 

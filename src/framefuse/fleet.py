@@ -1,0 +1,356 @@
+"""Fleet: several GPUs of one host, one process each, over one list of inputs.
+
+    inputs -> worker on cuda:0: Pipeline(SharedList) -> its sinks
+           -> worker on cuda:1: Pipeline(SharedList) -> its sinks
+
+A worker asks for the next input whenever one of its readers has finished one, so a faster GPU takes more of them. One
+that dies takes with it only what it was reading; the others go on with the rest. Between the processes travel lines of
+JSON: names of inputs, counts, reports. `fleet_worker.py` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from framefuse import errors
+from framefuse.config import Settings, settings_from
+from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
+from framefuse.redact import redact_source
+from framefuse.report import ErrorFacts, Report
+from framefuse.sinks.run_folder import make_run_folder
+from framefuse.sources import SCHEMES, is_camera
+from framefuse.sources.paths import videos_in
+
+READERS = 8
+"""Inputs that a worker on a GPU reads at once, so that its decoders are busy; on a CPU it is one."""
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """One process of a fleet."""
+
+    device: str
+    """"cuda:0", or "cpu"."""
+    inputs: list[str] = field(default_factory=list)
+    """What it took, in that order."""
+    report: Report | None = None
+    """None: it had nothing to do, or it ended before it had one."""
+    error: ErrorFacts | None = None
+    """What ended it early."""
+
+
+@dataclass(frozen=True)
+class FleetReport:
+    """What the workers did together."""
+
+    frames: int
+    seconds: float
+    """From the first frame of any worker to the last of any. The start of processes and engines is not in it."""
+    start_seconds: float
+    """Until the last worker that found work had its first frame."""
+    workers: list[WorkerFacts]
+
+    @property
+    def fps(self) -> float:
+        return self.frames / self.seconds if self.seconds else 0.0
+
+    @property
+    def errors(self) -> list[ErrorFacts]:
+        return [worker.error for worker in self.workers if worker.error]
+
+    def failure(self) -> FramefuseError:
+        """What ended the first of the workers that ended early, as an error of its kind."""
+        device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
+        kind = getattr(errors, facts.kind, EngineError)
+        others = f"; {len(self.errors)} of {len(self.workers)} workers ended early" if len(self.workers) > 1 else ""
+        failure: FramefuseError = kind(f"{device}: {facts.message}{others}", remedy=facts.remedy)
+        return failure
+
+    def table(self) -> str:
+        """As plain text: a line for all, and one for each worker."""
+        count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
+        lines = [
+            f"{self.frames:,} frames of {count} input{'' if count == 1 else 's'} in {self.seconds:.1f} s,"
+            f" {self.fps:,.1f} fps on {devices} device{'' if devices == 1 else 's'}, after {self.start_seconds:.1f} s"
+            " of starting",
+            "",
+            f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
+        ]
+        warnings = []
+        for worker in self.workers:
+            report = worker.report
+            frames, fps, limiter = (report.frames, report.fps, report.limiter) if report else (0, 0.0, None)
+            lines.append(f"{worker.device:<10}{len(worker.inputs):>7}{frames:>10,}{fps:>10,.1f}  {limiter or '-'}")
+            if report:
+                warnings += [note for source in report.sources for note in source.notes if "skipped" in note]
+                warnings += report.warnings
+        lines += ["", *(f"warning  {text}" for text in warnings)] if warnings else []
+        for worker in self.workers:
+            if worker.error:
+                lines.append(f"error    {worker.device}: {worker.error.message}")
+                lines += [f"         -> {worker.error.remedy}"] if worker.error.remedy else []
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        return json.dumps({"fps": self.fps, **asdict(self)}, indent=2)
+
+
+class Fleet:
+    """Run a list of inputs on several devices of this host.
+
+        Fleet("clips/*.mp4", "yolov8n.onnx", devices=["cuda:0", "cuda:1"], save_jsonl=True).run()
+
+    Outputs go to `project/name/cuda_0`, `project/name/cuda_1`, ...; beside them lies fleet.json.
+
+    Args:
+        sources: files, folders and globs. Each video is one input; a folder or glob with images in it is one.
+        model: as for `Pipeline`.
+        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one.
+        readers: inputs that each worker reads at once; default: READERS on a GPU, 1 on a CPU.
+        settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`.
+        options: fields of `Settings`, and `preset`.
+
+    Attributes:
+        folder: where the outputs are; None while, or because, there are none.
+
+    Raises:
+        UsageError: no device, a GPU named twice, a camera or a stream among the sources, or a wrong option.
+        SourceError: a path is not there.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str | Path] | str | Path,
+        model: str | Path | None = None,
+        *,
+        devices: Sequence[str],
+        readers: int | None = None,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        if not devices:
+            raise UsageError("a fleet needs devices", remedy='name them: devices=["cuda:0", "cuda:1"]')
+        for device in devices:
+            if device != "cpu" and devices.count(device) > 1:
+                raise UsageError(f"{device} is named twice", remedy="one process drives a GPU best")
+        if readers is not None and readers < 1:
+            raise UsageError(f"readers is {readers}", remedy="readers takes a whole number from 1")
+        self.settings = settings_from(options, base=settings)
+        if self.settings.show:
+            raise UsageError("a fleet shows no windows", remedy="leave show out, or use a Pipeline")
+        self.inputs = _inputs([sources] if isinstance(sources, str | Path) else sources)
+        self.folder: Path | None = None
+        self._model = None if model is None else str(model)
+        self._readers = readers
+        self._environments = {device: _environment(device) for device in devices}
+        self._devices = tuple(devices)
+        self._workers: list[_Worker] = []
+
+    def run(self, on_count: Callable[[int], None] = lambda frames: None) -> FleetReport:
+        """Run to the end.
+
+        Args:
+            on_count: called now and then with the number of frames done.
+
+        Raises:
+            FramefuseError: no frame came out of any input; of the kind that ended the first worker, or a SourceError.
+            SinkError: the folder, or fleet.json in it, cannot be written.
+            KeyboardInterrupt: after the workers have completed what they wrote.
+        """
+        settings = self.settings
+        if any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save")):
+            self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+        waiting = deque(self.inputs)
+        started = perf_counter()
+        self._workers = []
+        try:
+            for number, device in enumerate(self._devices):
+                self._workers.append(_Worker(device, self._environments[device], waiting, self._job(number)))
+            while any(worker.running(0.2) for worker in self._workers):
+                on_count(sum(worker.frames for worker in self._workers))
+        except BaseException:
+            for worker in self._workers:
+                worker.stop()
+            raise
+        finally:
+            report = self._report(started)
+            if self.folder is not None:
+                self._save(report, self.folder)
+        on_count(report.frames)
+        if not report.frames:
+            if report.errors:
+                raise report.failure()
+            raise SourceError(f"no frame came out of {len(self.inputs)} inputs", remedy="each of them is empty")
+        return report
+
+    def _job(self, number: int) -> dict[str, Any]:
+        device = self._devices[number]
+        on_cpu = device == "cpu"
+        values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
+        if self.folder is not None:
+            name = f"cpu_{number}" if on_cpu else device.replace(":", "_")
+            values |= {"project": str(self.folder), "name": name}
+        return {"model": self._model, "settings": values, "readers": self._readers or (1 if on_cpu else READERS)}
+
+    def _report(self, started: float) -> FleetReport:
+        spans = [worker.span for worker in self._workers if worker.span]
+        return FleetReport(
+            frames=sum(worker.frames for worker in self._workers),
+            seconds=max(last for _, last in spans) - min(first for first, _ in spans) if spans else 0.0,
+            start_seconds=max(first for first, _ in spans) - started if spans else 0.0,
+            workers=[worker.facts() for worker in self._workers],
+        )
+
+    @staticmethod
+    def _save(report: FleetReport, folder: Path) -> None:
+        path = folder / "fleet.json"
+        try:
+            path.write_text(report.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise SinkError(f"cannot write {path}: {error.strerror}", remedy="choose another --project") from error
+
+
+class _Worker:
+    """This side of one process: a thread that answers what comes from it."""
+
+    def __init__(self, device: str, environment: dict[str, str], waiting: deque[str], job: dict[str, Any]) -> None:
+        self.device = device
+        self.frames = 0
+        self.span: tuple[float, float] | None = None
+        """When its first and its last frame were done, by the clock of this machine."""
+        self._waiting = waiting
+        self._inputs: list[str] = []
+        self._report: Report | None = None
+        self._error: ErrorFacts | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "framefuse.fleet_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,  # an interruption at the terminal reaches it once, through `stop`
+        )
+        self._say(job)
+        self._thread = threading.Thread(target=self._listen, name=f"fleet {device}", daemon=True)
+        self._thread.start()
+
+    def running(self, seconds: float) -> bool:
+        """Whether it still runs after waiting so long for its end."""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Have it complete what it writes, and wait for that."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+        if self.running(30):
+            self._process.kill()
+            self._thread.join()
+
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(self.device, self._inputs, self._report, self._error)
+
+    def _say(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        with self._process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                message = json.loads(line)
+                if message["kind"] == "next":
+                    self._hand_out()
+                elif message["kind"] == "frames":
+                    self.frames, self.span = message["frames"], (message["first"], message["last"])
+                elif message["kind"] == "report":
+                    self._report = Report.from_json(json.dumps(message["report"]))
+                else:
+                    self._error = ErrorFacts(**message["error"])
+        code = process.returncode
+        if code and self._error is None:
+            last = ", ".join(self._inputs[-READERS:]) or "nothing yet"
+            self._error = ErrorFacts(
+                "EngineError",
+                f"the process ended with exit code {code}; it had taken {last}",
+                remedy="run these inputs alone, on one device, to see why",
+            )
+
+    def _hand_out(self) -> None:
+        try:
+            item = self._waiting.popleft()
+        except IndexError:
+            self._say(None)
+            return
+        self._inputs.append(redact_source(item))
+        self._say(item)
+
+
+def parse_devices(text: str) -> list[str]:
+    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every GPU that is visible.
+
+    Raises:
+        UsageError: neither numbers nor all, or there is no GPU.
+    """
+    if text.strip() == "all":
+        from framefuse.kernels.cuda import cupy
+
+        count = cupy().cuda.runtime.getDeviceCount()
+        return [f"cuda:{number}" for number in range(count)]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--gpus is {text!r}", remedy="--gpus takes numbers as in 0,1, or all")
+    return [f"cuda:{int(part)}" for part in parts]
+
+
+def _inputs(sources: Iterable[str | Path]) -> list[str]:
+    inputs: list[str] = []
+    for source in sources:
+        text = str(source)
+        if is_camera(text) or text.partition("://")[0].lower() in SCHEMES:
+            raise UsageError(
+                f"{redact_source(text)} never ends, and a fleet works off a list",
+                remedy="give it a Pipeline of its own",
+            )
+        inputs += [text] if "://" in text else videos_in(text)
+    if not inputs:
+        raise UsageError("a fleet needs inputs", remedy="name files, folders or globs")
+    return inputs
+
+
+def _environment(device: str) -> dict[str, str]:
+    """Environment of the worker of a device: it sees that GPU only.
+
+    Raises:
+        UsageError: no such device.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device == "cpu":
+        return dict(os.environ)
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not number.isdecimal():
+        raise UsageError(f"{device!r} is no device of a fleet", remedy='name "cuda:0", "cuda:1", ... or "cpu"')
+    chosen = str(int(number))
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        if int(number) >= len(names):
+            raise UsageError(
+                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} leaves {len(names)} GPUs",
+                remedy="name fewer devices, or change CUDA_VISIBLE_DEVICES",
+            )
+        chosen = names[int(number)]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}

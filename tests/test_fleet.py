@@ -1,0 +1,158 @@
+"""A fleet: several processes over one list of inputs. Here they are on the CPU; the processes and files are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from framefuse import Fleet
+from framefuse.errors import CapabilityError, SourceError, UsageError
+from framefuse.fleet import parse_devices
+from framefuse.sources import SourceOptions
+from framefuse.sources.chain import SharedList
+from media import video
+
+
+def clips(folder: Path, count: int, frames: int = 12) -> list[Path]:
+    return [video(folder / f"clip{number}.mp4", frames=frames) for number in range(count)]
+
+
+def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> None:
+    files = clips(tmp_path, 5)
+    fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True, engine="null")
+    report = fleet.run()
+    assert report.frames == 5 * 12
+    assert sorted(name for worker in report.workers for name in worker.inputs) == sorted(map(str, files))
+    assert fleet.folder is not None
+    written = sorted(path.name for path in fleet.folder.glob("cpu_*/*.jsonl"))
+    assert written == [f"clip{number}.jsonl" for number in range(5)]
+    assert all(len(path.read_text().splitlines()) == 12 for path in fleet.folder.glob("cpu_*/*.jsonl"))
+    saved = json.loads((fleet.folder / "fleet.json").read_text())
+    assert saved["frames"] == 60 and not report.errors
+    assert "60 frames of 5 inputs" in report.table()
+
+
+def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    good = clips(tmp_path, 1)[0]
+    report = Fleet([tmp_path / "broken.mp4", good], devices=["cpu"], engine="null").run()
+    assert report.frames == 12
+    assert "broken.mp4 skipped" in report.table()
+
+
+def test_no_frame_from_anywhere_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with pytest.raises(SourceError, match=r"cpu: none of reader 1 of a shared list could be read: .*broken\.mp4"):
+        Fleet(tmp_path / "broken.mp4", devices=["cpu", "cpu"], engine="null").run()
+
+
+def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path) -> None:
+    files = clips(tmp_path, 4, frames=200)
+    fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True)
+    killed: list[int] = []
+
+    def kill(frames: int) -> None:
+        first = fleet._workers[0]
+        if frames and first.frames and not killed:
+            killed.append(first._process.pid)
+            os.kill(first._process.pid, signal.SIGKILL)
+
+    report = fleet.run(kill)
+    dead, alive = report.workers
+    assert killed and dead.error is not None and "exit code -9" in dead.error.message
+    assert dead.inputs[-1] in dead.error.message
+    assert alive.error is None and alive.report is not None
+    assert alive.report.frames == 200 * len(alive.inputs)
+    assert len(dead.inputs) + len(alive.inputs) == len(files)
+
+
+def test_an_interruption_completes_what_is_written(tmp_path: Path) -> None:
+    clip = video(tmp_path / "long.mp4", frames=3000)
+    fleet = Fleet(clip, devices=["cpu"], project=tmp_path / "runs", save_jsonl=True)
+
+    def interrupt(frames: int) -> None:
+        if frames:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet.run(interrupt)
+    assert fleet.folder is not None
+    lines = (fleet.folder / "cpu_0" / "long.jsonl").read_text().splitlines()
+    assert 0 < len(lines) < 3000 and json.loads(lines[-1])
+    report = json.loads((fleet.folder / "cpu_0" / "report.json").read_text())
+    assert report["frames"] == len(lines) and report["error"]["kind"] == "KeyboardInterrupt"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fleet")]
+
+
+def test_it_runs_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    clip = clips(tmp_path, 1)[0]
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import framefuse\nprint(framefuse.Fleet({str(clip)!r}, devices=['cpu'], engine='null').run().frames)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "12\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": []}, "needs devices"),
+        ({"devices": ["cuda:0", "cuda:0"]}, "cuda:0 is named twice"),
+        ({"devices": ["gpu"]}, "'gpu' is no device"),
+        ({"devices": ["cpu"], "readers": 0}, "readers is 0"),
+        ({"devices": ["cpu"], "show": True}, "no windows"),
+        ({"devices": ["cpu"], "cnf": 0.3}, "unknown setting 'cnf'"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Fleet(clips(tmp_path, 1), **options)
+
+
+def test_live_sources_are_refused() -> None:
+    for source in ("0", "rtsp://user:secret@host/live"):
+        with pytest.raises(UsageError, match="never ends") as caught:
+            Fleet([source], devices=["cpu"])
+        assert "secret" not in str(caught.value)
+    with pytest.raises(SourceError, match="no such file"):
+        Fleet(["missing.mp4"], devices=["cpu"])
+    with pytest.raises(UsageError, match="needs inputs"):
+        Fleet([], devices=["cpu"])
+
+
+def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = clips(tmp_path, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
+    fleet = Fleet(files, devices=["cuda:1", "cuda:0"])
+    assert [fleet._environments[name]["CUDA_VISIBLE_DEVICES"] for name in ("cuda:0", "cuda:1")] == ["3", "GPU-5f"]
+    with pytest.raises(UsageError, match="cuda:2 was asked for, but CUDA_VISIBLE_DEVICES=3,GPU-5f leaves 2 GPUs"):
+        Fleet(files, devices=["cuda:2"])
+    assert parse_devices("0, 2") == ["cuda:0", "cuda:2"]
+    with pytest.raises(UsageError, match="--gpus is 'one'"):
+        parse_devices("one")
+
+
+def test_a_worker_without_its_gpu_says_so(tmp_path: Path) -> None:
+    """There is no GPU where this runs, or the worker's environment hides it."""
+    fleet = Fleet(clips(tmp_path, 1), devices=["cuda:7"])
+    with pytest.raises(CapabilityError, match="cuda:7: ") as caught:
+        fleet.run()
+    assert caught.value.remedy
+
+
+def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
+    files = [video(tmp_path / f"{number}.mp4", frames=frames) for number, frames in enumerate((30, 2, 2, 2))]
+    long, short = SharedList(iter(files), readers=2).open(SourceOptions())
+    assert len(list(short)) == 6  # 1, 2 and 3, while 0 waits
+    assert len(list(long)) == 30
+    assert len(SharedList(iter(files[:1]), readers=8).open(SourceOptions())) == 1
+    with pytest.raises(SourceError, match="it is empty"):
+        SharedList(iter(()), readers=2).open(SourceOptions())

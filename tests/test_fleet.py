@@ -87,7 +87,8 @@ def test_an_interruption_completes_what_is_written(tmp_path: Path) -> None:
     lines = (fleet.folder / "cpu_0" / "long.jsonl").read_text().splitlines()
     assert 0 < len(lines) < 3000 and json.loads(lines[-1])
     report = json.loads((fleet.folder / "cpu_0" / "report.json").read_text())
-    assert report["frames"] == len(lines) and report["error"]["kind"] == "KeyboardInterrupt"
+    assert report["error"]["kind"] == "KeyboardInterrupt"
+    assert 0 <= len(lines) - report["frames"] <= fleet.settings.queue + 1  # written, but not counted by the loop yet
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fleet")]
 
 

@@ -97,7 +97,8 @@ def graph_us(program: Any) -> float:
     start, stop, times = cp.cuda.Event(), cp.cuda.Event(), []
     for _ in range(60):
         start.record(lane._stream)
-        lane._graph.launch(lane._stream)
+        for launch in lane._launches:
+            launch()
         stop.record(lane._stream)
         stop.synchronize()
         times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3)
@@ -145,7 +146,7 @@ def main() -> None:
                                    "first_s": round(time.perf_counter() - started, 2),
                                    "first_boxes": len(first[0].result.detections.confidence)}  # fmt: skip
             row |= {"wall": one_by_one(program, resident, batch), "fps": throughput(program, resident, batch)}
-            copied = {kind: program.ledger.crossed(kind) / program.ledger.frames() for kind in ("pixels", "control")}
+            copied = {kind: program.ledger.crossed(kind) / program.ledger.frames for kind in ("pixels", "control")}
             row |= {"graph_us": graph_us(program), "bytes_a_frame": copied}
             if batch == 1:
                 row["sample"] = boxes_of(program, resident[0])[:5]

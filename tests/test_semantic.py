@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from framefuse import Pipeline, Settings
-from framefuse.choices import check_task
-from framefuse.errors import CapabilityError, CardError, DecodeError, NonFiniteError, UsageError
+from framefuse import Pipeline
+from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.evaluation import validate
 from framefuse.evaluation.coco import mask_tools
 from framefuse.evaluation.pixels import OTHER, PixelCounter
@@ -232,8 +231,6 @@ def test_what_a_segmenter_cannot_give(tmp_path: Path) -> None:
     model = write_segmenter(tmp_path / "seg.onnx")
     with pytest.raises(UsageError, match="save_txt was asked for"):
         Pipeline([picture(96, 64)[0]], model, save_txt=True)
-    with pytest.raises(CapabilityError, match="masks, and those have no CUDA path yet"):
-        check_task(read_card(model), Settings(device="cuda"))
 
 
 def test_scores_that_are_not_numbers(tmp_path: Path) -> None:

@@ -97,15 +97,10 @@ def check_task(card: Card, settings: Settings) -> None:
     """Raise where something is asked for that the model's task does not give.
 
     Raises:
-        CapabilityError: a segmenter on a GPU.
         UsageError: boxes of a segmenter.
     """
     if card.task != "semantic":
         return
-    if settings.device == "cuda":
-        raise CapabilityError(
-            f"{card.path.name} gives masks, and those have no CUDA path yet", remedy="use --device cpu"
-        )
     for field in ("save_txt", "save_csv", "classes"):
         if getattr(settings, field):
             raise UsageError(

@@ -66,6 +66,9 @@ class Settings(BaseModel):
     streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: as fits the cores")
     threads: int = Field(0, ge=0, le=1024, description="engine threads in all; 0: the cores this process may use")
     slots: int = Field(0, ge=0, le=1024, description="requests in flight; 0: streams + 1")
+    memory: Literal["auto", "copy", "mapped", "managed"] = Field(
+        "auto", description="how frames decoded on the host enter a GPU: copied, read over the bus, or page by page"
+    )
     workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may take, MiB; 0: its default")
 
     # detections

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import importlib
 import io
 import platform
 import sys
@@ -29,6 +29,10 @@ PACKAGES: Final = (
     "onnx",
     "apache-tvm-ffi",
     "cupy-cuda13x",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
+    "PyNvVideoCodec",
 )
 CPU_FEATURES: Final = (
     *("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"),
@@ -75,7 +79,7 @@ def checks() -> Iterator[Check]:
     yield _onnxruntime_packages()
     yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
     gpu = "for the CUDA kernels: pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
-    yield _try("cupy", _cupy, remedy=gpu)
+    yield _try("cuda", _cuda, remedy=gpu)
     yield _try("nvdec", _nvdec, remedy=gpu)
 
 
@@ -178,6 +182,7 @@ def _cudnn() -> str:
 
     from framefuse.engines import EngineOptions, open_engine
     from framefuse.engines.cudnn import reference, selftest
+    from framefuse.engines.cudnn.convolutions import frontend
 
     with tempfile.TemporaryDirectory() as folder:
         path = selftest.write(Path(folder, "two.onnx"))
@@ -191,7 +196,11 @@ def _cudnn() -> str:
         worst = float(np.abs(slot.outputs[0] - expected).max())
     if not worst < 0.02:
         raise RuntimeError(f"two convolutions are {worst:.3g} off their reference")
-    return f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
+    number = frontend().backend_version()
+    return (
+        f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}, "
+        f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
+    )
 
 
 def _tensorrt() -> str:
@@ -248,20 +257,65 @@ def _driver() -> str:
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda.cuDeviceGetCount(ctypes.byref(count))
-    return f"CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
+    if not count.value:
+        raise CapabilityError("the NVIDIA driver finds no GPU", remedy="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES")
+    return f"knows CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
 
 
-def _cupy() -> str:
-    cupy = importlib.import_module("cupy")
-    total = int(cupy.arange(10).sum())
-    if total != 45:
-        raise RuntimeError(f"the GPU adds 0..9 to {total}")
-    return f"CuPy {cupy.__version__}"
+def _cuda() -> str:
+    """A kernel of ours, compiled and launched; which CUDA everything is of."""
+    import numpy as np
+
+    from framefuse.kernels import cuda, masks, nvrtc
+
+    cp = cuda.cupy()
+    runtime = cp.cuda.runtime
+    scores = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
+    if not (cp.asnumpy(masks.argmax(cp.asarray(scores))) == scores.argmax(1)).all():
+        raise RuntimeError("the kernel of arg-max gives other classes than NumPy")
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    free, total = runtime.memGetInfo()
+    compiler = ".".join(map(str, nvrtc.find().version))
+    return (
+        f"{properties['name'].decode()} (compute capability {properties['major']}.{properties['minor']}), "
+        f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {cuda.version(runtime.runtimeGetVersion())}, "
+        f"driver for {cuda.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
+    )
 
 
 def _nvdec() -> str:
-    importlib.import_module("PyNvVideoCodec")
-    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}"
+    """A few pictures, encoded here and decoded by the GPU."""
+    import av
+    import numpy as np
+
+    from framefuse.kernels import cuda
+    from framefuse.sources import SourceOptions, open_source
+    from framefuse.sources.nvdec import load
+
+    load()
+    cp = cuda.cupy()
+    levels: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "grey.mp4")
+        with av.open(str(path), "w") as writer:
+            stream = writer.add_stream("libx264", rate=30, width=256, height=144, pix_fmt="yuv420p")
+            for index in range(8):
+                grey = np.full((216, 256), 20 * index, np.uint8)
+                writer.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="yuv420p")))
+            writer.mux(stream.encode(None))
+        with contextlib.closing(open_source(path, SourceOptions(device="cuda"))) as source:
+            for frame in source:
+                if frame.ready is not None:
+                    frame.ready.synchronize()
+                if isinstance(frame.planes[0], np.ndarray):
+                    raise CapabilityError("; ".join(source.info.notes) or "the clip was decoded on the host")
+                levels.append(int(cp.asnumpy(frame.planes[0])[0, 0]))
+                if frame.lease is not None:
+                    frame.lease.release()
+    worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
+    if len(levels) != 8 or worst > 8:
+        raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
+    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into the GPU's memory"
 
 
 def _version(package: str) -> str | None:

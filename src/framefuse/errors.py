@@ -12,7 +12,9 @@ FramefuseError                 1  anything below; `.remedy` says what to do, `.s
 |-- ModelError                 1  a model file cannot be used
 |   `-- CardError              1  what the model means is unknown: the message names the key to add
 |-- EngineError                1  an engine failed to build or to run
-|   `-- NonFiniteError         1  the model put out NaN or infinity
+|   |-- NonFiniteError         1  the model put out NaN or infinity
+|   |-- GpuMemoryError         1  the GPU has not enough memory
+|   `-- GpuLostError           1  the GPU is lost to this process: every later call would fail too
 `-- SinkError                  1  a result could not be written; what was written before is complete
 """
 
@@ -95,6 +97,14 @@ class EngineError(FramefuseError):
 
 class NonFiniteError(EngineError):
     """The model's output contains NaN or infinity."""
+
+
+class GpuMemoryError(EngineError):
+    """The GPU has not enough memory; the message names the sizes."""
+
+
+class GpuLostError(EngineError):
+    """A CUDA error after which nothing works on the GPU in this process. What was finished before stays."""
 
 
 class SinkError(FramefuseError):

@@ -182,7 +182,8 @@ class Pipeline:
                 engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine
             info = self.sources[0].info
-            self._program = _program_type(settings)(
+            make_program, memory_reasons = _program_type(settings)
+            self._program = make_program(
                 engine,
                 self.card,
                 preprocess,
@@ -198,7 +199,7 @@ class Pipeline:
             trim_heap()
             opened.pop_all()
         unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
-        self._choices = [*unnamed, engine_reason, *engine.reasons, size_reason]
+        self._choices = [*unnamed, engine_reason, *engine.reasons, size_reason, *memory_reasons]
 
     def __iter__(self) -> Iterator[Result]:
         with self._lock:
@@ -255,7 +256,7 @@ class Pipeline:
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
-            choices=self._choices,
+            choices=[*self._choices, *self._program.reasons],
             copies=[
                 CopyFacts(copy.stage, copy.direction, copy.kind, size / max(1, ledger.frames))
                 for copy, size in ledger.totals().items()
@@ -386,12 +387,20 @@ def _open_sources(source: Any, settings: Settings) -> list[Source]:
     return sources
 
 
-def _program_type(settings: Settings) -> Callable[..., Program]:
+def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]]:
+    """What makes the program of the device, and what was decided for it."""
     if settings.device != "cuda":
-        return HostProgram
+        if settings.memory != "auto":
+            raise UsageError(
+                f"memory {settings.memory} was asked for, but on device {settings.device} nothing enters a GPU",
+                remedy="leave it out, or use --device cuda",
+            )
+        return HostProgram, []
+    from framefuse.memory import choose_way
     from framefuse.program_cuda import CudaProgram
 
-    return CudaProgram
+    way, reason = choose_way(settings.memory)
+    return partial(CudaProgram, way=way), [reason]
 
 
 def _engine_options(settings: Settings, card: Card) -> EngineOptions:

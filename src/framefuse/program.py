@@ -75,6 +75,10 @@ class Program(Protocol):
     def ledger(self) -> Ledger:
         """What was copied between host and device so far."""
 
+    @property
+    def reasons(self) -> Sequence[str]:
+        """What was decided while it ran."""
+
     def close(self) -> None: ...
 
 
@@ -169,6 +173,7 @@ class HostProgram:
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()
         """Stays empty."""
+        self.reasons: Sequence[str] = ()
         self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:

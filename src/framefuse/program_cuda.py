@@ -11,23 +11,22 @@ Title: what is inside the graph
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from framefuse.errors import EngineError, NonFiniteError
+from framefuse import memory
+from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda
-from framefuse.kernels.boxes import detections
 from framefuse.kernels.preprocess_cuda import PreprocessTable
-from framefuse.kernels.reference.boxes import Found
 from framefuse.ledger import Ledger
 from framefuse.models.card import Card
-from framefuse.postprocess import maps
-from framefuse.prediction import Detections
+from framefuse.postprocess.on_cuda import Answer, BoxesOutlet, MasksOutlet, Outlet
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.profiling import Recorder
 from framefuse.program import Batch, Done, Moment, Selection, Stages
@@ -39,13 +38,17 @@ LANES = 2
 POLL_SECONDS = 0.0005
 """Between looks at a batch that may time out."""
 
+_lost: list[Any] = []
+"""What lay on a GPU that was lost: CUDA would refuse to free it."""
+
 
 class Execution(Protocol):
     """A model of one batch and input size with memory of its own on the GPU."""
 
     @property
     def input(self) -> Any:
-        """(batch, height, width, 8) float16 on the GPU; the channels behind the third are 0 and may stay so."""
+        """(batch, height, width, 3 to 8) on the GPU; the channels behind the third are 0 and may stay so. Of an
+        execution whose `memory_format` is "nchw": (batch, 3, height, width)."""
 
     results: Sequence[Any]
     """The model's outputs, or those of `layout`, on the GPU."""
@@ -53,7 +56,8 @@ class Execution(Protocol):
     """What `results` hold, if not what the model itself puts out: "yolov8_head"."""
 
     def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy. It only launches, so it may be captured."""
+        """Start the model on a stream of CuPy. It only launches, so it may be captured, unless its `capturable` is
+        false: then it is started between two graphs."""
 
     def finish(self, stream: Any) -> None:
         """Start what writes `results`."""
@@ -83,6 +87,10 @@ class CudaProgram:
     Args:
         slots: batches in flight; 0: two.
         keep_frames: somebody after the model reads the planes: they are copied to the host.
+        way: how frames that lie on the host enter the GPU (`memory.choose_way`).
+
+    Attributes:
+        reasons: what was decided while it ran, such as fewer slots where the GPU has no room for more.
     """
 
     def __init__(
@@ -96,8 +104,11 @@ class CudaProgram:
         slots: int = 0,
         keep_frames: bool = False,
         recorder: Recorder | None = None,
+        way: memory.Way = "copy",
     ) -> None:
         cuda.cupy()
+        self._way = way
+        self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
         self._lanes: OrderedDict[tuple[Any, ...], list[_Lane]] = OrderedDict()
@@ -122,9 +133,10 @@ class CudaProgram:
         lane = free[0]
         started = Moment.now()
         placements = [self._preprocess.place(frame.width, frame.height) for frame in frames]
-        lane.load(frames, placements, self._preprocess)
-        submitted = Moment.now()
-        lane.launch()
+        with self._in_words("start a batch"):
+            lane.load(frames, placements, self._preprocess)
+            submitted = Moment.now()
+            lane.launch()
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
             kept = [self._to_host(frame) for frame in frames]
@@ -143,12 +155,13 @@ class CudaProgram:
             return
         flight = self._flights[0]
         waiting = Moment.now()
-        if not flight.lane.wait(timeout):
-            return
+        with self._in_words("finish a batch"):
+            if not flight.lane.wait(timeout):
+                return
         self._flights.popleft()
         finished = Moment.now()
-        found = flight.lane.read(len(flight.batch.infos), self._card)
-        yield from self._stages.finished(flight.batch, [(boxes, None) for boxes in found], waiting, finished)
+        found = flight.lane.read(len(flight.batch.infos))
+        yield from self._stages.finished(flight.batch, found, waiting, finished)
 
     def drain(self) -> Iterator[Done]:
         while self._flights:
@@ -161,7 +174,10 @@ class CudaProgram:
     def close(self) -> None:
         """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
         while self._flights:
-            self._flights.popleft().lane.wait(None)
+            with suppress(GpuLostError), self._in_words("finish a batch"):
+                self._flights[0].lane.wait(None)
+            if self._flights:
+                self._flights.popleft()
         self._lanes.clear()
         self._executions.clear()
         self._engine.close()
@@ -169,7 +185,9 @@ class CudaProgram:
     def _captured(self, frame: Frame) -> Generator[Done, None, list[_Lane]]:
         """The lanes for frames like this one; yields what had to be finished to make room for them."""
         size = self.input_size(frame)
-        key = size, frame.format.layout, frame.format.dtype
+        key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
+        if self._card.task == "semantic":  # masks are as large as the picture
+            key = *key, frame.width, frame.height
         lanes = self._lanes.pop(key, None)
         if lanes is None:
             yield from self.drain()  # capturing runs what may be in flight in another lane
@@ -177,18 +195,65 @@ class CudaProgram:
                 (oldest, *_), _ = self._lanes.popitem(last=False)
                 if not any(other[0] == oldest for other in self._lanes):
                     self._executions.pop(oldest, None)
-            lanes = [_Lane(model, frame, self._card, self._selection, self.ledger) for model in self._models(size)]
+            try:
+                lanes = self._make_lanes(size, frame)
+            except GpuMemoryError:
+                if not self._forget():
+                    raise
+                lanes = self._make_lanes(size, frame)
         self._lanes[key] = lanes
         self._largest = max(self._largest, (size[1], size[0]))
         return lanes
+
+    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[_Lane]:
+        placement = self._preprocess.place(frame.width, frame.height)
+        with self._in_words(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
+            return [
+                _Lane(model, frame, placement, self._card, self._selection, self.ledger, self._way)
+                for model in self._models(size)
+            ]
+
+    def _forget(self) -> bool:
+        """Give back the memory of every size and format; False: there was none. Nothing may be in flight."""
+        if not self._executions:
+            return False
+        self.reasons.append("the GPU has no room for another input size beside those before, which were forgotten")
+        self._lanes.clear()
+        self._executions.clear()
+        memory.give_back()
+        return True
 
     def _is_running(self, model: Execution) -> bool:
         return any(flight.lane.model is model for flight in self._flights)
 
     def _models(self, size: tuple[int, int]) -> list[Execution]:
+        """As many as asked for, or as there is room for."""
         if size not in self._executions:
-            self._executions[size] = [self._engine.execution(self._batch, *size) for _ in range(self._slots)]
+            made: list[Execution] = []
+            for number in range(self._slots):
+                try:
+                    with self._in_words(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
+                        made.append(self._engine.execution(self._batch, *size))
+                except GpuMemoryError as error:
+                    if not made:
+                        raise
+                    self.reasons.append(f"{number} batches in flight, not {self._slots}: {error.message}")
+                    break
+            self._executions[size] = made
         return self._executions[size]
+
+    @contextmanager
+    def _in_words(self, doing: str) -> Iterator[None]:
+        """CUDA's errors as ours. After one that loses the GPU nothing is in flight any more, and nothing is freed."""
+        cp = cuda.cupy()
+        try:
+            yield
+        except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
+            found = memory.in_words(error, doing)
+            if isinstance(found, GpuLostError):
+                _lost.extend((self._lanes.copy(), self._executions.copy(), list(self._flights), self._engine))
+                self._flights.clear()
+            raise found from error
 
     def _to_host(self, frame: Frame) -> Frame:
         """The frame in host memory, for those who draw and write."""
@@ -204,7 +269,16 @@ class CudaProgram:
 class _Lane:
     """One captured batch: pinned tables in, pinned boxes out."""
 
-    def __init__(self, model: Execution, frame: Frame, card: Card, selection: Selection, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        model: Execution,
+        frame: Frame,
+        placement: Placement,
+        card: Card,
+        selection: Selection,
+        ledger: Ledger,
+        way: memory.Way,
+    ) -> None:
         cp = cuda.cupy()
         self.model = model
         """Lanes of one size and several pixel formats share it: only one of them may be in flight."""
@@ -212,43 +286,48 @@ class _Lane:
         self._stream = cp.cuda.Stream(non_blocking=True)
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
         self._batch = batch = model.input.shape[0]
-        layout = model.layout or card.layout
-        self._relative = model.layout is not None or card.box_units == "relative"
         with self._stream:
-            self._staging = _Staging(batch, self._stream, ledger)
-            self._table = PreprocessTable(frame.format, model.input, memory_format="nhwc", allocate=cuda.pinned)
-            self._maps = cuda.pinned((batch, 8), np.float32)
-            self._maps_there = cp.zeros((batch, 8), np.float32)
-            # One allocation, so that one copy brings everything home.
-            shapes = [((batch, selection.max_det, 4), np.float32), ((batch, selection.max_det), np.float32),
-                      ((batch, selection.max_det), np.int32), ((batch,), np.int32), ((batch,), np.int32)]  # fmt: skip
-            self._found_there, there = _arrays(shapes, lambda size: cp.zeros(size, np.uint8))
-            self._found, self._home = _arrays(shapes, lambda size: cuda.pinned((size,), np.uint8))
+            self._staging = memory.Staging(batch, self._stream, ledger, way)
+            memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
+            self._table = PreprocessTable(frame.format, model.input, memory_format=memory_format, allocate=cuda.pinned)
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
+            self._outlet: Outlet
+            if card.task == "semantic":
+                self._outlet = MasksOutlet(batch, outputs[0].shape[1:], placement, card)
+            else:
+                relative = model.layout is not None or card.box_units == "relative"
+                self._outlet = BoxesOutlet(batch, model.layout or card.layout, relative, card, selection)
 
-            def run() -> None:
-                runtime, stream = cp.cuda.runtime, self._stream.ptr
-                self._table.upload(stream)
-                runtime.memcpyAsync(self._maps_there.data.ptr, self._maps.ctypes.data, self._maps.nbytes,
-                                    runtime.memcpyHostToDevice, stream)  # fmt: skip
-                self._table.launch(stream)
+            def before() -> None:
+                self._table.upload(self._stream.ptr)
+                self._outlet.upload(self._stream)
+                self._table.launch(self._stream.ptr)
+
+            def run_model() -> None:
                 model.start(self._stream)
                 model.finish(self._stream)
-                detections(
-                    outputs, layout, self._maps_there, conf=selection.conf, iou=selection.iou,
-                    max_det=selection.max_det, classes=selection.classes, agnostic=selection.agnostic,
-                    activation=card.activation, out=Found(*self._found_there),
-                )  # fmt: skip
-                runtime.memcpyAsync(self._home.ctypes.data, there.data.ptr, self._home.nbytes,
-                                    runtime.memcpyDeviceToHost, stream)  # fmt: skip
 
-            run()  # whatever is loaded at a first launch is loaded here
+            def after() -> None:
+                self._outlet.start(outputs, self._stream)
+
+            steps = before, run_model, after
+            for step in steps:  # whatever is loaded at a first launch is loaded here
+                step()
             self._stream.synchronize()
-            self._stream.begin_capture(cp.cuda.runtime.streamCaptureModeThreadLocal)
-            try:
-                run()
-            finally:
-                self._graph = self._stream.end_capture()
+            if getattr(model, "capturable", True):
+                self._launches = [self._recorded(steps)]
+            else:
+                self._launches = [self._recorded([before]), run_model, self._recorded([after])]
+
+    def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
+        """What launches these steps as one graph."""
+        self._stream.begin_capture(cuda.cupy().cuda.runtime.streamCaptureModeThreadLocal)
+        try:
+            for step in steps:
+                step()
+        finally:
+            graph = self._stream.end_capture()
+        return lambda: graph.launch(self._stream)
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: which surfaces, and where each of them goes. Rows beyond the frames keep the last ones."""
@@ -263,89 +342,31 @@ class _Lane:
             )  # fmt: skip
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
-        self._maps[: len(frames)] = maps(tuple(placements), self._relative)
+        self._outlet.place(placements)
 
     def launch(self) -> None:
-        try:
-            self._graph.launch(self._stream)
-            self.ended.record(self._stream)
-        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
-            raise EngineError(f"CUDA failed: {error}") from error
-        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._maps.nbytes)
-        self._ledger.add("postprocess", "d2h", "results", self._home.nbytes)
+        for launch in self._launches:
+            launch()
+        self.ended.record(self._stream)
+        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._outlet.sent)
+        self._ledger.add("postprocess", "d2h", "results", self._outlet.fetched)
 
     def wait(self, timeout: float | None) -> bool:
-        """Until the boxes are here; False after `timeout` seconds."""
-        try:
-            if timeout is None:
-                self.ended.synchronize()
-                return True
-            end = monotonic() + timeout
-            while not self.ended.done:
-                if monotonic() >= end:
-                    return False
-                sleep(POLL_SECONDS)
-        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
-            raise EngineError(f"CUDA failed: {error}") from error
+        """Until the results are here; False after `timeout` seconds."""
+        if timeout is None:
+            self.ended.synchronize()
+            return True
+        end = monotonic() + timeout
+        while not self.ended.done:
+            if monotonic() >= end:
+                return False
+            sleep(POLL_SECONDS)
         return True
 
-    def read(self, count: int, card: Card) -> list[Detections]:
+    def read(self, count: int) -> list[Answer]:
         """What was found in each of `count` pictures.
 
         Raises:
             NonFiniteError: the model put out NaN or infinity for one of them.
         """
-        boxes, scores, classes, counts, non_finite = self._found
-        bad = np.flatnonzero(non_finite[:count])
-        if len(bad):
-            raise NonFiniteError(
-                f"the model put out NaN or infinity in {non_finite[bad[0]]} of its anchors or queries for frame "
-                f"{bad[0]} of a batch of {count}",
-                remedy="run it with --precision fp32; if they are still there, the model file is damaged",
-            )
-        return [
-            Detections(
-                boxes[row, : counts[row]].copy(),
-                scores[row, : counts[row]].copy(),
-                classes[row, : counts[row]].astype(np.int64),
-                card.names,
-            )
-            for row in range(count)
-        ]
-
-
-class _Staging:
-    """Brings planes from the host to the GPU, through pinned memory: once each, as they were decoded."""
-
-    def __init__(self, batch: int, stream: Any, ledger: Ledger) -> None:
-        self._slots: list[dict[tuple[Any, ...], tuple[Any, Any]]] = [{} for _ in range(batch)]
-        self._stream, self._ledger = stream, ledger
-
-    def bring(self, slot: int, frame: Frame) -> Frame:
-        """The frame on the GPU; one that is there already is returned as it is."""
-        if not isinstance(frame.planes[0], np.ndarray):
-            return frame
-        cp = cuda.cupy()
-        planes = []
-        for number, plane in enumerate(frame.planes):
-            key = number, plane.shape, plane.dtype
-            if key not in self._slots[slot]:
-                self._slots[slot][key] = cuda.pinned(plane.shape, plane.dtype), cp.empty(plane.shape, plane.dtype)
-            here, there = self._slots[slot][key]
-            np.copyto(here, plane)
-            there.data.copy_from_host_async(here.ctypes.data, here.nbytes, self._stream)
-            self._ledger.add("preprocess", "h2d", "pixels", here.nbytes)
-            planes.append(there)
-        return replace(frame, planes=tuple(planes), owner=None, lease=None, ready=None)
-
-
-def _arrays(shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Any) -> tuple[list[Any], Any]:
-    """Arrays one behind the other in one allocation of bytes, each at a multiple of 256; and that allocation."""
-    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 256) * 256 for shape, dtype in shapes]
-    memory = allocate(sum(sizes))
-    arrays, start = [], 0
-    for (shape, dtype), size in zip(shapes, sizes, strict=True):
-        used = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays.append(memory[start : start + used].view(dtype).reshape(shape))
-        start += size
-    return arrays, memory
+        return self._outlet.read(count)

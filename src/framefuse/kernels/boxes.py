@@ -67,7 +67,7 @@ def detections(
     if not 0 <= iou <= 1:
         raise UsageError(f"iou {iou} is not between 0 and 1")
     batch = _check(outputs, layout, maps, max_det, max_candidates)
-    if not isinstance(outputs[0], np.ndarray):
+    if not isinstance(outputs[0], np.ndarray) or hasattr(outputs[0], "__cuda_array_interface__"):
         return boxes_cuda.detections(
             outputs,
             layout,

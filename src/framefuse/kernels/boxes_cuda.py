@@ -144,7 +144,7 @@ def detections(
             **candidates,
         )
     rows = {
-        "maps_": calls.keep(_uploaded(device, maps.shape, maps.tobytes())) if isinstance(maps, np.ndarray) else maps,
+        "maps_": calls.keep(_uploaded(device, maps.shape, maps.tobytes())) if type(maps) is np.ndarray else maps,
         "out_boxes_": out.boxes,
         "out_scores_": out.scores,
         "out_classes_": out.classes,

@@ -173,10 +173,37 @@ def cupy() -> Any:
     try:
         count = module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as error:
-        raise CapabilityError(f"CUDA finds no usable GPU: {error}", remedy="check `nvidia-smi`") from error
+        raise _no_gpu(module.cuda.runtime, error) from error
     if count == 0:
-        raise CapabilityError("CUDA finds no GPU", remedy="check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
+        raise _no_gpu(module.cuda.runtime, None)
     return module
+
+
+INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
+"""CUDA's errors where a driver is older than the runtime, and where it shows no GPU."""
+
+
+def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
+    """Why `getDeviceCount` gave none, as far as that can be told."""
+    status = getattr(error, "status", NO_DEVICE)
+    if status == INSUFFICIENT_DRIVER:
+        driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        return CapabilityError(
+            f"the NVIDIA driver knows CUDA {version(driver)}, but CuPy here is made for CUDA {version(needed)}",
+            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows which CUDA it knows)",
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if status == NO_DEVICE and visible is not None:
+        return CapabilityError(
+            f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}",
+            remedy="unset it, or name a GPU that `nvidia-smi -L` lists",
+        )
+    return CapabilityError(f"CUDA finds no usable GPU{f': {error}' if error else ''}", remedy="check `nvidia-smi`")
+
+
+def version(number: int) -> str:
+    """CUDA's version number in words: 13020 is 13.2."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def address(array: Any) -> int:

@@ -161,6 +161,21 @@ class Surface:
     is_corrupt: bool = False
 
 
+def wait_for(event: Any) -> None:
+    """Wait for an event of the GPU.
+
+    Raises:
+        GpuLostError: the GPU is lost.
+    """
+    from framefuse.kernels import cuda
+    from framefuse.memory import in_words
+
+    try:
+        event.synchronize()
+    except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+        raise in_words(error, "wait for the readers of a surface") from error
+
+
 class Turn:
     """The lease of a surface."""
 
@@ -178,7 +193,7 @@ class Turn:
             if closed.is_set():
                 return
         if self._after is not None:
-            self._after.synchronize()
+            wait_for(self._after)
 
 
 class NvDecoder:

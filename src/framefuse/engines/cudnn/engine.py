@@ -16,6 +16,7 @@ from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import cuda
+from framefuse.memory import in_words
 
 STREAMS = 4
 """Steps that may run side by side: the branches of a detection head."""
@@ -94,11 +95,8 @@ class CudnnEngine:
                 self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except cuda.cupy().cuda.memory.OutOfMemoryError as error:
-            raise EngineError(
-                f"the GPU has no room for {count} x {compiled.batch} pictures of {compiled.width}x{compiled.height} "
-                f"({size / 1e6:.0f} MB and scratch): {error}",
-                remedy="use a smaller batch, or close what else uses the GPU",
-            ) from error
+            what = f"{count} x {compiled.batch} pictures of {compiled.width}x{compiled.height}"
+            raise in_words(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
         finally:
             plans.save()
         rebuilt = plans.rebuilt - before[2]

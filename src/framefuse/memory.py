@@ -1,0 +1,201 @@
+"""Memory between host and GPU: how host frames enter, results that leave in one copy, and CUDA's errors in words.
+
+Title: three ways in
+    A frame that was decoded on the host is written once, as its native planes, into memory that a batch's slot keeps.
+    copy      page-locked memory, copied by the GPU's copy engine before the kernels of the batch
+    mapped    page-locked memory that the kernel itself reads: right where host and GPU share their memory
+    managed   memory that moves to the GPU page by page, asked for before the kernels of the batch
+    docs/results/memory.md compares them. Device and page-locked memory come from CuPy's pools: what one size gave back
+    serves the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import CapabilityError, EngineError, GpuLostError, GpuMemoryError
+from framefuse.frame import Frame
+from framefuse.kernels import cuda
+from framefuse.ledger import Ledger
+
+Way = Literal["copy", "mapped", "managed"]
+"""How frames that lie on the host come to the GPU."""
+
+GRAIN = 256
+"""Bytes to which arrays of one allocation are aligned."""
+
+MAPPED = 2
+"""cudaHostAllocMapped."""
+
+OUT_OF_MEMORY = 2
+LOST = {
+    46: "the GPU is busy or gone",
+    214: "its memory has an error that cannot be corrected",
+    700: "a kernel read or wrote memory that is not its own",
+    702: "a kernel ran too long",
+    **dict.fromkeys((710, 714, 715, 716, 717, 718, 719), "a kernel failed"),
+    721: "its context is gone",
+    999: "the driver does not say why",
+}
+"""CUDA's errors after which nothing works in this process any more -> what they mean."""
+
+
+def choose_way(asked: str) -> tuple[Way, str]:
+    """How host frames enter the current GPU, and why.
+
+    Args:
+        asked: copy, mapped, managed, or auto.
+
+    Raises:
+        CapabilityError: managed memory on a GPU where host and GPU may not use it at the same time.
+    """
+    attributes = cuda.cupy().cuda.Device().attributes
+    if asked == "managed" and not attributes["ConcurrentManagedAccess"]:
+        raise CapabilityError(
+            "memory managed was asked for, but on this GPU the host may not touch managed memory while a kernel runs",
+            remedy="use --memory mapped, or --memory auto",
+        )
+    if asked != "auto":
+        return cast(Way, asked), f"memory {asked}: as asked"
+    if attributes["Integrated"]:
+        return "mapped", "memory mapped: the GPU shares the host's memory, so kernels read host frames where they are"
+    return "copy", "memory copy: the GPU has memory of its own, which its copy engine fills beside the kernels"
+
+
+class Staging:
+    """Brings planes from the host to the GPU: once each, as they were decoded.
+
+    Args:
+        slots: frames of a batch; each has memory of its own for every plane shape that it saw.
+        way: how they go; "managed" wants a GPU with concurrent access (`choose_way` looks).
+    """
+
+    def __init__(self, slots: int, stream: Any, ledger: Ledger, way: Way = "copy") -> None:
+        self._slots: list[dict[tuple[Any, ...], tuple[NDArray[Any], Any]]] = [{} for _ in range(slots)]
+        self._stream, self._ledger, self._way = stream, ledger, way
+
+    def bring(self, slot: int, frame: Frame) -> Frame:
+        """The frame as the GPU reads it; one that is there already is returned as it is.
+
+        The frame may be overwritten after this. What it gave stays until the slot is filled again.
+
+        Raises:
+            GpuMemoryError: there is no room for its planes.
+        """
+        if not isinstance(frame.planes[0], np.ndarray):
+            return frame
+        planes = []
+        for number, plane in enumerate(frame.planes):
+            key = number, plane.shape, plane.dtype
+            if key not in self._slots[slot]:
+                self._slots[slot][key] = self._room(plane.shape, plane.dtype)
+            here, there = self._slots[slot][key]
+            np.copyto(here, plane)
+            if self._way == "copy":
+                there.data.copy_from_host_async(here.ctypes.data, here.nbytes, self._stream)
+            elif self._way == "managed":
+                runtime = cuda.cupy().cuda.runtime
+                runtime.memPrefetchAsync(there.data.ptr, here.nbytes, runtime.getDevice(), self._stream.ptr)
+            # Of mapped memory that is the most: the kernel skips rows that a smaller picture does not need.
+            self._ledger.add("preprocess", "h2d", "pixels", here.nbytes)
+            planes.append(there)
+        return replace(frame, planes=tuple(planes), owner=None, lease=None, ready=None)
+
+    def _room(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], Any]:
+        """Memory of a plane as the host writes it, and as the GPU reads it."""
+        cp = cuda.cupy()
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        try:
+            if self._way == "copy":
+                return cuda.pinned(shape, dtype), cp.empty(shape, dtype)
+            pointer = _mapped(size) if self._way == "mapped" else cp.cuda.malloc_managed(size)
+        except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
+            raise in_words(
+                error, f"make room for a plane of {shape} {np.dtype(dtype)} ({size / 1e6:.1f} MB)"
+            ) from error
+        bytes_here = np.frombuffer((ctypes.c_uint8 * size).from_address(int(pointer.ptr)), np.uint8)
+        return bytes_here.view(dtype).reshape(shape), cp.ndarray(shape, np.dtype(dtype), pointer)
+
+
+class _Mapped:
+    """Page-locked memory of the host that kernels read over the bus, at one address for both."""
+
+    def __init__(self, size: int) -> None:
+        self._runtime = cuda.cupy().cuda.runtime
+        self.address = self._runtime.hostAlloc(size, MAPPED)
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._runtime.freeHost(self.address)
+
+
+def _mapped(size: int) -> Any:
+    """A pointer of CuPy's to such memory, which it keeps."""
+    module, owner = cuda.cupy().cuda, _Mapped(size)
+    return module.MemoryPointer(module.UnownedMemory(owner.address, size, owner, module.runtime.getDevice()), 0)
+
+
+def together(shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]) -> tuple[list[Any], Any]:
+    """Arrays one behind the other in one allocation of bytes, so that one copy moves them all; and that allocation.
+
+    Args:
+        shapes: shape and dtype of each.
+        allocate: number of bytes -> array of so many uint8.
+    """
+    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // GRAIN) * GRAIN for shape, dtype in shapes]
+    memory = allocate(sum(sizes))
+    arrays, start = [], 0
+    for (shape, dtype), size in zip(shapes, sizes, strict=True):
+        used = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays.append(memory[start : start + used].view(dtype).reshape(shape))
+        start += size
+    return arrays, memory
+
+
+def give_back() -> None:
+    """Return what CuPy's pools keep to the GPU and the system, where other sizes and other processes may use it."""
+    cp = cuda.cupy()
+    cp.get_default_memory_pool().free_all_blocks()
+    cp.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def in_words(error: Exception, doing: str) -> EngineError:
+    """What CUDA's error means, to be raised in its place.
+
+    Args:
+        error: of CuPy's runtime, or its OutOfMemoryError.
+        doing: what was asked of CUDA, in the infinitive.
+
+    Returns:
+        GpuMemoryError: there is not enough memory.
+        GpuLostError: nothing works in this process any more.
+        EngineError: anything else.
+    """
+    code = getattr(error, "status", None)
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, MemoryError) or code == OUT_OF_MEMORY:
+        return GpuMemoryError(
+            f"the GPU has no room to {doing}{_free()}: {text}",
+            remedy="use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU",
+        )
+    if code in LOST:
+        return GpuLostError(
+            f"CUDA could not {doing}: {LOST[code]} ({text})",
+            remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
+        )
+    return EngineError(f"CUDA could not {doing}: {text}")
+
+
+def _free() -> str:
+    """How much memory is free, where the GPU still says."""
+    try:
+        free, total = cuda.cupy().cuda.runtime.memGetInfo()
+    except Exception:  # whatever stops it from telling must not hide what is being reported
+        return ""
+    return f" ({free / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"

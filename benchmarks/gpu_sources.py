@@ -23,7 +23,14 @@ PACKAGE = Path(framefuse.__file__).parent
 GROUPS = {
     "kernel": ("kernels/tir/*_cuda.py", "kernels/tir/_[!_]*.py", "kernels/*_cuda.py", "kernels/*.cuh"),
     "engine": ("engines/cudnn/*.py",),
-    "program": ("program_cuda.py", "program.py", "ledger.py", "sources/nvdec.py"),
+    "program": (
+        "program_cuda.py",
+        "program.py",
+        "memory.py",
+        "ledger.py",
+        "postprocess/on_cuda.py",
+        "sources/nvdec.py",
+    ),
 }
 
 

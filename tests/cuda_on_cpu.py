@@ -24,6 +24,7 @@ SHIM = r"""
 #include <cstring>
 #include <algorithm>
 using std::min; using std::max;
+#define CUDART_INF_F __builtin_inff()
 #define __global__
 #define __device__
 #define __forceinline__ inline

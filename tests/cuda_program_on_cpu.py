@@ -36,6 +36,14 @@ class OutOfMemory(MemoryError):
 LAUNCH_FAILURE = CudaError(719, "cudaErrorLaunchFailure: unspecified launch failure")
 
 
+class Kept(Fibres):
+    """Compiles a kernel once for all tests that share a folder."""
+
+    def _compile(self, symbol: str) -> Any:
+        library = self.folder / f"{symbol}.so"
+        return ctypes.CDLL(str(library)) if library.exists() else super()._compile(symbol)
+
+
 class Gpu:
     """The pretended GPU.
 
@@ -46,7 +54,7 @@ class Gpu:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.compiled = cuda_on_cpu.install(monkeypatch, folder, Fibres)
+        self.compiled = cuda_on_cpu.install(monkeypatch, folder, Kept)
         self.lost: CudaError | None = None
         self.room: int | None = None
         self.launches = 0

@@ -1,0 +1,193 @@
+"""The captured program on a pretended GPU: boxes, masks, and what happens where CUDA fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_program_on_cpu import LAUNCH_FAILURE, Gpu
+from framefuse.engines.null import CudaNullEngine, NullEngine
+from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
+from framefuse.frame import Frame
+from framefuse.models.card import Card, read_card
+from framefuse.models.squares import write_squares
+from framefuse.preprocess import Preprocess
+from framefuse.program import Done, HostProgram, Program, Selection
+from framefuse.program_cuda import CudaProgram
+from test_semantic import write_segmenter
+
+SIZE = 96, 64
+"""Width and height of the model's input."""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, kernels: Path) -> Gpu:
+    return Gpu(monkeypatch, kernels)
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
+
+
+def scores(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+    """Of three classes, at half the input's size; every picture of the batch has others."""
+    return [np.random.default_rng(3).normal(size=(batch, 3, height // 2, width // 2)).astype(np.float32)]
+
+
+def pictures(count: int, width: int = 80, height: int = 61) -> list[Frame]:
+    random = np.random.default_rng(0)
+    return [
+        Frame.from_array(random.integers(0, 255, (height, width, 3), np.uint8), index=index) for index in range(count)
+    ]
+
+
+def run(program: Program, frames: Sequence[Frame], batch: int) -> list[Done]:
+    found = []
+    for start in range(0, len(frames), batch):
+        found += list(program.submit(frames[start : start + batch]))
+    return found + list(program.drain())
+
+
+def on_cuda(card: Card, batch: int = 2, answer: Any = scores, **options: Any) -> CudaProgram:
+    return CudaProgram(CudaNullEngine(answer), card, Preprocess(*SIZE), Selection(), batch=batch, **options)
+
+
+def test_masks_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
+    """Sizes change in the middle, and the last batch is not full."""
+    frames = [*pictures(4), *pictures(3, 50, 70)]
+    host = HostProgram(
+        NullEngine(lambda pixels: scores(2, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=2
+    )
+    program = on_cuda(segmenter)
+    for part in (frames[:4], frames[4:]):
+        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+            assert expected.result.masks is not None and found.result.masks is not None
+            assert len(found.result.detections) == 0
+            assert found.result.masks.names == expected.result.masks.names
+            same = expected.result.masks.class_id == found.result.masks.class_id
+            assert same.shape == (part[0].height, part[0].width)
+            assert same.mean() > 0.999  # two classes may be equal but for the order of additions
+    program.close()
+
+
+def test_scores_that_are_not_numbers_are_seen_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
+    def broken(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        (values,) = scores(batch, height, width)
+        values[1, 2, 3, 4], values[1, 0, 0, 0] = np.nan, np.inf
+        return [values]
+
+    program = on_cuda(segmenter, answer=broken)
+    with pytest.raises(NonFiniteError, match="in 2 of its scores for frame 1 of a batch of 2"):
+        run(program, pictures(2), 2)
+    program.close()
+
+
+def test_a_lost_gpu_keeps_what_was_finished(gpu: Gpu, segmenter: Card) -> None:
+    program = on_cuda(segmenter, batch=1)
+    frames = pictures(3)
+    done = [*program.submit(frames[:1]), *program.drain()]
+    assert [item.result.frame.index for item in done] == [0]
+    list(program.submit(frames[1:2]))
+    gpu.lost = LAUNCH_FAILURE
+    with pytest.raises(
+        GpuLostError, match=r"could not finish a batch: a kernel failed \(cudaErrorLaunchFailure"
+    ) as error:
+        list(program.finish())
+    assert "framefuse doctor" in str(error.value.remedy)
+    assert program.in_flight == 0
+    assert not list(program.drain())
+    with pytest.raises(GpuLostError, match="could not start a batch"):
+        list(program.submit(frames[2:]))
+    program.close()
+
+
+def test_closing_a_program_whose_gpu_was_lost(gpu: Gpu, segmenter: Card) -> None:
+    program = on_cuda(segmenter, batch=1)
+    list(program.submit(pictures(1)))
+    gpu.lost = LAUNCH_FAILURE
+    program.close()
+    assert program.in_flight == 0
+
+
+def need(gpu: Gpu, card: Card, slots: int) -> int:
+    """Bytes on the GPU of the models of so many slots."""
+    gpu.room = before = 10**9
+    program = on_cuda(card, batch=1, slots=slots)
+    program.prepare(80, 61)
+    used = before - gpu.room
+    program.close()
+    return used
+
+
+def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: Card) -> None:
+    def answer(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        return scores(batch, height, width)
+
+    one = need(gpu, segmenter, 1)
+    gpu.room = one * 2 + one // 2
+    program = on_cuda(segmenter, batch=1, answer=answer, slots=4)
+    program.prepare(80, 61)
+    assert len(program._executions[64, 96]) == 2
+    (reason,) = program.reasons
+    assert reason.startswith("2 batches in flight, not 4: the GPU has no room to load a batch of 1 x 96x64")
+    gpu.room = None
+    assert len(run(program, pictures(3), 1)) == 3
+    program.close()
+
+
+def test_where_nothing_fits_the_sizes_are_named(gpu: Gpu, segmenter: Card) -> None:
+    gpu.room = 1000
+    program = on_cuda(segmenter, batch=1)
+    with pytest.raises(
+        GpuMemoryError, match=r"no room to load a batch of 1 x 96x64 .*MB are free.*allocating"
+    ) as error:
+        program.prepare(80, 61)
+    assert "smaller batch" in str(error.value.remedy)
+    program.close()
+
+
+def test_memory_that_runs_out_in_flight_loses_no_frame(gpu: Gpu, segmenter: Card) -> None:
+    program = on_cuda(segmenter, batch=1, slots=2)
+    frames = pictures(2)
+    done = list(program.submit(frames[:1]))
+    gpu.room = 5000
+    with pytest.raises(GpuMemoryError, match=r"capture batches of 1 x 96x64|load a batch"):
+        for item in program.submit(pictures(1, 1200, 800)):
+            done.append(item)
+    done += list(program.drain())
+    assert [item.result.frame.index for item in done] == [0]
+    gpu.room = None
+    assert len(run(program, frames, 1)) == 2  # and it goes on where there is room again
+    assert any("were forgotten" in reason for reason in program.reasons)
+    program.close()
+
+
+@pytest.mark.slow  # its kernels take some 15 seconds to compile
+@pytest.mark.parametrize("batch", [1, 2])
+def test_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path, batch: int) -> None:
+    def answers(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        random = np.random.default_rng(0)
+        anchors = sum((height // stride) * (width // stride) for stride in (8, 16, 32))
+        centres, sides = random.uniform(0, 90, (batch, 2, anchors)), random.uniform(5, 40, (batch, 2, anchors))
+        found = random.uniform(0, 0.3, (batch, 3, anchors))
+        return [np.concatenate([centres, sides, found], axis=1).astype(np.float32)]
+
+    card, spec = read_card(write_squares(tmp_path / "squares.onnx")), Preprocess(96, 96)
+    selection = Selection(conf=0.2, max_det=20)
+    host = HostProgram(NullEngine(lambda pixels: answers(batch, *pixels.shape[2:])), card, spec, selection, batch=batch)
+    program = CudaProgram(CudaNullEngine(answers), card, spec, selection, batch=batch)
+    for expected, found in zip(*(run(each, pictures(5), batch) for each in (host, program)), strict=True):
+        assert len(found.result.detections) > 2
+        np.testing.assert_allclose(expected.result.detections.xyxy, found.result.detections.xyxy, atol=1e-3)
+        np.testing.assert_array_equal(expected.result.detections.class_id, found.result.detections.class_id)
+    program.close()

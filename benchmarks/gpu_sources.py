@@ -28,7 +28,7 @@ GROUPS = {
         "program.py",
         "memory.py",
         "ledger.py",
-        "postprocess/on_cuda.py",
+        "outlets_cuda.py",
         "sources/nvdec.py",
     ),
 }

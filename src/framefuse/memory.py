@@ -1,4 +1,4 @@
-"""Memory between host and GPU: how host frames enter, results that leave in one copy, and CUDA's errors in words.
+"""Memory between host and GPU: how host frames enter, and results that leave in one copy.
 
 Title: three ways in
     A frame that was decoded on the host is written once, as its native planes, into memory that a batch's slot keeps.
@@ -19,9 +19,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CapabilityError, EngineError, GpuLostError, GpuMemoryError
+from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda
+from framefuse.kernels.cuda_errors import in_words
 from framefuse.ledger import Ledger
 
 Way = Literal["copy", "mapped", "managed"]
@@ -32,18 +33,6 @@ GRAIN = 256
 
 MAPPED = 2
 """cudaHostAllocMapped."""
-
-OUT_OF_MEMORY = 2
-LOST = {
-    46: "the GPU is busy or gone",
-    214: "its memory has an error that cannot be corrected",
-    700: "a kernel read or wrote memory that is not its own",
-    702: "a kernel ran too long",
-    **dict.fromkeys((710, 714, 715, 716, 717, 718, 719), "a kernel failed"),
-    721: "its context is gone",
-    999: "the driver does not say why",
-}
-"""CUDA's errors after which nothing works in this process any more -> what they mean."""
 
 
 def choose_way(asked: str) -> tuple[Way, str]:
@@ -163,39 +152,3 @@ def give_back() -> None:
     cp = cuda.cupy()
     cp.get_default_memory_pool().free_all_blocks()
     cp.get_default_pinned_memory_pool().free_all_blocks()
-
-
-def in_words(error: Exception, doing: str) -> EngineError:
-    """What CUDA's error means, to be raised in its place.
-
-    Args:
-        error: of CuPy's runtime, or its OutOfMemoryError.
-        doing: what was asked of CUDA, in the infinitive.
-
-    Returns:
-        GpuMemoryError: there is not enough memory.
-        GpuLostError: nothing works in this process any more.
-        EngineError: anything else.
-    """
-    code = getattr(error, "status", None)
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, MemoryError) or code == OUT_OF_MEMORY:
-        return GpuMemoryError(
-            f"the GPU has no room to {doing}{_free()}: {text}",
-            remedy="use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU",
-        )
-    if code in LOST:
-        return GpuLostError(
-            f"CUDA could not {doing}: {LOST[code]} ({text})",
-            remedy="start again; if it comes back, run `framefuse doctor` and look for Xid lines in the kernel's log",
-        )
-    return EngineError(f"CUDA could not {doing}: {text}")
-
-
-def _free() -> str:
-    """How much memory is free, where the GPU still says."""
-    try:
-        free, total = cuda.cupy().cuda.runtime.memGetInfo()
-    except Exception:  # whatever stops it from telling must not hide what is being reported
-        return ""
-    return f" ({free / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"

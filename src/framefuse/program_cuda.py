@@ -23,10 +23,11 @@ from framefuse import memory
 from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda
+from framefuse.kernels.cuda_errors import in_words
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from framefuse.ledger import Ledger
 from framefuse.models.card import Card
-from framefuse.postprocess.on_cuda import Answer, BoxesOutlet, MasksOutlet, Outlet
+from framefuse.outlets_cuda import Answer, BoxesOutlet, MasksOutlet, Outlet
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.profiling import Recorder
 from framefuse.program import Batch, Done, Moment, Selection, Stages
@@ -249,7 +250,7 @@ class CudaProgram:
         try:
             yield
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            found = memory.in_words(error, doing)
+            found = in_words(error, doing)
             if isinstance(found, GpuLostError):
                 _lost.extend((self._lanes.copy(), self._executions.copy(), list(self._flights), self._engine))
                 self._flights.clear()

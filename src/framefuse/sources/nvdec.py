@@ -168,7 +168,7 @@ def wait_for(event: Any) -> None:
         GpuLostError: the GPU is lost.
     """
     from framefuse.kernels import cuda
-    from framefuse.memory import in_words
+    from framefuse.kernels.cuda_errors import in_words
 
     try:
         event.synchronize()

@@ -16,7 +16,7 @@ from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import cuda
-from framefuse.memory import in_words
+from framefuse.kernels.cuda_errors import in_words
 
 STREAMS = 4
 """Steps that may run side by side: the branches of a detection head."""

@@ -1,4 +1,4 @@
-"""Fleet: several GPUs of one host, one process each, over one list of inputs.
+"""Fleet: several processes, on one or several GPUs of this host, over one list of inputs.
 
     inputs -> worker on cuda:0: Pipeline(SharedList) -> its sinks
            -> worker on cuda:1: Pipeline(SharedList) -> its sinks
@@ -112,12 +112,13 @@ class Fleet:
 
         Fleet("clips/*.mp4", "yolov8n.onnx", devices=["cuda:0", "cuda:1"], save_jsonl=True).run()
 
-    Outputs go to `project/name/cuda_0`, `project/name/cuda_1`, ...; beside them lies fleet.json.
+    Outputs go to `project/name/0_cuda_0`, `project/name/1_cuda_1`, ...; beside them lies fleet.json.
 
     Args:
         sources: files, folders and globs. Each video is one input; a folder or glob with images in it is one.
         model: as for `Pipeline`.
-        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one.
+        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device named
+            twice gets two processes: that pays where the threads of one wait for each other and not for the GPU.
         readers: inputs that each worker reads at once; default: READERS on a GPU, 1 on a CPU.
         settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`.
         options: fields of `Settings`, and `preset`.
@@ -126,7 +127,7 @@ class Fleet:
         folder: where the outputs are; None while, or because, there are none.
 
     Raises:
-        UsageError: no device, a GPU named twice, a camera or a stream among the sources, or a wrong option.
+        UsageError: no device, a camera or a stream among the sources, or a wrong option.
         SourceError: a path is not there.
     """
 
@@ -142,9 +143,6 @@ class Fleet:
     ) -> None:
         if not devices:
             raise UsageError("a fleet needs devices", remedy='name them: devices=["cuda:0", "cuda:1"]')
-        for device in devices:
-            if device != "cpu" and devices.count(device) > 1:
-                raise UsageError(f"{device} is named twice", remedy="one process drives a GPU best")
         if readers is not None and readers < 1:
             raise UsageError(f"readers is {readers}", remedy="readers takes a whole number from 1")
         self.settings = settings_from(options, base=settings)
@@ -200,8 +198,7 @@ class Fleet:
         on_cpu = device == "cpu"
         values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
         if self.folder is not None:
-            name = f"cpu_{number}" if on_cpu else device.replace(":", "_")
-            values |= {"project": str(self.folder), "name": name}
+            values |= {"project": str(self.folder), "name": f"{number}_{device.replace(':', '_')}"}
         return {"model": self._model, "settings": values, "readers": self._readers or (1 if on_cpu else READERS)}
 
     def _report(self, started: float) -> FleetReport:

@@ -41,7 +41,9 @@ def predict(
     ] = False,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="0,1|all", help="several GPUs, one process each, share the list of sources"),
+        typer.Option(
+            "--gpus", metavar="0,1|all", help="share the list of sources between processes, one for each GPU named"
+        ),
     ] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,

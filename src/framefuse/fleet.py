@@ -117,8 +117,8 @@ class Fleet:
     Args:
         sources: files, folders and globs. Each video is one input; a folder or glob with images in it is one.
         model: as for `Pipeline`.
-        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device named
-            twice gets two processes: that pays where the threads of one wait for each other and not for the GPU.
+        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device
+            named twice gets two processes: that pays where the threads of one wait for each other, not for the GPU.
         readers: inputs that each worker reads at once; default: READERS on a GPU, 1 on a CPU.
         settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`.
         options: fields of `Settings`, and `preset`.

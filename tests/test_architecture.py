@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "preprocess": {"frame", "kernels"},
     "models": {"frame", "plain_yaml", "preprocess", "redact"},
     "postprocess": {"prediction", "preprocess", "kernels", "models"},
-    "engines": {"kernels", "machine"},
+    "engines": {"kernels", "machine", "models"},
     "synthetic": {"frame"},
     "sources": {"frame", "kernels", "redact", "synthetic"},
     "sinks": {"frame", "prediction", "sources", "kernels"},
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"frame", "kernels", "ledger"},
     "outlets_cuda": {"kernels", "memory", "models", "postprocess", "prediction", "preprocess", "program"},
     "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "plain_yaml", "prediction", "sources"},
+    "building": {"engines", "kernels", "lowering", "models"},
     "program": {
         "engines",
         "frame",
@@ -66,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
 }
-FREE = {"__init__", "__main__", "entry", "pipeline", "fleet", "fleet_worker", "doctor", "cli"}
+FREE = {"__init__", "__main__", "entry", "pipeline", "fleet", "fleet_worker", "doctor", "bench", "cli"}
 
 
 def room_of(path: Path) -> str:

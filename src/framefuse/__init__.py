@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from framefuse.building import BuiltEngine, build_engine
     from framefuse.config import Settings
     from framefuse.errors import FramefuseError
     from framefuse.fleet import Fleet
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BuiltEngine": "building",
     "CallbackSink": "sinks.callback",
     "Detections": "prediction",
     "Fleet": "fleet",
@@ -34,10 +36,12 @@ _HOMES = {
     "Result": "prediction",
     "Settings": "config",
     "SourceOptions": "sources",
+    "build_engine": "building",
     "open_source": "sources",
 }
 
 __all__ = [
+    "BuiltEngine",
     "CallbackSink",
     "Detections",
     "Fleet",
@@ -49,6 +53,7 @@ __all__ = [
     "Settings",
     "SourceOptions",
     "__version__",
+    "build_engine",
     "open_source",
 ]
 

@@ -9,7 +9,7 @@ from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
-CUDA_ENGINES = ("cudnn", "tensorrt", "null")
+CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "null")
 """Engines that work on pictures which lie on the GPU."""
 
 

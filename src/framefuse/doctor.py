@@ -26,6 +26,7 @@ PACKAGES: Final = (
     "openvino",
     "onnxruntime",
     "onnxruntime-gpu",
+    "torch",
     "onnx",
     "apache-tvm-ffi",
     "cupy-cuda13x",
@@ -168,7 +169,8 @@ def _engine(name: str) -> str:
     picture = np.full((360, 640, 3), 128, np.uint8)
     left, top, right, bottom = truth = (200, 120, 280, 200)
     picture[top:bottom, left:right] = (0, 0, 255)
-    pipeline = Pipeline([picture], "squares", settings=settings_from({"engine": name}))
+    on_gpu = {"device": "cuda"} if name.startswith("onnxruntime-") else {}
+    pipeline = Pipeline([picture], "squares", settings=settings_from({"engine": name, **on_gpu}))
     (result,) = pipeline
     boxes = result.detections.xyxy
     if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
@@ -243,6 +245,11 @@ def _onnxruntime_packages() -> Check:
             "pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
         )
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
+    if plain or gpu:
+        import onnxruntime
+
+        names = (name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
+        found += f"; providers {', '.join(names)}"
     return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
 
 

@@ -73,7 +73,9 @@ class BoxesOutlet:
         self._maps[: len(placements)] = maps(tuple(placements), self._relative)
 
     def upload(self, stream: Any) -> None:
-        self._maps_there.data.copy_from_host_async(self._maps.ctypes.data, self._maps.nbytes, stream)
+        runtime = cuda.cupy().cuda.runtime  # CuPy's own copies refuse a stream that is being captured
+        runtime.memcpyAsync(self._maps_there.data.ptr, self._maps.ctypes.data, self._maps.nbytes,
+                            runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         selection = self._selection

@@ -29,18 +29,18 @@ def doctor(print_json: PrintJson = False) -> int:
 
         console = Console(highlight=False, soft_wrap=True)
         for key, value in facts().items():
-            console.print(Text(f"{key:<22}", style="dim").append(value, style="not dim"))
+            console.print(Text(f"{key:<29}", style="dim").append(value, style="not dim"))
         console.print()
         found = []
         for check in checks():
             found.append(check)
             console.print(
                 Text(f"{check.status:<8}", style=STYLES[check.status]).append(
-                    f"{check.name:<22}{check.detail}", style="not bold default"
+                    f"{check.name:<29}{check.detail}", style="not bold default"
                 )
             )
             if check.remedy:
-                console.print(Text(f"{'':<8}{'':<22}-> {check.remedy}", style="dim"))
+                console.print(Text(f"{'':<8}{'':<29}-> {check.remedy}", style="dim"))
     broken = [check.name for check in found if check.core and check.status != "PASS"]
     if broken:
         raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")

@@ -20,10 +20,14 @@ ENGINES: dict[str, str] = {
     "null": "framefuse.engines.null",
     "openvino": "framefuse.engines.openvino",
     "onnxruntime": "framefuse.engines.onnxruntime",
+    "onnxruntime-tensorrt": "framefuse.engines.onnxruntime_cuda:open_tensorrt",
+    "onnxruntime-nvrtx": "framefuse.engines.onnxruntime_cuda:open_nvrtx",
     "cudnn": "framefuse.engines.cudnn",
     "tensorrt": "framefuse.engines.tensorrt",
+    "torch": "framefuse.engines.torch",
 }
-"""Engine name -> module, imported on use. Entry points of the group `framefuse.engines` add to it."""
+"""Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
+`framefuse.engines` add to it."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,42 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
         UsageError: no engine has this name.
         CapabilityError: its package, or the device asked for, is missing here.
         ModelError: the engine cannot read the model.
-    """
-    modules = dict(ENGINES)
-    if name not in modules:
-        from importlib.metadata import entry_points
 
-        modules.update({point.name: point.value for point in entry_points(group="framefuse.engines")})
+    What it makes raises UsageError at shapes that the profile of the model excludes (`framefuse.build_engine`).
+    """
+    modules = ENGINES if name in ENGINES else engine_names()
     if name not in modules:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(modules))}")
-    engine: Engine = importlib.import_module(modules[name]).open_engine(model, options)
+    module, _, function = modules[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), function or "open_engine")(model, options)
+    if model.suffix == ".onnx":
+        _hold_to_profile(engine, model)
     return engine
+
+
+def _hold_to_profile(engine: Any, model: Path) -> None:
+    """Refuse shapes that the profile of an ONNX excludes, where it states one."""
+    from framefuse.engines.onnx_shapes import read_profile
+
+    profile = read_profile(model)
+    if profile is None:
+        return
+
+    def held(make: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(batch: int, height: int, width: int, *rest: Any) -> Any:
+            profile.check((batch, profile.opt[1], height, width))
+            return make(batch, height, width, *rest)
+
+        return checked
+
+    for name in ("lane", "execution"):
+        if hasattr(engine, name):
+            setattr(engine, name, held(getattr(engine, name)))
+    engine.reasons = [*engine.reasons, f"input shapes: {profile}, as it was built"]
+
+
+def engine_names() -> dict[str, str]:
+    """Every engine that this installation knows, installed or not: `ENGINES`, and those of entry points."""
+    from importlib.metadata import entry_points
+
+    return ENGINES | {point.name: point.value for point in entry_points(group="framefuse.engines")}

@@ -1,14 +1,19 @@
-"""ONNX Runtime on the CPU: the light and portable engine. Synchronous: `submit` runs the model."""
+"""ONNX Runtime: on the CPU the light and portable engine, where `submit` runs the model; on GPUs `onnxruntime_cuda`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from framefuse.engines import EngineOptions, Slot, SlotLane
-from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.engines.onnxruntime_errors import cannot_load
+from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.machine import available_cores
+
+if TYPE_CHECKING:
+    from framefuse.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
 
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 
@@ -25,8 +30,6 @@ class OnnxRuntimeEngine:
             raise CapabilityError(
                 "package onnxruntime is not installed", remedy="pip install 'framefuse[ort]'"
             ) from error
-        if options.device == "cuda":
-            raise CapabilityError("engine onnxruntime runs on the CPU only in this version", remedy="use --device cpu")
         if options.precision in ("bf16", "fp16"):
             raise CapabilityError(
                 f"ONNX Runtime has no {options.precision} on CPUs", remedy="use --precision fp32 or --engine openvino"
@@ -42,7 +45,7 @@ class OnnxRuntimeEngine:
         try:
             self._session = ort.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the bindings raise a dozen unrelated classes
-            raise ModelError(f"ONNX Runtime cannot load {model}: {error}") from error
+            raise cannot_load(model, error) from error
         entry = self._session.get_inputs()[0]
         self._input_name = entry.name
         self.input_dtype = np.dtype(DTYPES[entry.type])
@@ -73,6 +76,10 @@ class OnnxRuntimeEngine:
         self._session = None
 
 
-def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeEngine:
-    """Load an ONNX model for the CPU."""
+def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeEngine | OnnxRuntimeCudaEngine:
+    """Load an ONNX model."""
+    if options.device == "cuda":
+        from framefuse.engines import onnxruntime_cuda
+
+        return onnxruntime_cuda.open_engine(model, options)
     return OnnxRuntimeEngine(model, options)

@@ -1,0 +1,381 @@
+"""One ONNX on every engine that is here, by one protocol: who computes what, how fast, and at what cost to build.
+
+All engines are open at the same time, and runs are interleaved: in every round each engine does a few, in an order that
+is shuffled anew, so that a busy minute of the machine is everybody's. Wall clock times are from a full slot in host
+memory to the outputs in host memory, one request at a time; device times are by the GPU's clock, of the model alone on
+memory of the GPU, captured in a graph where that is possible. Decoding inside the model is run by every engine, and all
+outputs are compared with those of the first row in FP32, so that nobody is fast by computing something else.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, engine_names, open_engine
+from framefuse.errors import FramefuseError, UsageError
+from framefuse.models import find_model
+from framefuse.models.onnx_file import read_onnx
+
+WARMUPS, RUNS, ROUNDS = 20, 100, 10
+PACKAGES = (
+    *(
+        "framefuse",
+        "numpy",
+        "onnx",
+        "openvino",
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "torch",
+        "apache-tvm",
+        "tensorrt-rtx",
+    ),
+    *("tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13"),
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Statistics of some runs, milliseconds."""
+
+    runs: int
+    min: float
+    median: float
+    mean: float
+    p90: float
+    p99: float
+    std: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Timing:
+        values = np.asarray(milliseconds, np.float64)
+        median, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return cls(len(values), float(values.min()), median, float(values.mean()), p90, p99, spread)
+
+
+@dataclass
+class Row:
+    """One engine on one device."""
+
+    engine: str
+    device: str
+    precision: str = ""
+    build_seconds: float = 0.0
+    """From the ONNX to an engine that is ready for this shape; a cache may have helped (`reasons`)."""
+    artifact_bytes: int = 0
+    """Of the file that the engine runs: what it built, or the ONNX itself."""
+    wall: Timing | None = None
+    device_time: Timing | None = None
+    error: float | None = None
+    """Norm of the difference to the reference's outputs over that of the reference's."""
+    reasons: list[str] = field(default_factory=list)
+    not_run: str = ""
+    """Why it did not run here; empty where it did."""
+
+
+@dataclass
+class BenchReport:
+    """What was measured, and where."""
+
+    model: str
+    shape: tuple[int, int, int, int]
+    rows: list[Row]
+    warmups: int
+    runs: int
+    reference: str
+    machine: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Header and rows for people; a row that did not run has one sentence."""
+        header = ("engine", "device", "precision", "median ms", "min", "mean", "p90", "p99", "std", "device ms",
+                  "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
+        ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
+        best = min((_fastest(row) for row in ran), default=0.0)
+        lines: list[tuple[str, ...]] = []
+        for row in self.rows:
+            if row.wall is None:
+                continue
+            wall, device = row.wall, row.device_time
+            lines.append((
+                row.engine, row.device, row.precision, f"{wall.median:.3f}", f"{wall.min:.3f}", f"{wall.mean:.3f}",
+                f"{wall.p90:.3f}", f"{wall.p99:.3f}", f"{wall.std:.3f}", f"{device.median:.3f}" if device else "-",
+                f"{self.shape[0] / _fastest(row) * 1e3:.0f}" if row.engine != "null" else "-",
+                f"{_fastest(row) / best:.2f}" if row.engine != "null" else "-",
+                f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",
+                "-" if row.error is None else f"{row.error:.1e}",
+            ))  # fmt: skip
+        lines += [
+            (f"{row.engine} on {row.device}: not run here, because {row.not_run}",) for row in self.rows if row.not_run
+        ]
+        return header, lines
+
+
+def _fastest(row: Row) -> float:
+    """Median of the model alone, where a GPU's clock tells; of the whole request elsewhere."""
+    timing = row.device_time or row.wall
+    return timing.median if timing else 0.0
+
+
+@dataclass
+class _Peer:
+    """A row, and what runs it."""
+
+    row: Row
+    engine: Any
+    lane: Lane
+    slot: Slot
+    execution: Any
+    """What `device_run` runs: kept, since a captured graph does not keep its memory."""
+    device_run: Callable[[], float] | None
+    wall: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        started = time.perf_counter()
+        self.lane.submit(self.slot)
+        self.lane.wait(self.slot)
+        self.wall.append((time.perf_counter() - started) * 1e3)
+        if self.device_run is not None:
+            self.device.append(self.device_run())
+
+
+def bench_engines(
+    model: str | Path,
+    *,
+    engines: Sequence[str] = (),
+    devices: Sequence[Literal["auto", "cpu", "cuda"]] = ("auto",),
+    precision: Precision = "auto",
+    batch: int = 1,
+    imgsz: tuple[int, int] | None = None,
+    warmups: int = WARMUPS,
+    runs: int = RUNS,
+    say: Callable[[str], None] = lambda line: None,
+) -> BenchReport:
+    """Measure a model on engines.
+
+    Args:
+        model: ONNX file, or the name of a shipped model.
+        engines: names; default: every one that is known. One that cannot run gets a row that says why.
+        devices: auto: cuda where there is a usable GPU, else cpu.
+        precision: for all; auto: each engine's own choice.
+        imgsz: height and width; default: what the model states, or 640x640.
+        say: called with a line at each step.
+
+    Raises:
+        UsageError: an engine that nobody knows, or numbers that make no sense.
+        ModelError: the model cannot be read.
+    """
+    path = find_model(model)
+    known = engine_names()
+    for name in engines:
+        if name not in known:
+            raise UsageError(f"no engine is called {name!r}", remedy=f"choose among {', '.join(sorted(known))}")
+    if batch < 1 or runs < 1 or warmups < 0:
+        raise UsageError(f"batch {batch}, runs {runs}, warm-ups {warmups}", remedy="use 1 or more; warm-ups 0 or more")
+    shape = _shape(path, batch, imgsz)
+    picture = np.random.default_rng(0).random(shape, np.float32)
+    peers: list[_Peer] = []
+    rows: list[Row] = []
+    for device in dict.fromkeys(_device(device) for device in devices):
+        for name in engines or known:
+            say(f"opening {name} on {device}")
+            row = Row(name, device)
+            rows.append(row)
+            try:
+                peers.append(_open(row, path, shape, picture, precision))
+            except FramefuseError as error:
+                row.not_run = error.message
+            except Exception as error:  # an engine that fails has a row too
+                row.not_run = f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+    reference = _compare(peers)
+    say(f"measuring {', '.join(f'{peer.row.engine} {peer.row.precision}' for peer in peers)}")
+    for peer in _interleaved(peers, warmups, runs):
+        peer.run()
+    for peer in peers:
+        peer.row.wall = Timing.of(peer.wall[-runs:])
+        peer.row.device_time = Timing.of(peer.device[-runs:]) if peer.device else None
+        peer.lane.close()
+        peer.engine.close()
+    return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())
+
+
+def machine() -> dict[str, str]:
+    """Without which numbers mean nothing."""
+    from framefuse.doctor import facts
+
+    found = facts() | {"platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    try:
+        from framefuse.kernels import cuda
+
+        runtime = cuda.cupy().cuda.runtime
+        found["gpu"] = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        found["cuda driver"] = str(runtime.driverGetVersion())
+    except FramefuseError:
+        pass
+    return found
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    from framefuse.kernels import cuda
+
+    try:
+        cuda.cupy()
+    except FramefuseError:
+        return "cpu"
+    return "cuda"
+
+
+def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, int, int, int]:
+    facts = read_onnx(path)
+    stated = facts.inputs[0].shape
+    if len(stated) != 4 or len(facts.inputs) != 1:
+        raise UsageError(
+            f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of pictures, (b, 3, h, w)"
+        )
+    height, width = imgsz or (stated[2] or 640, stated[3] or 640)
+    return stated[0] or batch, stated[1] or 3, height, width
+
+
+def _open(row: Row, path: Path, shape: tuple[int, int, int, int], picture: Array, precision: Precision) -> _Peer:
+    started = time.perf_counter()
+    engine: Any = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
+    execution = None
+    if row.device == "cuda" and hasattr(engine, "execution"):
+        execution = engine.execution(shape[0], *shape[2:])
+        row.build_seconds = time.perf_counter() - started
+        lane: Lane = _null_lane(shape) if row.engine == "null" else engine.lane(shape[0], *shape[2:], 1)
+    else:
+        lane = engine.lane(shape[0], *shape[2:], 1)
+        row.build_seconds = time.perf_counter() - started
+    row.precision, row.reasons = engine.precision, list(engine.reasons)
+    row.artifact_bytes = int(getattr(engine, "artifact_bytes", 0) or path.stat().st_size)
+    slot = lane.acquire()
+    assert slot is not None
+    fill(slot, picture)
+    device_run = None if execution is None else on_device(execution)
+    return _Peer(row, engine, lane, slot, execution, device_run)
+
+
+def fill(slot: Slot, picture: Array) -> None:
+    """Write (batch, 3, height, width) float32 in 0..1 into a slot, in its own order and type."""
+    values = picture.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else picture
+    if slot.input.dtype == np.uint16:  # bfloat16: the upper half of float32, rounded to nearest
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        slot.input[...] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    elif slot.input.dtype == np.uint8:
+        slot.input[...] = np.rint(values * 255)
+    else:
+        slot.input[..., : values.shape[-1]] = values
+
+
+def on_device(execution: Any) -> Callable[[], float]:
+    """A run of the model on memory of the GPU, which gives its milliseconds by the GPU's clock. The execution must live
+    as long as that.
+
+    The input is whatever lies there: a picture of noise is put there first, since zeros can be faster.
+    """
+    from framefuse.engines.device_lane import capture
+    from framefuse.kernels import cuda
+
+    cp = cuda.cupy()
+    noise = np.random.default_rng(1).random(execution.input.shape)
+    if getattr(execution, "memory_format", "nhwc") == "nhwc":
+        noise[..., 3:] = 0  # channels behind the picture's
+    execution.input.set(np.ascontiguousarray(noise.astype(execution.input.dtype)))
+    stream = cp.cuda.Stream(non_blocking=True)
+    begun, ended = cp.cuda.Event(), cp.cuda.Event()
+
+    def work() -> None:
+        execution.start(stream)
+        execution.finish(stream)
+
+    work()
+    stream.synchronize()
+    launch = work
+    if getattr(execution, "capturable", True):
+        try:
+            graph = capture(stream, work)
+            launch = lambda: graph.launch(stream)  # noqa: E731
+        except cp.cuda.runtime.CUDARuntimeError:
+            graph = None  # nothing to capture: the null engine launches nothing
+
+    def run() -> float:
+        begun.record(stream)
+        launch()
+        ended.record(stream)
+        ended.synchronize()
+        return float(cp.cuda.get_elapsed_time(begun, ended))
+
+    return run
+
+
+def _null_lane(shape: tuple[int, int, int, int]) -> Lane:
+    from framefuse.engines import SlotLane
+
+    return SlotLane(
+        shape, [Slot(np.zeros(shape, np.float32))], start=lambda slot: None, wait=lambda slot, timeout: True
+    )
+
+
+def _compare(peers: Sequence[_Peer]) -> str:
+    """Run each once and write how far its outputs are from the reference's; the name of that row."""
+    outputs: list[list[Array]] = []
+    for peer in peers:
+        peer.lane.submit(peer.slot)
+        peer.lane.wait(peer.slot)
+        outputs.append([np.array(output, np.float64) for output in map(_floats, peer.slot.outputs)])
+    real = [number for number, peer in enumerate(peers) if peer.row.engine != "null" and peer.slot.layout is None]
+    if not real:
+        return ""
+    first = next((number for number in real if peers[number].row.precision == "fp32"), real[0])
+    for number in real:
+        pairs = list(zip(outputs[number], outputs[first], strict=False))
+        if len(outputs[number]) != len(outputs[first]) or any(a.shape != b.shape for a, b in pairs):
+            peers[number].row.reasons.append("its outputs have other shapes than the reference's")
+            continue
+        away = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+        peers[number].row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for _, b in pairs), 1e-30)))
+    row = peers[first].row
+    return f"{row.engine} {row.device} {row.precision}"
+
+
+def _floats(output: Array) -> Array:
+    """An output whose bfloat16 NumPy knows as uint16."""
+    return (output.astype(np.uint32) << 16).view(np.float32) if output.dtype == np.uint16 else output
+
+
+def _interleaved(peers: Sequence[_Peer], warmups: int, runs: int) -> Iterator[_Peer]:
+    """Whose turn it is: rounds, in each of which every peer does a few runs, in a new order."""
+    shuffle = random.Random(0).shuffle
+    order = list(peers)
+    for total, rounds in ((warmups, 2), (runs, ROUNDS)):
+        done = 0
+        for number in range(rounds):
+            upto = total * (number + 1) // rounds
+            shuffle(order)
+            for peer in order:
+                yield from [peer] * (upto - done)
+            done = upto

@@ -1,0 +1,287 @@
+"""One call from a PyTorch model, or an ONNX, to an engine that is ready: export, lower, build, check.
+
+    built = build_engine(model, shapes={"min": (1, 3, 320, 320), "opt": (1, 3, 640, 640), "max": (8, 3, 640, 640)},
+                         precision="fp16", engine="onnxruntime", device="cuda", output="model-fp16.onnx")
+    Pipeline("video.mp4", built.path, engine=built.engine, device="cuda")
+
+Every engine begins with an ONNX, so that is what is written, with the profile of shapes in its metadata, which
+`open_engine` holds every engine to. One whose file is another (its module has a `build_file`) writes that in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
+from framefuse.engines.cache import write_atomically
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
+from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
+
+OPSET = 17
+AXES = ("batch", "channels", "height", "width")
+Lowered = Literal["fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """What `build_engine` made."""
+
+    path: Path
+    engine: str
+    device: str
+    precision: str
+    """What really runs."""
+    profile: Profile
+    bytes: int
+    seconds: float
+    """From the call to an engine that has run once."""
+    reasons: list[str] = field(default_factory=list)
+    """Each choice, with its reason."""
+
+
+def build_engine(
+    model: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | Sequence[int],
+    precision: Precision = "auto",
+    output: str | Path | None = None,
+    engine: str = "auto",
+    device: Device = "auto",
+    calib: Any = None,
+    metadata: Mapping[str, str] | None = None,
+    exist_ok: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> BuiltEngine:
+    """Make an engine of a model: PyTorch -> ONNX -> lowered -> built for a profile of shapes, and run once.
+
+    Args:
+        model: an `nn.Module`, an ONNX file, or the name of a shipped model.
+        shapes: input shapes (batch, 3, height, width): one, or `{"min", "opt", "max"}`.
+        precision: of the engine; int8 needs `calib`.
+        output: file to write; default: the model's name in the current folder, with the precision.
+        engine: name; auto: openvino on a CPU, cudnn on a GPU.
+        device: auto: a GPU where there is one that can be used.
+        calib: any source of frames like those that the model will see.
+        metadata: for the ONNX of a module: names, stride, ... as exporters write them.
+        exist_ok: write over an existing file.
+        say: called with a line at each step.
+
+    Raises:
+        UsageError: shapes that make no sense or that the model excludes, an unknown engine, an output that exists.
+        ModelError: the model cannot be exported, or has operators that the engine lacks.
+        CapabilityError: PyTorch, the engine or the device is missing.
+        QualityError: int8 loses too much accuracy.
+        SinkError: the output cannot be written.
+    """
+    started = time.perf_counter()
+    profile = Profile.of(shapes)
+    device = _device(device)
+    name = ("cudnn" if device == "cuda" else "openvino") if engine == "auto" else engine
+    if name not in engine_names():
+        raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(engine_names()))}")
+    target = _target(model, output, precision)
+    if target.exists() and not exist_ok:
+        raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
+    reasons = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        if _is_module(model):
+            say(f"exporting {type(model).__name__} to ONNX")
+            export_onnx(model, path, profile, metadata or {})
+            reasons.append(f"exported from PyTorch, opset {OPSET}")
+        else:
+            _copy(model, path)
+        _check_sizes(path, profile)
+        if precision == "int8":
+            from framefuse.lowering import build_model
+
+            lowered = Path(folder) / "lowered.onnx"
+            report = build_model(path, precision="int8", calib=calib, out=lowered, say=say)
+            path, reasons = lowered, [*reasons, report.summary()]
+        _state_profile(path, profile)
+        say(f"building for {name} on {device}: {profile}")
+        build_file = _file_builder(name)
+        try:
+            if build_file is not None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                reasons += build_file(path, target, profile, EngineOptions(device, precision))
+            else:
+                _write(path, target)
+        except OSError as error:
+            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
+    try:
+        real, more = _run_once(name, target, profile, EngineOptions(device, precision))
+    except FramefuseError:
+        target.unlink(missing_ok=True)
+        raise
+    return BuiltEngine(
+        target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]
+    )
+
+
+def export_onnx(module: Any, path: Path, profile: Profile, metadata: Mapping[str, str]) -> None:
+    """Write an `nn.Module` as ONNX; axes that the profile leaves open are free.
+
+    Raises:
+        ModelError: PyTorch cannot export it.
+    """
+    import onnx
+    import torch
+
+    free = {number: axis for number, axis in enumerate(AXES) if profile.min[number] != profile.max[number]}
+    example = torch.zeros(profile.opt)
+    was_training = module.training
+    parameter = next(module.parameters(), None)
+    options: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, to those who write exporters
+            module.eval()
+            if parameter is not None:
+                example = example.to(parameter.device, parameter.dtype)
+            count = len(_tensors(module(example)))
+            names = [f"output{number}" for number in range(count)]
+            axes: dict[str, Any] = {"images": free} if free else {}
+            if 0 in free:
+                axes |= {name: {0: "batch"} for name in names}
+            torch.onnx.export(
+                module, (example,), str(path), opset_version=OPSET, input_names=["images"], output_names=names,
+                dynamic_axes=axes, **options,
+            )  # fmt: skip
+    except Exception as error:  # whatever the module's own code or the exporter raises
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ModelError(
+            f"PyTorch cannot export {type(module).__name__} at {profile.opt}: {first}",
+            remedy="export it to ONNX yourself",
+        ) from error
+    finally:
+        module.train(was_training)
+    network = onnx.load(path)
+    for key, value in metadata.items():
+        network.metadata_props.add(key=key, value=value)
+    onnx.save(network, path)
+
+
+def _tensors(outputs: Any) -> list[Any]:
+    import torch
+
+    values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a module of PyTorch, which is only imported by those who pass one."""
+    return any(
+        f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.modules.module.Module" for kind in type(model).__mro__
+    )
+
+
+def _device(asked: Device) -> Device:
+    if asked != "auto":
+        return asked
+    from framefuse.kernels import cuda
+
+    with contextlib.suppress(CapabilityError):
+        cuda.cupy()
+        return "cuda"
+    return "cpu"
+
+
+def _target(model: Any, output: str | Path | None, precision: str) -> Path:
+    if output is not None:
+        return Path(output)
+    stem = type(model).__name__.lower() if _is_module(model) else Path(model).stem
+    return Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx")
+
+
+def _copy(model: Any, path: Path) -> None:
+    """The ONNX with its weights inside."""
+    import onnx
+
+    from framefuse.models import find_model
+    from framefuse.models.onnx_file import read_onnx
+
+    if not isinstance(model, str | Path):
+        raise UsageError(
+            f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
+        )
+    found = find_model(model)
+    read_onnx(found)
+    onnx.save(load(found), path)
+    for card in [found.with_suffix(".yaml")]:
+        if card.exists():
+            path.with_suffix(".yaml").write_bytes(card.read_bytes())
+
+
+def _check_sizes(path: Path, profile: Profile) -> None:
+    """
+    Raises:
+        UsageError: an axis that the model fixes has other sizes in the profile.
+    """
+    from framefuse.models.onnx_file import read_onnx
+
+    stated = read_onnx(path).inputs[0].shape
+    for axis, fixed, low, high in zip(AXES, stated, profile.min, profile.max, strict=True):
+        if fixed is not None and (low, high) != (fixed, fixed):
+            raise UsageError(
+                f"the profile {profile} leaves {axis} {low} to {high}, but the model fixes it at {fixed}",
+                remedy=f"ask for {axis} {fixed}, or export the model with a free {axis}",
+            )
+
+
+def _state_profile(path: Path, profile: Profile) -> None:
+    import onnx
+
+    network = onnx.load(path)
+    kept = [(entry.key, entry.value) for entry in network.metadata_props if entry.key != PROFILE_KEY]
+    del network.metadata_props[:]
+    for key, value in [*kept, (PROFILE_KEY, profile.to_json())]:
+        network.metadata_props.add(key=key, value=value)
+    onnx.save(network, path)
+
+
+def _write(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, path.read_bytes())
+    if path.with_suffix(".yaml").exists():
+        write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
+
+
+def _file_builder(name: str) -> Callable[[Path, Path, Profile, EngineOptions], list[str]] | None:
+    """The engine's own `build_file(onnx, target, profile, options)`, where it has a file of its own."""
+    module = importlib.import_module(engine_names()[name].partition(":")[0])
+    return getattr(module, "build_file", None)
+
+
+def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:
+    """Open the engine and run it at the usual shape, so that it is known to work, and its caches are filled."""
+    built = open_engine(name, path, options)
+    with _closing(built):
+        lane = built.lane(profile.opt[0], *profile.opt[2:], 1)
+        slot = lane.acquire()
+        assert slot is not None
+        lane.submit(slot)
+        lane.wait(slot)
+        lane.release(slot)
+        lane.close()
+        return built.precision, list(built.reasons)
+
+
+@contextlib.contextmanager
+def _closing(engine: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        engine.close()
+
+
+__all__ = ["BuiltEngine", "build_engine", "export_onnx"]

@@ -1,0 +1,80 @@
+"""framefuse bench: measurements of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from framefuse.cli.console import print_table, stderr
+from framefuse.cli.options import PrintJson, Quiet
+from framefuse.entry import stop_if_interrupted
+from framefuse.errors import SinkError, UsageError
+
+app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def engines(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
+    engine: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="again for each; default: all", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU where there is one")] = "auto",
+    precision: Annotated[
+        str, typer.Option(metavar="auto|fp32|bf16|fp16|int8", help="for all; auto: each engine's own")
+    ] = "auto",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="pictures at a time")] = 1,
+    imgsz: Annotated[str | None, typer.Option(metavar="N...", help="height and width", show_default=False)] = None,
+    runs: Annotated[int, typer.Option(min=1, metavar="N", help="measured runs of each")] = 100,
+    warmups: Annotated[int, typer.Option(min=0, metavar="N", help="runs before those")] = 20,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write JSON there", show_default=False)] = None,
+    print_json: PrintJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """One model on every engine, by one protocol: times, build, size, and how far outputs are apart."""
+    from framefuse.bench import bench_engines
+
+    for name, value, known in (
+        ("--device", device, ("auto", "cpu", "cuda", "all")),
+        ("--precision", precision, ("auto", "fp32", "bf16", "fp16", "int8")),
+    ):
+        if value not in known:
+            raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
+    console = stderr()
+
+    def say(line: str) -> None:
+        stop_if_interrupted()
+        if not quiet:
+            console.print(line, style="dim", markup=False)
+
+    options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precision}
+    report = bench_engines(
+        model, engines=engine or (), batch=batch, imgsz=_size(imgsz), warmups=warmups, runs=runs, say=say, **options
+    )
+    if out is not None:
+        try:
+            out.write_text(report.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SinkError(f"{out} cannot be written: {error.strerror}", remedy="choose another file") from error
+    if print_json:
+        typer.echo(report.to_json())
+        return 0
+    batch, _, height, width = report.shape
+    title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs; errors against {report.reference}"
+    header, rows = report.table()
+    print_table(header, [(title,), *rows])
+    return 0
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    sides = text.split(",")
+    if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise UsageError(f"--imgsz {text} is no size", remedy="give one number, or height and width")
+    return int(sides[0]), int(sides[-1])
+
+
+__all__ = ["app"]

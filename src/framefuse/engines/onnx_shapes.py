@@ -1,0 +1,140 @@
+"""ONNX at one input size, and the profile of sizes that a file was built for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framefuse.errors import ModelError, UsageError
+from framefuse.models.onnx_file import read_onnx
+
+Shape = tuple[int, int, int, int]
+"""Batch, channels, height, width."""
+
+PROFILE_KEY = "framefuse.profile"
+"""Where an ONNX states its profile, in its metadata."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Input shapes that an engine is built for: the smallest, the usual one, which it is tuned for, and the largest."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Profile:
+        """From `{"min": ..., "opt": ..., "max": ...}` (what is missing is as `opt`), or one shape.
+
+        Raises:
+            UsageError: a shape has not four sizes of at least 1, or min <= opt <= max is not so.
+        """
+        if not isinstance(shapes, Mapping):
+            shapes = {"opt": shapes}
+        unknown = set(shapes) - {"min", "opt", "max"}
+        if unknown or "opt" not in shapes:
+            raise UsageError(f"shapes has {', '.join(shapes)}", remedy="give opt, and perhaps min and max")
+        named = {name: tuple(shapes.get(name, shapes["opt"])) for name in ("min", "opt", "max")}
+        for name, shape in named.items():
+            if len(shape) != 4 or not all(isinstance(size, int) and size >= 1 for size in shape):
+                raise UsageError(f"shapes {name} is {shape}", remedy="give (batch, 3, height, width)")
+        low, middle, high = named.values()
+        if not all(a <= b <= c for a, b, c in zip(low, middle, high, strict=True)):
+            raise UsageError(
+                f"shapes are min {low}, opt {middle}, max {high}", remedy="let min <= opt <= max everywhere"
+            )
+        return cls(*named.values())  # type: ignore[arg-type]  # four sizes each
+
+    def check(self, shape: Sequence[int]) -> None:
+        """
+        Raises:
+            UsageError: the profile excludes this shape.
+        """
+        for axis, low, size, high in zip(
+            ("batch", "channels", "height", "width"), self.min, shape, self.max, strict=True
+        ):
+            if not low <= size <= high:
+                raise UsageError(
+                    f"{axis} {size} of input {tuple(shape)} is outside the profile {self}",
+                    remedy=f"ask for {low} to {high}, or build the engine again with shapes that include it",
+                )
+
+    def to_json(self) -> str:
+        return json.dumps({"min": self.min, "opt": self.opt, "max": self.max})
+
+    def __str__(self) -> str:
+        return "min {} opt {} max {}".format(*("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max)))
+
+
+def profile_of(model: Any) -> Profile | None:
+    """What an ONNX `ModelProto` states; None: it was built for no sizes in particular.
+
+    Raises:
+        ModelError: what it states cannot be read.
+    """
+    return _parsed(next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None))
+
+
+def read_profile(path: Path) -> Profile | None:
+    """The same of a file; None also where it is no ONNX: that is for an engine to say.
+
+    Raises:
+        ModelError: what it states cannot be read.
+    """
+    data = path.read_bytes()
+    if PROFILE_KEY.encode() not in data:
+        return None
+    return _parsed(read_onnx(path).metadata.get(PROFILE_KEY))
+
+
+def _parsed(text: str | None) -> Profile | None:
+    try:
+        return None if text is None else Profile.of(json.loads(text))
+    except (ValueError, TypeError, UsageError) as error:
+        raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
+
+
+def load(path: Path) -> Any:
+    """An ONNX file with its weights.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    import onnx
+
+    try:
+        return onnx.load(path)
+    except Exception as error:  # protobuf's own classes, and those of the file system
+        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
+
+
+def at_shape(model: Any, shape: Shape) -> Any:
+    """The model with its first input at `shape`, and all shapes that follow from it stated. The model is changed.
+
+    Raises:
+        UsageError: the profile of the model excludes it, or the model has another fixed size.
+    """
+    import onnx
+
+    profile = profile_of(model)
+    if profile is not None:
+        profile.check(shape)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    entry = next(value for value in model.graph.input if value.name not in weights)
+    for dim, size in zip(entry.type.tensor_type.shape.dim, shape, strict=True):
+        if dim.dim_value > 0 and dim.dim_value != size:
+            fixed = tuple(axis.dim_value or "?" for axis in entry.type.tensor_type.shape.dim)
+            raise UsageError(
+                f"input {shape} was asked for, but the model takes {fixed} only",
+                remedy="export the model with dynamic axes, or ask for its own size",
+            )
+        dim.ClearField("dim_param")
+        dim.dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)

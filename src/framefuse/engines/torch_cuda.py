@@ -1,0 +1,105 @@
+"""A model of PyTorch on a GPU, in the graphs of others.
+
+PyTorch's allocator hands memory out and takes it back while a model runs. What is captured must stay what it was, so an
+execution's memory comes from a pool of its own, filled by a first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from framefuse.engines.device_lane import capture
+from framefuse.errors import EngineError, FramefuseError
+from framefuse.kernels import cuda
+
+
+class Execution:
+    """A model of one shape with memory of its own on the GPU.
+
+    Attributes:
+        input: (batch, height, width, 3) on the GPU.
+        results: the model's outputs, float32, on the GPU.
+        capturable: whether `start` may be captured.
+        how: which it is, and why, for people.
+    """
+
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    layout: str | None = None
+
+    def __init__(
+        self,
+        network: Callable[[Any], Sequence[Any]],
+        shape: tuple[int, int, int, int],
+        dtype: np.dtype[Any],
+    ) -> None:
+        cp = cuda.cupy()
+        self._network = network
+        self._pool = torch.cuda.MemPool()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = cp.cuda.Stream(non_blocking=True)
+        self.input = cp.zeros(shape, dtype)
+        self._picture = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
+        cp.cuda.get_current_stream().synchronize()
+        self.results: list[Any] = []
+        with self._on(self._stream):
+            outputs = self._run()
+        self.results = [cp.zeros(tuple(output.shape), np.float32) for output in outputs]
+        self._targets = [torch.as_tensor(result, device="cuda") for result in self.results]
+        del outputs
+        cp.cuda.get_current_stream().synchronize()
+        for _ in range(2):
+            self.start(self._stream)
+        self._stream.synchronize()
+        self.capturable, self.how = True, "captured"
+        try:
+            capture(self._stream, lambda: self.start(self._stream))
+        except Exception as error:  # PyTorch's, or CUDA's
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
+            graph = torch.cuda.CUDAGraph()
+            with torch.inference_mode(), torch.cuda.graph(graph):
+                self._copy(self._run())
+            self._graph = graph
+
+    def start(self, stream: Any) -> None:
+        with self._on(stream):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._copy(self._run())
+
+    def finish(self, stream: Any) -> None:
+        """Nothing: the model has written `results`."""
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """PyTorch on a stream of CuPy, with this execution's memory and the fastest kernels."""
+        with (
+            torch.inference_mode(),
+            torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)),
+            torch.cuda.use_mem_pool(self._pool),
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False),
+        ):
+            yield
+
+    def _run(self) -> Sequence[Any]:
+        try:
+            return self._network(self._picture)
+        except FramefuseError:
+            raise
+        except torch.cuda.OutOfMemoryError as error:
+            raise EngineError(
+                f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}",
+                remedy="use a smaller batch, or close what else uses the GPU",
+            ) from error
+        except Exception as error:  # whatever the model's own code raises
+            raise EngineError(f"PyTorch failed at input {tuple(self.input.shape)}: {error}") from error
+
+    def _copy(self, outputs: Sequence[Any]) -> None:
+        for target, output in zip(self._targets, outputs, strict=True):
+            target.copy_(output)

@@ -1,0 +1,255 @@
+"""Operators of ONNX as calls of PyTorch: those that detectors, classifiers and their exporters use.
+
+Each takes (inputs, attributes). An input that says how, not what (a shape, axes, sizes), comes as plain numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from framefuse.errors import ModelError
+
+Inputs = Sequence[Any]
+Attributes = dict[str, Any]
+Operator = Callable[[Inputs, Attributes], Any]
+
+
+def conv(inputs: Inputs, a: Attributes) -> Any:
+    x, weight, *bias = inputs
+    _no_auto_pad("Conv", a)
+    sides = weight.dim() - 2
+    x, padding = _padded(x, a.get("pads", [0] * 2 * sides), 0.0)
+    call = (F.conv1d, F.conv2d, F.conv3d)[sides - 1]
+    strides, dilations = a.get("strides", [1] * sides), a.get("dilations", [1] * sides)
+    return call(x, weight, bias[0] if bias else None, strides, padding, dilations, a.get("group", 1))
+
+
+def conv_transpose(inputs: Inputs, a: Attributes) -> Any:
+    x, weight, *bias = inputs
+    _no_auto_pad("ConvTranspose", a)
+    pads, sides = a.get("pads", [0, 0, 0, 0]), weight.dim() - 2
+    if sides != 2 or list(pads[:2]) != list(pads[2:]):
+        raise ModelError(f"engine torch has no ConvTranspose over {sides} axes with pads {pads}")
+    return F.conv_transpose2d(
+        x, weight, bias[0] if bias else None, a.get("strides", [1, 1]), pads[:2], a.get("output_padding", [0, 0]),
+        a.get("group", 1), a.get("dilations", [1, 1]),
+    )  # fmt: skip
+
+
+def max_pool(inputs: Inputs, a: Attributes) -> Any:
+    _no_auto_pad("MaxPool", a)
+    kernel = a["kernel_shape"]
+    x, padding = _padded(inputs[0], a.get("pads", [0] * 2 * len(kernel)), float("-inf"))
+    strides, dilations = a.get("strides", [1] * len(kernel)), a.get("dilations", [1] * len(kernel))
+    return F.max_pool2d(x, kernel, strides, padding, dilations, bool(a.get("ceil_mode", 0)))
+
+
+def average_pool(inputs: Inputs, a: Attributes) -> Any:
+    _no_auto_pad("AveragePool", a)
+    kernel = a["kernel_shape"]
+    pads = a.get("pads", [0] * 2 * len(kernel))
+    half = len(kernel)
+    if list(pads[:half]) != list(pads[half:]):
+        raise ModelError(f"engine torch has no AveragePool with pads {pads}")
+    counted = bool(a.get("count_include_pad", 0))
+    return F.avg_pool2d(
+        inputs[0], kernel, a.get("strides", [1] * half), pads[:half], bool(a.get("ceil_mode", 0)), counted
+    )
+
+
+def resize(inputs: Inputs, a: Attributes) -> Any:
+    """Nearest by whole factors, and linear or cubic between centres or corners: what exporters write."""
+    x, *rest = inputs
+    scales = rest[1] if len(rest) > 1 else None
+    sizes = rest[2] if len(rest) > 2 else None
+    size = list(sizes)[2:] if sizes else [int(n * s) for n, s in zip(x.shape[2:], list(scales or [])[2:], strict=True)]
+    mode, where = a.get("mode", "nearest"), a.get("coordinate_transformation_mode", "half_pixel")
+    if mode == "nearest" and all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True)):
+        return F.interpolate(x, size, mode="nearest")
+    if mode in ("linear", "cubic") and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        kind = "bilinear" if mode == "linear" else "bicubic"
+        return F.interpolate(x, size, mode=kind, align_corners=where == "align_corners")
+    raise ModelError(
+        f"engine torch has no Resize from {tuple(x.shape[2:])} to {tuple(size)} with mode {mode}, {where}",
+        remedy="use another engine",
+    )
+
+
+def split(inputs: Inputs, a: Attributes) -> Any:
+    x, *sizes = inputs
+    axis = a.get("axis", 0)
+    if sizes and sizes[0] is not None:
+        return x.split(list(sizes[0]), axis)
+    if "split" in a:
+        return x.split(list(a["split"]), axis)
+    return x.chunk(a.get("num_outputs", a["outputs"]), axis)
+
+
+def reshape(inputs: Inputs, a: Attributes) -> Any:
+    x, shape = inputs
+    keep_zero = a.get("allowzero", 0)
+    return x.reshape([x.shape[axis] if size == 0 and not keep_zero else size for axis, size in enumerate(shape)])
+
+
+def cut(inputs: Inputs, a: Attributes) -> Any:
+    """Slice."""
+    x, starts, ends, *more = (*inputs, None, None)
+    starts, ends = starts or a["starts"], ends or a["ends"]
+    axes = more[0] if more and more[0] is not None else a.get("axes", range(len(starts)))
+    steps = more[1] if len(more) > 1 and more[1] is not None else [1] * len(starts)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        size = x.shape[axis]
+        numbers = range(size)[slice(start, end, step)]
+        if step > 0:
+            index = [slice(None)] * x.dim()
+            index[axis] = slice(numbers.start, numbers.stop, step)
+            x = x[tuple(index)]
+        elif step == -1 and len(numbers) == size:
+            x = x.flip(axis)
+        else:
+            raise ModelError(f"engine torch has no Slice with step {step}", remedy="use another engine")
+    return x
+
+
+def gather(inputs: Inputs, a: Attributes) -> Any:
+    x, index = inputs
+    axis = a.get("axis", 0)
+    index = torch.where(index < 0, index + x.shape[axis], index)
+    flat = x.index_select(axis, index.reshape(-1))
+    axis %= x.dim()
+    return flat.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
+
+
+def unsqueeze(inputs: Inputs, a: Attributes) -> Any:
+    x = inputs[0]
+    axes = inputs[1] if len(inputs) > 1 else a["axes"]
+    total = x.dim() + len(axes)
+    for axis in sorted(axis % total for axis in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def squeeze(inputs: Inputs, a: Attributes) -> Any:
+    x = inputs[0]
+    axes = inputs[1] if len(inputs) > 1 else a.get("axes")
+    return x.squeeze(tuple(axes)) if axes is not None else x.squeeze()
+
+
+def expand(inputs: Inputs, a: Attributes) -> Any:
+    x, shape = inputs
+    return x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))
+
+
+def reduce(call: Callable[..., Any]) -> Operator:
+    def run(inputs: Inputs, a: Attributes) -> Any:
+        x = inputs[0]
+        axes = inputs[1] if len(inputs) > 1 and inputs[1] is not None else a.get("axes")
+        return call(x, tuple(range(x.dim())) if axes is None else tuple(axes), bool(a.get("keepdims", 1)))
+
+    return run
+
+
+def gemm(inputs: Inputs, a: Attributes) -> Any:
+    left, right, *bias = inputs
+    left = left.mT if a.get("transA") else left
+    right = right.mT if a.get("transB") else right
+    product = a.get("alpha", 1.0) * (left @ right)
+    return product + a.get("beta", 1.0) * bias[0] if bias else product
+
+
+def batch_norm(inputs: Inputs, a: Attributes) -> Any:
+    x, scale, shift, mean, variance = inputs
+    return F.batch_norm(x, mean, variance, scale, shift, eps=a.get("epsilon", 1e-5))
+
+
+def clip(inputs: Inputs, a: Attributes) -> Any:
+    low = inputs[1] if len(inputs) > 1 else a.get("min")
+    high = inputs[2] if len(inputs) > 2 else a.get("max")
+    return inputs[0].clamp(low, high)
+
+
+def pad(inputs: Inputs, a: Attributes) -> Any:
+    x, pads, *value = inputs
+    half = len(pads) // 2
+    if a.get("mode", "constant") != "constant" or len(value) > 1 or half != x.dim():
+        raise ModelError(f"engine torch has no Pad with mode {a.get('mode')} and axes", remedy="use another engine")
+    both = [side for pair in zip(reversed(pads[:half]), reversed(pads[half:]), strict=True) for side in pair]
+    return F.pad(x, both, value=value[0] if value and value[0] is not None else 0.0)
+
+
+def cumulative_sum(inputs: Inputs, a: Attributes) -> Any:
+    x, axis = inputs
+    if a.get("exclusive") or a.get("reverse"):
+        raise ModelError("engine torch has no CumSum that is exclusive or reversed", remedy="use another engine")
+    return x.cumsum(axis[0] if isinstance(axis, list) else axis, dtype=x.dtype)
+
+
+def divide(inputs: Inputs, a: Attributes) -> Any:
+    x, y = inputs
+    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
+def _plain(call: Callable[..., Any]) -> Operator:
+    return lambda inputs, a: call(*inputs)
+
+
+def _folded(call: Callable[..., Any]) -> Operator:
+    """An operator of any number of inputs from that of two."""
+    return lambda inputs, a: functools.reduce(call, inputs)
+
+
+OPERATORS: dict[str, Operator] = {
+    "Conv": conv, "ConvTranspose": conv_transpose, "MaxPool": max_pool, "AveragePool": average_pool, "Resize": resize,
+    "Split": split, "Reshape": reshape, "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
+    "Expand": expand, "Gemm": gemm, "BatchNormalization": batch_norm, "Clip": clip, "Div": divide,
+    "Pad": pad, "CumSum": cumulative_sum,
+    "ReduceMean": reduce(torch.mean), "ReduceSum": reduce(torch.sum), "ReduceMax": reduce(torch.amax),
+    "ReduceMin": reduce(torch.amin),
+    "GlobalAveragePool": lambda inputs, a: inputs[0].mean((2, 3), keepdim=True),
+    "Concat": lambda inputs, a: torch.cat(tuple(inputs), a["axis"]),
+    "Transpose": lambda inputs, a: inputs[0].permute(*a.get("perm", range(inputs[0].dim())[::-1])),
+    "Softmax": lambda inputs, a: inputs[0].softmax(a.get("axis", -1)),
+    "Flatten": lambda inputs, a: inputs[0].flatten(a.get("axis", 1)),
+    "LeakyRelu": lambda inputs, a: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
+    "HardSigmoid": lambda inputs, a: (inputs[0] * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
+    "Range": lambda inputs, a: torch.arange(*inputs),
+    "ConstantOfShape": lambda inputs, a: torch.full(tuple(inputs[0]), a["value"].item() if "value" in a else 0.0,
+                                                    dtype=a["value"].dtype if "value" in a else torch.float32),
+    "Shape": lambda inputs, a: torch.tensor(inputs[0].shape[a.get("start", 0) : a.get("end")]),
+    "Silu": lambda inputs, a: F.silu(inputs[0], inplace=True),
+    "Identity": lambda inputs, a: inputs[0], "Dropout": lambda inputs, a: inputs[0],
+    "Add": _plain(torch.add), "Sub": _plain(torch.sub), "Mul": _plain(torch.mul), "Pow": _plain(torch.pow),
+    "MatMul": _plain(torch.matmul), "Sigmoid": _plain(torch.sigmoid), "Relu": _plain(torch.relu),
+    "Tanh": _plain(torch.tanh), "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sqrt": _plain(torch.sqrt),
+    "Erf": _plain(torch.erf), "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Floor": _plain(torch.floor),
+    "Ceil": _plain(torch.ceil), "Max": _folded(torch.maximum), "Min": _folded(torch.minimum), "Equal": _plain(torch.eq),
+    "Where": _plain(torch.where), "HardSwish": _plain(F.hardswish), "Softplus": _plain(F.softplus),
+}  # fmt: skip
+"""By ONNX's name. Silu is a Sigmoid and the Mul behind it."""
+
+PLAIN = {
+    "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Resize": (1, 2, 3), "Expand": (1,), "Unsqueeze": (1,),
+    "Squeeze": (1,), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "Clip": (1, 2),
+    "Range": (0, 1, 2), "Pad": (1, 2), "CumSum": (1,), "ConstantOfShape": (0,),
+}  # fmt: skip
+"""Which inputs of an operator come as plain numbers."""
+
+
+def _no_auto_pad(name: str, a: Attributes) -> None:
+    if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise ModelError(f"engine torch has no {name} with auto_pad {a['auto_pad']}", remedy="use another engine")
+
+
+def _padded(x: Any, pads: Sequence[int], value: float) -> tuple[Any, list[int]]:
+    """The input, and the padding that is the same on both sides; any other is put on now."""
+    half = len(pads) // 2
+    before, after = list(pads[:half]), list(pads[half:])
+    if before == after:
+        return x, before
+    both = [side for pair in zip(reversed(before), reversed(after), strict=True) for side in pair]
+    return F.pad(x, both, value=value), [0] * half

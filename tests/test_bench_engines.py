@@ -1,0 +1,104 @@
+"""framefuse bench engines: every engine in one table, and why those that are missing are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import small_models
+from framefuse.bench import Timing, bench_engines, fill
+from framefuse.cli import main
+from framefuse.engines import ENGINES, Slot
+from framefuse.errors import UsageError
+
+SIZE = (small_models.HEIGHT, small_models.WIDTH)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_models.write(tmp_path_factory.mktemp("bench") / "tiny_v5.onnx", "tiny_v5")
+
+
+def test_every_engine_has_a_row(model: Path) -> None:
+    report = bench_engines(model, devices=["cpu"], imgsz=SIZE, batch=2, warmups=2, runs=5)
+    rows = {row.engine: row for row in report.rows}
+    assert set(rows) >= set(ENGINES) and report.shape == (2, 3, *SIZE)
+    for name in ("openvino", "onnxruntime", "null"):
+        row = rows[name]
+        assert row.wall is not None and row.wall.runs == 5 and not row.not_run and row.artifact_bytes
+        assert 0 < row.wall.min <= row.wall.median <= row.wall.p90 <= row.wall.p99
+    assert report.reference == "onnxruntime cpu fp32" or rows["openvino"].precision == "fp32"
+    assert rows["openvino"].error is not None and rows["openvino"].error < 0.2
+    assert rows["null"].error is None
+    assert "runs on NVIDIA GPUs only" in rows["cudnn"].not_run and rows["cudnn"].wall is None
+    header, lines = report.table()
+    assert all(len(line) in (1, len(header)) for line in lines) and len(lines) == len(report.rows)
+    assert any(line[0].startswith("cudnn on cpu: not run here, because ") for line in lines)
+    assert json.loads(report.to_json())["rows"][0]["engine"]
+
+
+def test_an_engine_that_breaks_is_a_row_and_no_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "broken", "framefuse.no_such_module")
+    report = bench_engines(model, engines=["broken", "null"], devices=["cpu"], imgsz=SIZE, warmups=0, runs=1)
+    assert [row.wall is None for row in report.rows] == [True, False]
+    assert "it failed: ModuleNotFoundError" in report.rows[0].not_run
+
+
+def test_a_precision_for_all(model: Path) -> None:
+    report = bench_engines(
+        model, engines=["openvino", "onnxruntime"], precision="fp32", devices=["cpu"], imgsz=SIZE, warmups=0, runs=2
+    )
+    assert [row.precision for row in report.rows] == ["fp32", "fp32"]
+    assert max(row.error or 0.0 for row in report.rows) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"engines": ["nothing"]}, "'nothing'"), ({"batch": 0}, "batch 0"), ({"runs": 0}, "runs 0")],
+)
+def test_wrong_usage(model: Path, options: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        bench_engines(model, devices=["cpu"], **options)
+
+
+def test_statistics() -> None:
+    timing = Timing.of([3.0, 1.0, 2.0, 4.0, 10.0])
+    assert (timing.runs, timing.min, timing.median, timing.mean) == (5, 1.0, 3.0, 4.0)
+    assert timing.p90 == pytest.approx(7.6) and timing.p99 == pytest.approx(9.76)
+    assert timing.std == pytest.approx(np.std([3, 1, 2, 4, 10], ddof=1))
+    assert Timing.of([1.0]).std == 0.0
+
+
+def test_slots_of_all_kinds_get_the_same_picture() -> None:
+    picture = np.random.default_rng(0).random((1, 3, 4, 5)).astype(np.float32)
+    plain = Slot(np.zeros((1, 3, 4, 5), np.float16))
+    bf16 = Slot(np.zeros((1, 4, 5, 3), np.uint16), memory_format="nhwc")
+    padded = Slot(np.zeros((1, 4, 5, 8), np.float32), memory_format="nhwc")
+    whole = Slot(np.zeros((1, 3, 4, 5), np.uint8))
+    for slot in (plain, bf16, padded, whole):
+        fill(slot, picture)
+    last = picture.transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(plain.input, picture, atol=1e-3)
+    np.testing.assert_allclose((bf16.input.astype(np.uint32) << 16).view(np.float32), last, rtol=2**-8)
+    np.testing.assert_array_equal(padded.input[..., :3], last)
+    assert not padded.input[..., 3:].any()
+    np.testing.assert_allclose(whole.input / 255, picture, atol=0.003)
+
+
+def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report.json"
+    words = ["bench", "engines", str(model), "--engine", "null", "--engine", "onnxruntime", "--device", "cpu"]
+    words += ["--imgsz", "96", "160", "--runs", "3", "--warmups", "1", "--quiet"]
+    assert main([*words, "--out", str(out)]) == 0
+    table = capsys.readouterr().out
+    assert "median ms" in table and "tiny_v5.onnx, batch 1 of 160x96, 3 runs" in table
+    assert [row["engine"] for row in json.loads(out.read_text())["rows"]] == ["null", "onnxruntime"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shape"] == [1, 3, 96, 160]
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    assert main([*words[:3], "--device", "tpu"]) == 2
+    assert main([*words[:3], "--imgsz", "0"]) == 2

@@ -1,0 +1,109 @@
+"""build_engine: from an ONNX or a PyTorch module to an engine that has run; profiles that exclude a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import framefuse
+import small_models
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.pipeline import Pipeline
+
+HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
+SHAPES = {"min": (1, 3, 64, 64), "opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_models.write(tmp_path_factory.mktemp("build") / "tiny_v5.onnx", "tiny_v5")
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+def test_what_is_built_runs_within_its_profile(model: Path, tmp_path: Path, engine: str) -> None:
+    built = framefuse.build_engine(model, shapes=SHAPES, engine=engine, device="cpu", output=tmp_path / "b.onnx")
+    assert built.engine == ("openvino" if engine == "auto" else engine)
+    assert built.path.stat().st_size == built.bytes and built.seconds > 0 and built.reasons
+    opened = open_engine(built.engine, built.path, EngineOptions("cpu"))
+    assert any("min 1x3x64x64 opt 1x3x96x160 max 2x3x96x160" in reason for reason in opened.reasons)
+    opened.lane(2, HEIGHT, 64, 1).close()
+    with pytest.raises(UsageError, match="batch 3 of input"):
+        opened.lane(3, HEIGHT, WIDTH, 1)
+    with pytest.raises(UsageError, match="width 192"):
+        opened.lane(1, HEIGHT, 192, 1)
+    opened.close()
+
+
+def test_a_pipeline_runs_it_and_says_what_the_profile_excludes(model: Path, tmp_path: Path) -> None:
+    built = framefuse.build_engine(model, shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
+    pictures = list(small_models.pictures(3))
+    assert len(list(Pipeline(pictures, built.path, engine=built.engine))) == 3
+    with pytest.raises(UsageError, match="outside the profile"):
+        list(Pipeline(pictures, built.path, engine=built.engine, imgsz=[192, 320], rect=False))
+
+
+def test_a_profile_that_the_model_excludes(tmp_path: Path) -> None:
+    model = small_models.write_segmenter(tmp_path / "fixed.onnx")
+    with pytest.raises(UsageError, match="batch 1 to 2, but the model fixes it at 1"):
+        framefuse.build_engine(model, shapes=SHAPES | {"min": SHAPES["opt"]}, device="cpu")
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_what_cannot_be_built(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.onnx").write_bytes(b"mine")
+    build: Any = framefuse.build_engine
+    with pytest.raises(UsageError, match="exists"):
+        build(model, shapes=SHAPES, device="cpu", output=tmp_path / "there.onnx")
+    assert (tmp_path / "there.onnx").read_bytes() == b"mine"
+    with pytest.raises(UsageError, match="no engine is called 'nothing'"):
+        build(model, shapes=SHAPES, device="cpu", engine="nothing", output=tmp_path / "b.onnx")
+    with pytest.raises(UsageError, match="model is a int"):
+        build(5, shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
+    with pytest.raises(ModelError, match=r"no model .*none\.onnx"):
+        build(tmp_path / "none.onnx", shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
+    with pytest.raises(CapabilityError, match="fp16"):
+        build(model, shapes=SHAPES, device="cpu", engine="onnxruntime", precision="fp16", output=tmp_path / "b.onnx")
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_a_module_becomes_an_engine(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Small(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(3, 8, 3, 2, 1)
+            self.head = torch.nn.Conv2d(8, 6, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(torch.nn.functional.silu(self.stem(x))).flatten(2)
+
+    module = Small().train()
+    built = framefuse.build_engine(
+        module, shapes=SHAPES, engine="onnxruntime", device="cpu", output=tmp_path / "small.onnx",
+        metadata={"names": "{0: 'a', 1: 'b'}"},
+    )  # fmt: skip
+    assert module.training and "exported from PyTorch" in built.reasons[0]
+    x = np.random.default_rng(0).random((2, 3, 64, 96), np.float32)
+    lane = open_engine("onnxruntime", built.path, EngineOptions()).lane(2, 64, 96, 1)
+    slot = lane.acquire()
+    assert slot is not None
+    slot.input[...] = x
+    lane.submit(slot)
+    with torch.no_grad():
+        np.testing.assert_allclose(slot.outputs[0], module(torch.from_numpy(x)).numpy(), atol=1e-5)
+
+
+def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Broken(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            raise RuntimeError("not today")
+
+    with pytest.raises(ModelError, match=r"cannot export Broken .*not today"):
+        framefuse.build_engine(Broken(), shapes=SHAPES, device="cpu", output=tmp_path / "broken.onnx")

@@ -1,0 +1,174 @@
+"""ONNX Runtime: what it refuses and how it says so; profiles of shapes; on a GPU, our stream, memory and graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import small_models
+from framefuse.engines import EngineOptions, engine_names, open_engine
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
+from framefuse.engines.onnxruntime_errors import cannot_load
+from framefuse.errors import CapabilityError, ModelError, UsageError
+
+HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_models.write(tmp_path_factory.mktemp("ort") / "tiny_v5.onnx", "tiny_v5")
+
+
+@pytest.mark.parametrize("kind", ["Mystery", "LRNN"])
+def test_a_missing_operator_is_named(tmp_path: Path, kind: str) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(kind, ["x"], ["y"])], "odd", values[:1], values[1:])
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    with pytest.raises(ModelError, match=f"no operator {kind}"):
+        open_engine("onnxruntime", path, EngineOptions())
+
+
+def test_an_operator_without_a_kernel_is_named() -> None:
+    text = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(17) node with name 'n'"
+    assert "no operator Foo" in str(cannot_load(Path("a.onnx"), RuntimeError(text)))
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx"])
+def test_a_provider_that_is_not_there_is_named(model: Path, name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("it is there")
+    with pytest.raises(CapabilityError, match=r"has no .*ExecutionProvider; it has .*CPUExecutionProvider"):
+        open_engine(name, model, EngineOptions("cuda"))
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-tensorrt", "onnxruntime-nvrtx"])
+def test_the_providers_of_gpus_do_not_run_on_cpus(model: Path, name: str) -> None:
+    assert name in engine_names()
+    with pytest.raises(CapabilityError, match=f"engine {name} runs on NVIDIA GPUs only"):
+        open_engine(name, model, EngineOptions("cpu"))
+
+
+def test_profiles() -> None:
+    profile = Profile.of({"min": (1, 3, 64, 64), "opt": (4, 3, 96, 160), "max": (8, 3, 640, 640)})
+    profile.check((8, 3, 640, 64))
+    assert Profile.of([1, 3, 64, 64]) == Profile.of({"opt": [1, 3, 64, 64]})
+    with pytest.raises(UsageError, match=r"batch 9 of input .* is outside the profile min 1x3x64x64"):
+        profile.check((9, 3, 96, 160))
+    with pytest.raises(UsageError, match="height 32"):
+        profile.check((1, 3, 32, 160))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        ({"min": (1, 3, 64, 64)}, "give opt"),
+        ({"opt": (1, 3, 64, 64), "best": (1, 3, 64, 64)}, "best"),
+        ({"opt": (1, 3, 64)}, "four|batch, 3"),
+        ({"opt": (0, 3, 64, 64)}, "is .0, 3, 64, 64"),
+        ({"opt": (2, 3, 64, 64), "max": (1, 3, 64, 64)}, "min <= opt <= max"),
+    ],
+)
+def test_profiles_that_make_no_sense(shapes: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Profile.of(shapes)
+
+
+def test_a_model_states_its_profile_and_is_fixed_within_it(model: Path) -> None:
+    network = load(model)
+    assert profile_of(network) is None
+    profile = Profile.of({"opt": (1, 3, HEIGHT, WIDTH), "max": (2, 3, HEIGHT, WIDTH)})
+    network.metadata_props.add(key=PROFILE_KEY, value=profile.to_json())
+    assert profile_of(network) == profile
+    fixed = at_shape(network, (2, 3, HEIGHT, WIDTH))
+    cells = 3 * sum(HEIGHT * WIDTH // stride**2 for stride in (8, 16, 32))
+    assert [axis.dim_value for axis in fixed.graph.output[0].type.tensor_type.shape.dim] == [2, cells, 85]
+    with pytest.raises(UsageError, match=r"takes .* only"):
+        at_shape(fixed, (1, 3, HEIGHT, WIDTH))
+    with pytest.raises(UsageError, match="batch 3"):
+        at_shape(fixed, (3, 3, HEIGHT, WIDTH))
+    network.metadata_props[-1].value = "{}"
+    with pytest.raises(ModelError, match="profile"):
+        profile_of(network)
+
+
+GPU_ENGINES = ["onnxruntime", "torch", "cudnn"]
+
+
+def on_gpu(name: str, model: Path, **options: Any) -> Any:
+    try:
+        return open_engine(name, model, EngineOptions("cuda", **options))
+    except CapabilityError as error:
+        pytest.skip(error.message)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("name", "precision"), [("onnxruntime", "fp32"), ("onnxruntime", "fp16"), ("torch", "fp32"),
+                                                 ("torch", "fp16"), ("torch", "bf16")])  # fmt: skip
+def test_slots_on_the_gpu_give_what_the_cpu_gives(model: Path, name: str, precision: Any, batch: int) -> None:
+    pictures = (small_models.pictures(batch).transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    host = open_engine("onnxruntime", model, EngineOptions()).lane(batch, HEIGHT, WIDTH, 1)
+    slot = host.acquire()
+    assert slot is not None
+    slot.input[...] = pictures
+    host.submit(slot)
+    expected = slot.outputs[0]
+    lane = on_gpu(name, model, precision=precision).lane(batch, HEIGHT, WIDTH, 2)
+    slots = [lane.acquire(), lane.acquire()]
+    for slot in slots:
+        slot.input[...] = pictures.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else pictures
+        lane.submit(slot)
+    for slot in slots:
+        assert lane.wait(slot, 5.0)
+        error = np.abs(slot.outputs[0].astype(np.float32) - expected)
+        assert error.mean() < {"fp32": 0.002, "fp16": 0.1, "bf16": 1.0}[precision]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_ENGINES)
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_program_of_the_gpu_finds_what_the_host_finds(
+    model: Path, name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one graph, and with the model between two graphs."""
+    from framefuse.models.card import read_card
+    from framefuse.preprocess import Preprocess
+    from framefuse.program import HostProgram, Selection
+    from framefuse.program_cuda import CudaProgram
+    from framefuse.sources import open_source
+
+    card, spec, selection = read_card(model), Preprocess(WIDTH, HEIGHT), Selection(conf=0.1)
+    frames = list(open_source(list(small_models.pictures(6))))
+    engine = on_gpu(name, model)
+    make = engine.execution
+
+    def execution(*shape: int) -> Any:
+        made = make(*shape)
+        if apart:
+            made.capturable = False
+        else:
+            assert getattr(made, "capturable", True), made.how
+        return made
+
+    monkeypatch.setattr(engine, "execution", execution)
+    host = HostProgram(open_engine("onnxruntime", model, EngineOptions()), card, spec, selection, batch=2)
+    program = CudaProgram(engine, card, spec, selection, batch=2)
+    found: list[list[Any]] = [[], []]
+    for number, runner in enumerate((host, program)):
+        for start in range(0, len(frames), 2):
+            found[number] += [done.result.detections for done in runner.submit(frames[start : start + 2])]
+        found[number] += [done.result.detections for done in runner.drain()]
+    assert sum(len(each) for each in found[0]) > 5
+    for here, there in zip(*found, strict=True):
+        strong = here.confidence > 0.15
+        best = np.abs(here.xyxy[strong][:, None] - there.xyxy[None]).max(2).min(1) if len(there) else np.ones(0)
+        assert (best < 2).mean() > 0.8 if strong.any() else True
+    host.close()
+    program.close()

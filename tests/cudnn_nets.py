@@ -68,6 +68,25 @@ class Net:
         return self.node("Resize", x, "", scales, mode="nearest", nearest_mode="floor",
                          coordinate_transformation_mode="asymmetric")  # fmt: skip
 
+    def constant_shape(self, *sizes: int) -> str:
+        return self.constant(np.array(sizes, np.int64))
+
+    def attention(self, x: str, heads: int, keys: int, values: int, height: int, width: int) -> str:
+        """As YOLO11 has it: what is attended to, and a depthwise convolution of the values beside it."""
+        qkv = self.conv(x, heads * (2 * keys + values), 1, act="none")
+        parts = self.node("Reshape", qkv, self.constant_shape(1, heads, 2 * keys + values, height * width))
+        names = [self.name("part") for _ in range(3)]
+        sizes = self.constant_shape(keys, keys, values)
+        self.nodes.append(helper.make_node("Split", [parts, sizes], names, axis=2))
+        query = self.node("Transpose", names[0], perm=[0, 1, 3, 2])
+        scaled = self.node("Mul", self.node("MatMul", query, names[1]), self.constant(np.array(keys**-0.5, np.float32)))
+        share = self.node("Transpose", self.node("Softmax", scaled, axis=-1), perm=[0, 1, 3, 2])
+        back = self.constant_shape(1, heads * values, height, width)
+        found = self.node("Reshape", self.node("MatMul", names[2], share), back, channels=heads * values)
+        plain = self.node("Reshape", names[2], back, channels=heads * values)
+        beside = self.conv(plain, heads * values, 3, act="none", groups=heads * values)
+        return self.conv(self.node("Add", found, beside), heads * values, 1, act="none")
+
     def pool(self, x: str, kernel: int = 5) -> str:
         return self.node("MaxPool", x, kernel_shape=[kernel] * 2, strides=[1, 1], pads=[kernel // 2] * 4)
 
@@ -190,3 +209,39 @@ def random_net(seed: int) -> tuple[Net, list[str]]:
             values[scale * 2].append(net.conv(x, rng.choice([8, 16]), stride=2))
     outputs = [net.conv(net.concat(*dict.fromkeys(found)), 8, 1, act="none") for found in values.values() if found]
     return net, outputs
+
+
+def with_attention(net: Net, height: int, width: int) -> str:
+    """A block of YOLO11's kind: half of the channels go around attention and two convolutions, each with a residual."""
+    x = net.conv(net.conv("images", 32, stride=2), 64, 1)
+    rest, inner = net.split(x, [32, 32])
+    inner = net.node("Add", inner, net.attention(inner, 2, 8, 16, height // 2, width // 2))
+    inner = net.node("Add", inner, net.conv(net.conv(inner, 64, 1), 32, 1, act="none"))
+    return net.conv(net.concat(rest, inner), 24, 1)
+
+
+ANCHORS = ((10, 13), (16, 30), (33, 23)), ((30, 61), (62, 45), (59, 119))
+
+
+def anchored(net: Net, classes: int, height: int, width: int, square: bool = True) -> str:
+    """A YOLOv5 head over two levels, decoded in ONNX as its exporter does; gives the output's name."""
+    fields, lists = 5 + classes, []
+    two = net.constant(np.array(2, np.float32))
+    for stride, anchors in zip((2, 4), ANCHORS, strict=True):
+        raw = net.conv(net.conv("images", 8, stride=stride), 3 * fields, 1, act="none")
+        rows, columns = height // stride, width // stride
+        table = net.node("Reshape", raw, net.constant_shape(1, 3, fields, rows, columns))
+        share = net.node("Sigmoid", net.node("Transpose", table, perm=[0, 1, 3, 4, 2]))
+        names = [net.name("part") for _ in range(3)]
+        sizes = net.constant_shape(2, 2, 1 + classes)
+        net.nodes.append(helper.make_node("Split", [share, sizes], names, axis=4))
+        y, x = np.mgrid[0:rows, 0:columns].astype(np.float32)
+        corner = net.constant((np.stack([x, y], -1) - 0.5)[None, None])
+        moved = net.node("Add", net.node("Mul", names[0], two), corner)
+        centre = net.node("Mul", moved, net.constant(np.array(stride, np.float32)))
+        doubled = net.node("Mul", names[1], two)
+        extent = net.node("Mul", net.node("Mul", doubled, doubled) if square else doubled,
+                          net.constant(np.array(anchors, np.float32).reshape(1, 3, 1, 1, 2)))  # fmt: skip
+        joined = net.node("Concat", centre, extent, names[2], axis=4)
+        lists.append(net.node("Reshape", joined, net.constant_shape(1, -1, fields)))
+    return net.node("Concat", *lists, axis=1)

@@ -1,6 +1,6 @@
 """Engine cudnn: ONNX -> fused network -> one CUDA graph, from parts that pip installs.
 
-network.py       what a fused network is            reading.py, heads.py   from ONNX to it
+network.py       what a fused network is            reading.py, heads.py, attention.py, nodes.py   from ONNX to it
 rewriting.py     fewer and wider convolutions       placement.py           concatenation by slices
 schedule.py      streams and shared memory          compiled.py            all of these: the front half, no GPU
 reference.py     the same in NumPy                  launch.py              kernels between convolutions

@@ -10,7 +10,7 @@ import numpy as np
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import Conv, Pool, cells
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
 from framefuse.kernels import cuda, head_cuda
 
 GRAIN = 256
@@ -18,7 +18,9 @@ GRAIN = 256
 
 
 class Weights:
-    """Weights of all convolutions in one allocation, float16, channels last; batches and sizes share it.
+    """Weights of all convolutions in one allocation, float16, batches and sizes share it.
+
+    They are (out channels, rows, columns, in channels), of filters for each channel (rows, columns, channels).
 
     Args:
         convolutions: by name; two that have one name are the same.
@@ -30,7 +32,8 @@ class Weights:
         size = 0
         for conv in convolutions:
             found = []
-            for value in (conv.weight.transpose(0, 2, 3, 1), conv.bias):
+            order = (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1)
+            for value in (conv.weight.transpose(order), conv.bias):
                 flat = np.ascontiguousarray(value, np.float16).reshape(-1)
                 padded = np.zeros(-(-flat.nbytes // GRAIN) * GRAIN // 2, np.float16)
                 padded[: len(flat)] = flat
@@ -52,8 +55,9 @@ class Execution:
 
     Attributes:
         arena: the planned memory, float16.
-        results: (batch, 4 + classes, anchors) of a head, or the outputs in NCHW, float32; with `fold` and a head, its
-            logits as views of the arena, float16: for each level distances and classes.
+        results: of a head (batch, 4 + classes, anchors), with anchors (batch, anchors, 5 + classes), or the outputs in
+            NCHW, float32; with `fold` and a head without anchors, its logits as views of the arena, float16: for each
+            level distances and classes.
         layout: "yolov8_head" where `results` are such logits.
     """
 
@@ -72,7 +76,7 @@ class Execution:
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         self.plans: dict[int, Plan] = {}
         for index, step in enumerate(compiled.placement.steps):
-            if isinstance(step, Conv):
+            if isinstance(step, Conv) and not step.depthwise:
                 self.plans[index] = plan_of(Layer.of(compiled, step))
         count = max(compiled.schedule.streams, default=0) + 1
         self.side = [cp.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
@@ -85,10 +89,13 @@ class Execution:
         self.results: list[Any] = []
         self.layout: str | None = None
         head, batch = compiled.network.head, compiled.batch
-        if head is not None and fold:
+        if isinstance(head, Head) and fold:
             self.layout = head_cuda.LAYOUT
             counts = (4 * head.bins, head.classes) * len(head.levels)
             self.results = [self._logits(name, count) for name, count in zip(head.values, counts, strict=True)]
+        elif isinstance(head, AnchorHead):
+            self.sizes = [cp.asarray(np.array(sizes, np.float32)) for sizes in head.sizes]
+            self.results.append(cp.empty((batch, head.anchors, head.fields), cp.float32))
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
@@ -143,8 +150,12 @@ class Execution:
             for other in order.waits[index]:
                 current.wait_event(ended[other])
             if not skip(step):
-                if isinstance(step, Conv):
+                if isinstance(step, Conv) and step.depthwise:
+                    launch.depthwise(self.compiled, step, *self.weights.addresses(step), self._base, current.ptr)
+                elif isinstance(step, Conv):
                     self.convolve(index, step, number, current)
+                elif isinstance(step, Attention):
+                    launch.attention(self.compiled, step, self._base, current.ptr)
                 elif isinstance(step, Pool):
                     launch.pool(self.compiled, step, self._base, current.ptr)
                 else:
@@ -167,6 +178,15 @@ class Execution:
     def finish(self, stream: Any) -> None:
         """Write `results` from the raw outputs; where they are raw, there is nothing to do."""
         if self.layout is not None:
+            return
+        if isinstance(self.compiled.network.head, AnchorHead):
+            launch.decode_anchors(
+                self.compiled,
+                sizes=[int(table.data.ptr) for table in self.sizes],
+                output=int(self.results[0].data.ptr),
+                arena=self._base,
+                stream=stream.ptr,
+            )
             return
         if self.compiled.network.head is not None:
             launch.decode(

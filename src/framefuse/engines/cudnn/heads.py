@@ -7,11 +7,12 @@ result equals that of `network.decode` to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from framefuse.engines.cudnn.network import Concat, Flatten, Head, Split, decode
+from framefuse.engines.cudnn.network import AnchorHead, Concat, Flatten, Head, Split, decode, decode_anchors
 
 if TYPE_CHECKING:
     from framefuse.engines.cudnn.reading import Reader
@@ -20,11 +21,11 @@ TOLERANCE = 2e-4
 """Relative to the largest coordinate, of float32 evaluation."""
 
 
-def recognise(reader: Reader) -> Head | None:
+def recognise(reader: Reader) -> Head | AnchorHead | None:
     """The head that the tail of a graph is, if it is one that we know."""
-    from framefuse.engines.cudnn.reading import evaluate
-
     frontier = sorted({reader.name(name) for node in reader.tail for name in node.input} & set(reader.shapes))
+    if frontier and all(reader.ranks[name] == 4 for name in frontier):
+        return _with_anchors(reader, frontier)
     if len(frontier) != 2 or any(reader.ranks[name] != 3 for name in frontier):
         return None
     parts = {name: _parts(reader, name) for name in frontier}
@@ -34,14 +35,8 @@ def recognise(reader: Reader) -> Head | None:
     rows = reader.shapes[frontier[0]][1]
     rng = np.random.default_rng(0)
     values = {name: rng.normal(0, 2, reader.shapes[name][:2]).astype(np.float32) for name in frontier}
-    output = reader.name(reader.model.graph.output[0].name)
-    feeds = {name: value[None] for name, value in values.items()}
-    names = {name for node in reader.tail for name in node.input}
-    feeds |= {name: values[reader.name(name)][None] for name in names if reader.name(name) in values}
-    feeds |= {name: reader.constants[reader.name(name)] for name in names if reader.name(name) in reader.constants}
-    try:
-        (result,) = evaluate(reader.tail, feeds, [output], reader.model)
-    except Exception:  # whatever the evaluator cannot do: then the head is not known
+    result = _evaluated(reader, {name: value[None] for name, value in values.items()})
+    if result is None:
         return None
     for sides, scores in (frontier, frontier[::-1]):
         channels, classes = reader.shapes[sides][0], reader.shapes[scores][0]
@@ -52,6 +47,39 @@ def recognise(reader: Reader) -> Head | None:
         if np.abs(result[0] - expected).max() < TOLERANCE * max(reader.size):
             return _cut(reader, head, parts[sides], parts[scores])
     return None
+
+
+def _with_anchors(reader: Reader, frontier: list[str]) -> AnchorHead | None:
+    """A head over pictures of logits, the largest first: anchors are what it gives for logits of 0."""
+    names = sorted(frontier, key=lambda name: -reader.shapes[name][1])
+    shapes = [reader.shapes[name] for name in names]
+    zeros = _evaluated(reader, {name: np.zeros((1, *reader.shapes[name]), np.float32) for name in names})
+    if zeros is None or zeros.ndim != 3 or zeros.shape[2] < 6 or any(shape[0] % zeros.shape[2] for shape in shapes):
+        return None
+    fields, sizes, first = zeros.shape[2], [], 0
+    for channels, rows, columns in shapes:
+        cells = rows * columns
+        starts = range(first, first + channels // fields * cells, cells)
+        if first + channels // fields * cells > zeros.shape[1]:
+            return None
+        sizes.append(tuple((float(zeros[0, at, 2]), float(zeros[0, at, 3])) for at in starts))
+        first += channels // fields * cells
+    head = AnchorHead(tuple(names), tuple(sizes), fields - 5, tuple(shape[1:] for shape in shapes))
+    rng = np.random.default_rng(0)
+    values = {name: rng.normal(0, 2, (1, *reader.shapes[name])).astype(np.float32) for name in names}
+    result, expected = _evaluated(reader, values), decode_anchors(list(values.values()), head, *reader.size)
+    if result is None or result.shape != expected.shape:
+        return None
+    return head if np.abs(result - expected).max() < TOLERANCE * max(reader.size) else None
+
+
+def _evaluated(reader: Reader, values: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """What the tail gives for these values; nothing where the evaluator cannot run it: then the head is not known."""
+    output = reader.name(reader.model.graph.output[0].name)
+    try:
+        return reader.evaluated(reader.tail, values, output)
+    except Exception:  # whatever the evaluator cannot do
+        return None
 
 
 @dataclass(frozen=True)

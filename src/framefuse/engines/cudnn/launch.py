@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.network import Pool, Upsample
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample
 from framefuse.kernels import cuda, head_cuda
 
 BYTES = 2
@@ -13,7 +15,9 @@ REACH = 6
 POOLS = 3
 
 SYMBOLS = ("network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
-           "network_unpack")  # fmt: skip
+           "network_unpack", "network_depthwise", "network_attention", "network_anchors")  # fmt: skip
+
+ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
 
 
 def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> None:
@@ -35,6 +39,69 @@ def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> Non
         height=height,
         width=width,
         groups=channels // 8,
+        scale=step.scale,
+    )
+
+
+def depthwise(compiled: Compiled, step: Conv, weight: int, bias: int, arena: int, stream: int) -> None:
+    """One step. `weight` and `bias` are addresses; weights are (rows, columns, channels)."""
+    x, y = compiled.view(step.x), compiled.view(step.y)
+    channels, height, width = y.shape
+    beside = compiled.view(step.residual or step.y)
+    rows, columns = step.weight.shape[2:]
+    cuda.launch(
+        "network_depthwise",
+        stream=stream,
+        x_=arena + compiled.address(step.x) * BYTES,
+        x_picture=compiled.picture(step.x),
+        x_row=x.row,
+        x_column=x.column,
+        weight_=weight,
+        bias_=bias,
+        residual_=0 if step.residual is None else arena + compiled.address(step.residual) * BYTES,
+        residual_picture=compiled.picture(step.residual or step.y),
+        residual_row=beside.row,
+        residual_column=beside.column,
+        y_=arena + compiled.address(step.y) * BYTES,
+        y_picture=compiled.picture(step.y),
+        y_row=y.row,
+        y_column=y.column,
+        batch=compiled.batch,
+        groups=channels // 8,
+        in_height=x.shape[1],
+        in_width=x.shape[2],
+        height=height,
+        width=width,
+        rows=rows,
+        columns=columns,
+        stride_y=step.stride[0],
+        stride_x=step.stride[1],
+        top=step.pads[0],
+        left=step.pads[1],
+        dilation_y=step.dilation[0],
+        dilation_x=step.dilation[1],
+        activation=ACTIVATIONS[step.activation],
+    )
+
+
+def attention(compiled: Compiled, step: Attention, arena: int, stream: int) -> None:
+    """One step."""
+    x, y = compiled.view(step.x), compiled.view(step.y)
+    _, height, width = y.shape
+    cuda.launch(
+        "network_attention",
+        stream=stream,
+        x_=arena + compiled.address(step.x) * BYTES,
+        x_picture=compiled.picture(step.x),
+        x_column=x.column,
+        y_=arena + compiled.address(step.y) * BYTES,
+        y_picture=compiled.picture(step.y),
+        y_column=y.column,
+        batch=compiled.batch,
+        heads=step.heads,
+        keys=step.keys,
+        values=step.values,
+        pixels=height * width,
         scale=step.scale,
     )
 
@@ -100,7 +167,7 @@ def pack(compiled: Compiled, *, pictures: int, channels: int, sample: str, arena
 def head_of(compiled: Compiled, arena: int) -> head_cuda.Head:
     """Where the logits of the network's head lie."""
     head = compiled.network.head
-    assert head is not None
+    assert isinstance(head, Head)
 
     def places(names: tuple[str, ...]) -> tuple[head_cuda.Place, ...]:
         return tuple(
@@ -119,7 +186,7 @@ def decode(compiled: Compiled, *, cells: int, levels: int, output: int, stream: 
         levels: address of the table of `head_of`.
     """
     head = compiled.network.head
-    assert head is not None
+    assert isinstance(head, Head)
     cuda.launch(
         "network_decode",
         stream=stream,
@@ -132,6 +199,37 @@ def decode(compiled: Compiled, *, cells: int, levels: int, output: int, stream: 
         bins=head.bins,
         classes=head.classes,
     )
+
+
+def decode_anchors(compiled: Compiled, *, sizes: Sequence[int], output: int, arena: int, stream: int) -> None:
+    """(batch, anchors, 5 + classes) float32 at address `output`: a launch for each level.
+
+    Args:
+        sizes: for each level the address of width and height of its anchors, float32.
+    """
+    head = compiled.network.head
+    assert isinstance(head, AnchorHead)
+    first = 0
+    for name, anchors, table, (rows, columns) in zip(head.rows, head.sizes, sizes, head.levels, strict=True):
+        cuda.launch(
+            "network_anchors",
+            stream=stream,
+            x_=arena + compiled.address(name) * BYTES,
+            x_picture=compiled.picture(name),
+            x_column=compiled.view(name).column,
+            table_=table,
+            y_=output,
+            batch=compiled.batch,
+            per_cell=len(anchors),
+            fields=head.fields,
+            height=rows,
+            width=columns,
+            first=first,
+            anchors=head.anchors,
+            stride_x=compiled.width / columns,
+            stride_y=compiled.height / rows,
+        )
+        first += len(anchors) * rows * columns
 
 
 def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: int) -> None:

@@ -40,6 +40,11 @@ class Conv:
     """A value of the shape of y."""
 
     @property
+    def depthwise(self) -> bool:
+        """Whether each channel has a filter of its own."""
+        return self.groups > 1 and self.groups == len(self.weight) and self.weight.shape[1] == 1
+
+    @property
     def reads(self) -> tuple[str, ...]:
         return (self.x,) if self.residual is None else (self.x, self.residual)
 
@@ -74,6 +79,30 @@ class Upsample:
     x: str
     y: str
     scale: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`y = softmax(scale q k^T) v` over the pixels of a picture, for each head.
+
+    Channels of x: `keys` of q for each head, as many of k, `values` of v; y has those of v.
+    """
+
+    name: str
+    x: str
+    y: str
+    heads: int
+    keys: int
+    values: int
+    scale: float
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -136,7 +165,7 @@ class Flatten:
         return (self.y,)
 
 
-Computed: TypeAlias = Conv | Pool | Upsample
+Computed: TypeAlias = Conv | Pool | Upsample | Attention
 Free: TypeAlias = Concat | Split | Flatten
 Operation: TypeAlias = Computed | Free
 """Flatten, and Concat along the rows, stand before a head only, and go when it is recognised."""
@@ -169,6 +198,36 @@ class Head:
         return tuple(name for pair in zip(self.sides, self.scores, strict=True) for name in pair)
 
 
+@dataclass(frozen=True)
+class AnchorHead:
+    """A detection head with anchors, as YOLOv5 has it.
+
+    With s = sigmoid(logit): centre = (2 s - 0.5 + cell) stride, size = (2 s)^2 anchor, the rest s. Output: (anchors,
+    5 + classes), level after level, in each anchor after anchor; centre x, centre y, width, height in model pixels,
+    objectness, scores.
+    """
+
+    rows: tuple[str, ...]
+    """For each level a picture of logits: for each anchor 5 + classes channels."""
+    sizes: tuple[tuple[tuple[float, float], ...], ...]
+    """For each level width and height of its anchors, in model pixels."""
+    classes: int
+    levels: tuple[tuple[int, int], ...]
+
+    @property
+    def fields(self) -> int:
+        """Numbers of an anchor."""
+        return 5 + self.classes
+
+    @property
+    def anchors(self) -> int:
+        return sum(len(sizes) * height * width for sizes, (height, width) in zip(self.sizes, self.levels, strict=True))
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return self.rows
+
+
 @dataclass
 class Network:
     """Operations in an order in which they can run."""
@@ -178,7 +237,7 @@ class Network:
     """Values that a reader outside wants: those of the head, or the outputs of the ONNX."""
     operations: list[Operation]
     shapes: dict[str, Shape]
-    head: Head | None = None
+    head: Head | AnchorHead | None = None
     padding: dict[str, list[int]] = field(default_factory=dict)
     """Values wider than the model's own: for each channel, that of the model, or -1 for one that is 0 or unused."""
 
@@ -213,6 +272,27 @@ def decode_levels(values: Sequence[NDArray[Any]], head: Head, height: int, width
     flat = [value.reshape(*value.shape[:2], -1) for value in values]
     sides, scores = np.concatenate(flat[::2], 2), np.concatenate(flat[1::2], 2)
     return np.stack([decode(a, b, head, height, width) for a, b in zip(sides, scores, strict=True)])
+
+
+def decode_anchors(values: Sequence[NDArray[Any]], head: AnchorHead, height: int, width: int) -> Floats:
+    """What a head with anchors means, for a batch.
+
+    Args:
+        values: those of `AnchorHead.values`, (batch, anchors * fields, rows, columns).
+        height, width: of the model's input.
+
+    Returns:
+        (batch, anchors, 5 + classes) float32.
+    """
+    parts = []
+    for value, sizes, (rows, columns) in zip(values, head.sizes, head.levels, strict=True):
+        logits = value.astype(np.float64).reshape(len(value), len(sizes), head.fields, rows, columns)
+        share = 1 / (1 + np.exp(-logits.transpose(0, 1, 3, 4, 2)))
+        y, x = np.mgrid[0:rows, 0:columns]
+        share[..., :2] = (2 * share[..., :2] - 0.5 + np.stack([x, y], -1)) * (width / columns, height / rows)
+        share[..., 2:4] = (2 * share[..., 2:4]) ** 2 * np.array(sizes)[:, None, None]
+        parts.append(share.reshape(len(value), -1, head.fields))
+    return np.concatenate(parts, 1).astype(np.float32)
 
 
 def cells(levels: Sequence[tuple[int, int]], height: int, width: int) -> NDArray[np.float64]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines.cudnn import heads
+from framefuse.engines.cudnn import attention, heads
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Shape, Split, Upsample
+from framefuse.engines.cudnn.nodes import attribute, evaluate
 from framefuse.errors import ModelError
 
 Array = NDArray[Any]
@@ -26,7 +27,7 @@ LARGEST_POOL = 13
 
 KNOWN = (
     "convolutions with SiLU, ReLU or nothing and a residual, max-pooling that keeps the size, nearest upsampling by a "
-    "whole number, concatenation and split of channels"
+    "whole number, concatenation and split of channels, attention as in YOLO11"
 )
 
 
@@ -81,8 +82,10 @@ class Reader:
         self.tail: list[Any] = []
         self.beyond: set[str] = set()
         """Values of the tail."""
-        self.reasons: list[str] = []
+        self.reasons: dict[str, str] = {}
         """Why the tail begins, for each value where it does."""
+        self.regrouped: set[str] = set()
+        """Pictures of queries, keys and values whose channels lie by kind, not by head as in the model."""
         self.uses = Counter(name for node in model.graph.node for name in node.input)
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, str] = {}
@@ -99,10 +102,10 @@ class Reader:
             try:
                 self._fold(node)
             except Exception as error:  # onnx's evaluator does not know the operator, in this version of the opset
-                self.reasons.append(f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}")
+                self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}): {str(error)[:80]}"
                 self._put_off(node)
         elif node.op_type == "Shape" and inputs[0] in self.shapes:
-            start, end = _attribute(node, "start", 0), _attribute(node, "end", None)
+            start, end = attribute(node, "start", 0), attribute(node, "end", None)
             self.constants[node.output[0]] = np.array(self._onnx_shape(inputs[0])[start:end], np.int64)
         elif any(name in self.beyond for name in inputs):
             self._put_off(node)
@@ -113,12 +116,13 @@ class Reader:
             try:
                 TRANSLATORS.get(node.op_type, _unknown)(self, node, inputs)
             except Unknown as reason:
-                self.reasons.append(f"{node.op_type} ({node.name or node.output[0]}){reason}")
+                self.reasons[node.output[0]] = f"{node.op_type} ({node.name or node.output[0]}){reason}"
                 self._put_off(node)
 
     def finish(self) -> Network:
         """The network, once every node was taken."""
         wanted = [self.name(item.name) for item in self.model.graph.output]
+        self.tail = self.leading_to(wanted)
         network = Network(self.input, tuple(wanted), self.operations, self.shapes)
         if self.tail or any(name not in self.shapes for name in wanted):
             head = heads.recognise(self) if len(wanted) == 1 else None
@@ -128,7 +132,7 @@ class Reader:
             network = replace(network, outputs=head.values, head=head)
         network.operations[:] = _needed(network)
         if any(isinstance(op, Flatten) for op in network.operations):
-            self.reasons.append("Reshape (not before a detection head)")
+            self.reasons[""] = "Reshape (not before a detection head)"
             raise ModelError(f"engine cudnn cannot take {self.path}: {self._missing()}",
                              remedy="use another engine, for example onnxruntime")  # fmt: skip
         return network
@@ -139,18 +143,43 @@ class Reader:
         for name, shape in zip(operation.writes, shapes, strict=True):
             self.shapes[name], self.ranks[name] = shape, rank
 
+    def leading_to(self, names: Iterable[str]) -> list[Any]:
+        """The nodes of the tail that values need, in order."""
+        wanted, kept = {*names}, []
+        for node in reversed(self.tail):
+            if any(name in wanted and name not in self.shapes for name in node.output):
+                kept.append(node)
+                wanted |= {*node.input, *map(self.name, node.input)}
+        return kept[::-1]
+
+    def evaluated(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array:
+        """A value of some nodes of the tail, by onnx's evaluator. It raises whatever it cannot do."""
+        feeds = dict(values)
+        for name in {name for node in nodes for name in node.input}:
+            known = {**self.constants, **values}.get(self.name(name)) if name else None
+            if known is not None:
+                feeds[name] = known
+        return evaluate(nodes, feeds, [output], self.model)[0]
+
     def _missing(self) -> str:
-        count = Counter(reason.split(" ")[0] for reason in self.reasons)
+        needed = {"", *(name for node in self.tail for name in node.output)}
+        reasons = [reason for name, reason in self.reasons.items() if name in needed]
+        count = Counter(reason.split(" ")[0] for reason in reasons)
         listed = ", ".join(f"{kind} x{times}" for kind, times in count.most_common())
-        first = "; ".join(self.reasons[:4])
-        return f"its operators {listed} are not known here (first: {first}). Known are {KNOWN}, and YOLOv8's head"
+        first = "; ".join(reasons[:4])
+        return (
+            f"its operators {listed} are not known here (first: {first}). Known are {KNOWN}, and the heads of YOLOv5, "
+            "YOLOv8 and YOLO11"
+        )
 
     def _put_off(self, node: Any) -> None:
         self.tail.append(node)
         self.beyond.update(node.output)
+        if node.op_type == "Reshape" and attention.take(self, node):
+            self.beyond.discard(node.output[0])
 
     def _is_float(self, node: Any) -> bool:
-        return _attribute(node, "to", 0) in (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
+        return attribute(node, "to", 0) in (1, 10, 16)  # FLOAT, FLOAT16, BFLOAT16
 
     def _onnx_shape(self, name: str) -> tuple[int, ...]:
         channels, height, width = self.shapes[name]
@@ -172,33 +201,6 @@ def _needed(network: Network) -> list[Operation]:
     return kept[::-1]
 
 
-def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], model: Any) -> list[Array]:
-    """Run nodes with onnx's reference evaluator."""
-    from onnx import TensorProto, ValueInfoProto, helper
-    from onnx.reference import ReferenceEvaluator
-
-    kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in values.items()}
-    graph = helper.make_graph(
-        nodes,
-        "part",
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()],
-        [ValueInfoProto(name=name) if name else helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-         for name in outputs],
-    )  # fmt: skip
-    part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    return [np.asarray(value) for value in ReferenceEvaluator(part).run(outputs, values)]
-
-
-def _attribute(node: Any, name: str, default: Any) -> Any:
-    from onnx import helper
-
-    for attribute in node.attribute:
-        if attribute.name == name:
-            value = helper.get_attribute_value(attribute)
-            return value.decode() if isinstance(value, bytes) else value
-    return default
-
-
 def _unknown(reader: Reader, node: Any, inputs: list[str]) -> None:
     raise Unknown("")
 
@@ -211,18 +213,18 @@ def _conv(reader: Reader, node: Any, inputs: list[str]) -> None:
     if weight.ndim != 4:
         raise Unknown(f": {weight.ndim - 2} axes")
     bias = constants[inputs[2]].astype(np.float32) if len(inputs) > 2 else np.zeros(len(weight), np.float32)
-    stride, dilation = tuple(_attribute(node, "strides", [1, 1])), tuple(_attribute(node, "dilations", [1, 1]))
+    stride, dilation = tuple(attribute(node, "strides", [1, 1])), tuple(attribute(node, "dilations", [1, 1]))
     extent = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
     _, height, width = reader.shapes[x]
-    automatic = _attribute(node, "auto_pad", "NOTSET")
-    pads = tuple(_attribute(node, "pads", [0, 0, 0, 0]))
+    automatic = attribute(node, "auto_pad", "NOTSET")
+    pads = tuple(attribute(node, "pads", [0, 0, 0, 0]))
     if automatic in ("SAME_UPPER", "SAME_LOWER"):
         raise Unknown(f": auto_pad {automatic}")
     padded = (height + pads[0] + pads[2], width + pads[1] + pads[3])
     rows, columns = ((side - size) // step + 1 for side, size, step in zip(padded, extent, stride, strict=True))
     reader.add(
         Conv(node.name or node.output[0], x, node.output[0], weight, bias, stride, pads, dilation,
-             _attribute(node, "group", 1)),
+             attribute(node, "group", 1)),
         [(len(weight), rows, columns)],
     )  # fmt: skip
 
@@ -276,9 +278,9 @@ def _add(reader: Reader, node: Any, inputs: list[str]) -> None:
 
 
 def _max_pool(reader: Reader, node: Any, inputs: list[str]) -> None:
-    kernel, pads = _attribute(node, "kernel_shape", []), _attribute(node, "pads", [0, 0, 0, 0])
+    kernel, pads = attribute(node, "kernel_shape", []), attribute(node, "pads", [0, 0, 0, 0])
     size = kernel[0]
-    plain = _attribute(node, "strides", [1, 1]) == [1, 1] and _attribute(node, "dilations", [1, 1]) == [1, 1]
+    plain = attribute(node, "strides", [1, 1]) == [1, 1] and attribute(node, "dilations", [1, 1]) == [1, 1]
     if (
         kernel != [size, size]
         or not size % 2
@@ -328,7 +330,7 @@ def _concat(reader: Reader, node: Any, inputs: list[str]) -> None:
     if any(name not in reader.shapes for name in inputs):
         raise Unknown(" with a constant")
     rank = reader.ranks[inputs[0]]
-    axis = _attribute(node, "axis", 0) % rank
+    axis = attribute(node, "axis", 0) % rank
     shapes = [reader.shapes[name] for name in inputs]
     if axis == 1:
         shape = (sum(channels for channels, _, _ in shapes), *shapes[0][1:])
@@ -343,9 +345,9 @@ def _concat(reader: Reader, node: Any, inputs: list[str]) -> None:
 def _split(reader: Reader, node: Any, inputs: list[str]) -> None:
     x = inputs[0]
     channels, height, width = reader.shapes[x]
-    if _attribute(node, "axis", 0) % reader.ranks[x] != 1:
+    if attribute(node, "axis", 0) % reader.ranks[x] != 1:
         raise Unknown(" along another axis than the channels")
-    sizes = reader.constants[inputs[1]].tolist() if len(inputs) > 1 else _attribute(node, "split", None)
+    sizes = reader.constants[inputs[1]].tolist() if len(inputs) > 1 else attribute(node, "split", None)
     count = len(node.output)
     sizes = sizes or [-(-channels // count)] * (count - 1) + [channels - -(-channels // count) * (count - 1)]
     reader.add(Split(node.name or node.output[0], x, tuple(node.output)), [(size, height, width) for size in sizes],

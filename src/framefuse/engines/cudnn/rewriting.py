@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
+from framefuse.engines.cudnn.network import Attention, Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.errors import ModelError
 
 GRAIN = 8
@@ -71,6 +71,10 @@ def pad_channels(network: Network) -> Network:
             if op.residual is not None and maps[op.residual] != maps[op.y]:
                 raise ModelError(f"engine cudnn cannot add {op.residual} to {op.y}: their channels are padded apart")
             op = _widened(op, maps[op.x], maps[op.y])
+        elif isinstance(op, Attention):
+            if -1 in maps[op.x] or op.heads * op.values % GRAIN or op.heads * op.keys % GRAIN:
+                raise ModelError(f"engine cudnn cannot pad {op.name}: {op.heads} heads of {op.keys} and {op.values}")
+            maps[op.y] = _padded(op.heads * op.values)
         elif isinstance(op, (Pool, Upsample, Flatten)):
             maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
         elif isinstance(op, Concat) and op.along == "channels":

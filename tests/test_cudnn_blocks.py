@@ -1,0 +1,176 @@
+"""What newer and older detectors need of engine cudnn: attention, channels' own filters, heads with anchors. No GPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_fibres import Fibres
+from cuda_on_cpu import install, on_device
+from cudnn_nets import ANCHORS, Net, anchored, any_order, onnx_runtime, pictures, relative, with_attention
+from framefuse.engines.cudnn import execution, launch, reference
+from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
+from framefuse.errors import ModelError
+from framefuse.kernels import cuda
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Fibres:
+    """Kernels that are compiled once for all tests here."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ stands in for the GPU")
+    return Fibres(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Fibres) -> Fibres:
+    install(monkeypatch, tmp_path)
+    monkeypatch.setattr(cuda, "launch", built.launch)
+    return built
+
+
+def test_attention_is_recognised(tmp_path: Path) -> None:
+    net = Net()
+    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 24, 40)), pictures(1, 24, 40)
+    compiled = compile_network(path, 1, 24, 40)
+    (step,) = (step for step in compiled.placement.steps if isinstance(step, Attention))
+    assert (step.heads, step.keys, step.values) == (2, 8, 16)
+    (expected,) = onnx_runtime(path, x)
+    for order in (None, any_order(compiled, 1)):
+        assert relative(reference.run(compiled, x, order=order)[0], expected) < 1e-5
+    assert relative(reference.run(compiled, x, dtype=np.float16)[0], expected) < 3e-3
+
+
+@pytest.mark.parametrize(("heads", "keys", "values", "batch"), [(1, 32, 64, 1), (3, 8, 16, 2), (2, 16, 8, 1)])
+def test_attention_on_the_pretended_gpu(
+    fibres: Fibres, tmp_path: Path, heads: int, keys: int, values: int, batch: int
+) -> None:
+    net = Net()
+    x = net.conv("images", 24)
+    path = net.save(tmp_path / "net.onnx", net.conv(net.attention(x, heads, keys, values, 6, 10), 8, 1))
+    compiled, x = compile_network(path, batch, 6, 10), pictures(batch, 6, 10)
+    compare(compiled, x)
+
+
+def compare(compiled: Any, x: Any) -> None:
+    """Each step that has a kernel of ours, as generated CUDA source, against NumPy, on the same arena."""
+    arena = np.full(compiled.memory.size, np.nan, np.float16)
+    reference.fill(compiled, arena, x)
+    checked = 0
+    for index, step in enumerate(compiled.placement.steps):
+        if isinstance(step, Attention) or (isinstance(step, Conv) and step.depthwise):
+            other = arena.copy()
+            reference.step(compiled, other, index)
+            if isinstance(step, Attention):
+                launch.attention(compiled, step, arena.ctypes.data, 0)
+            else:
+                weight = np.ascontiguousarray(step.weight.transpose(2, 3, 1, 0), np.float16)
+                bias = step.bias.astype(np.float16)
+                launch.depthwise(compiled, step, weight.ctypes.data, bias.ctypes.data, arena.ctypes.data, 0)
+            np.testing.assert_allclose(arena, other, rtol=2e-3, atol=2e-3)
+            checked += 1
+        else:
+            reference.step(compiled, arena, index)
+    assert checked
+
+
+@pytest.mark.parametrize(("stride", "kernel", "act"), [(1, 3, "silu"), (2, 3, "relu"), (1, 5, "none"), (2, 5, "silu")])
+def test_filters_for_each_channel(fibres: Fibres, tmp_path: Path, stride: int, kernel: int, act: str) -> None:
+    net = Net()
+    x = net.conv("images", 24)
+    y = net.conv(x, 24, kernel, stride, act, groups=24)
+    if stride == 1:
+        y = net.node("Add", x, y)
+    path, x = net.save(tmp_path / "net.onnx", net.conv(y, 8, 1)), pictures(2, 10, 14)
+    compiled = compile_network(path, 2, 10, 14)
+    assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
+    compare(compiled, x)
+
+
+@pytest.mark.parametrize("wrong", ["scale", "order", "twice"])
+def test_what_is_nearly_attention_is_not_taken(tmp_path: Path, wrong: str) -> None:
+    net = Net()
+    y = with_attention(net, 16, 16)
+    if wrong == "scale":
+        scale = next(node for node in net.nodes if node.op_type == "Mul" and "matmul" in node.input[0])
+        scale.input[1] = net.constant(np.array(0.5, np.float32))
+    elif wrong == "order":
+        next(node for node in net.nodes if node.op_type == "Softmax").attribute[0].i = 2
+    else:
+        reshaped = next(node for node in net.nodes if node.op_type == "Reshape")
+        y = net.concat(y, net.conv(reshaped.input[0], 24, 1))
+    with pytest.raises(ModelError, match=r"operators .*Reshape"):
+        compile_network(net.save(tmp_path / "net.onnx", y), 1, 16, 16)
+
+
+class Chain:
+    """A stream of the pretended GPU, where everything happens at once."""
+
+    ptr = 0
+
+    def __init__(self, **options: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> list[Any]:
+    """The results of a whole execution whose convolutions are NumPy's."""
+    module = cuda.cupy()
+    for name in ("float16", "float32", "uint8"):
+        setattr(module, name, getattr(np, name))
+    module.cuda.Stream = module.cuda.Event = Chain
+    module.cuda.get_current_stream = Chain
+    monkeypatch.setattr(
+        execution.Execution,
+        "convolve",
+        lambda self, index, step, number, stream: reference.step(self.compiled, np.asarray(self.arena), index),
+    )
+    weights = execution.Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+    no_plan: Any = SimpleNamespace(workspace=7)
+    runs = execution.Execution(compiled, None, weights, lambda layer: no_plan, fold=True)  # type: ignore[arg-type]
+    stream = Chain()
+    runs.pack(on_device(x), stream)
+    runs.start(stream)
+    runs.finish(stream)
+    return [np.asarray(result) for result in runs.results]
+
+
+@pytest.mark.parametrize("classes", [1, 80, 11])
+def test_heads_with_anchors(fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, classes: int) -> None:
+    net = Net()
+    path, x = net.save(tmp_path / "net.onnx", anchored(net, classes, 24, 40)), pictures(1, 24, 40)
+    compiled = compile_network(path, 1, 24, 40)
+    head = compiled.network.head
+    assert isinstance(head, AnchorHead) and head.classes == classes and head.levels == ((12, 20), (6, 10))
+    np.testing.assert_allclose(head.sizes, ANCHORS)
+    (expected,) = onnx_runtime(path, x)
+    found = decode_anchors(reference.run(compiled, x), head, 24, 40)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    (found,) = on_pretended_gpu(monkeypatch, compiled, x)
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.15)
+
+
+def test_a_batch_with_attention_on_the_pretended_gpu(
+    fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    net = Net()
+    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 16, 24)), pictures(2, 16, 24)
+    compiled = compile_network(path, 2, 16, 24)
+    (found,) = on_pretended_gpu(monkeypatch, compiled, x)
+    for picture, one in zip(x, found, strict=True):
+        (expected,) = onnx_runtime(path, picture[None])
+        np.testing.assert_allclose(one[None], expected, rtol=0.02, atol=0.02)
+
+
+def test_a_head_that_decodes_sizes_otherwise(tmp_path: Path) -> None:
+    net = Net()
+    path = net.save(tmp_path / "net.onnx", anchored(net, 3, 24, 40, square=False))
+    with pytest.raises(ModelError, match="Reshape x2"):
+        compile_network(path, 1, 24, 40)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_nets import Net, backbone, onnx_runtime, pictures, relative
+from cudnn_nets import Net, anchored, backbone, onnx_runtime, pictures, relative, with_attention
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.convolutions import Layer
@@ -101,7 +103,45 @@ def test_two_writers_keep_each_others_plans(tmp_path: Path) -> None:
     caches[0].update({})
     found = json.loads(caches[0].path.read_text())["plans"]
     assert {f"0-{turn}" for turn in range(10)} <= set(found)
-    assert [path.name for path in tmp_path.iterdir()] == [caches[0].path.name]  # no scratch file is left
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}  # no scratch file is left
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from framefuse.engines.cudnn.plan_cache import PlanCache
+folder, number = Path(sys.argv[1]), sys.argv[2]
+cache = PlanCache({"gpu": "none", "cudnn": "91900"}, folder)
+for turn in range(20):
+    name = f"{number}-{turn}"
+    cache.update({name: {"engine": 3, "knobs": {}}}, {name: name.encode() * 1000})
+"""
+
+
+def test_two_processes_that_build_at_once(tmp_path: Path) -> None:
+    """Neither loses what the other wrote, nobody reads half a file."""
+    processes = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)]) for number in range(2)]
+    reader = PlanCache(ENVIRONMENT, tmp_path)
+    while any(process.poll() is None for process in processes):
+        again = PlanCache(ENVIRONMENT, tmp_path)
+        assert again.note == "" and again.entries.keys() >= reader.entries.keys()
+        reader = again
+    assert [process.returncode for process in processes] == [0, 0]
+    cache = PlanCache(ENVIRONMENT, tmp_path)
+    wanted = {f"{number}-{turn}" for number in range(2) for turn in range(20)}
+    assert set(cache.entries) == wanted
+    assert all(cache.image(cache.entries[name]) == name.encode() * 1000 for name in wanted)
+
+
+def test_a_stale_cache_says_what_has_changed(tmp_path: Path) -> None:
+    PlanCache(ENVIRONMENT, tmp_path).update({"layer": ENTRY})
+    PlanCache({"gpu": "another", "cudnn": "91900", "driver": "1"}, tmp_path).update({"layer": ENTRY})
+    (tmp_path / "other.json").write_text("{")
+    cache = PlanCache({**ENVIRONMENT, "cudnn": "92000"}, tmp_path)
+    assert cache.entries == {}
+    assert "stale (cudnn was 91900, is 92000): measured again" in cache.note
+    cache.update({"layer": ENTRY})
+    assert PlanCache({**ENVIRONMENT, "cudnn": "92000"}, tmp_path).note == ""
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, caplog: Any) -> None:
@@ -140,6 +180,28 @@ class TestGpu:
                 ):
                     assert relative(found, expected) < 3e-3
                 lane.release(slot)
+        engine.close()
+
+    @pytest.mark.parametrize("what", ["attention", "anchors", "filters for each channel"])
+    def test_blocks_equal_onnx_runtime(self, tmp_path: Path, what: str) -> None:
+        net, height, width = Net(), 96, 160
+        if what == "attention":
+            y = with_attention(net, height, width)
+        elif what == "anchors":
+            y = anchored(net, 80, height, width)
+        else:
+            x = net.conv("images", 32, stride=2)
+            y = net.conv(net.node("Add", x, net.conv(x, 32, groups=32)), 32, 5, 2, "relu", groups=32)
+        path, x = net.save(tmp_path / "net.onnx", y), pictures(2, height, width)
+        engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
+        lane = engine.lane(2, height, width, 1)
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = x
+        lane.submit(slot)
+        assert lane.wait(slot, 10)
+        for found, picture in zip(slot.outputs[0], slot.input.astype(np.float32), strict=True):
+            assert relative(found, onnx_runtime(path, picture[None])[0][0]) < 5e-3
         engine.close()
 
     def test_yolov8n(self) -> None:

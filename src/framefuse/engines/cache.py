@@ -78,7 +78,7 @@ class EngineCache:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{digest}{suffix}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder / f"{digest}.lock"):
+        with locked(self.folder / f"{digest}.lock"):
             facts, note = self._read(path, key)
             if facts is not None:
                 return Cached(path, False, float(facts["seconds"]))
@@ -164,7 +164,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock among processes while inside; where the file system has none, builders do the work twice."""
     with path.open("w") as file:
         with contextlib.suppress(ImportError, OSError):
@@ -174,4 +174,4 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["Cached", "EngineCache", "directory", "file_hash", "model_hash", "write_atomically"]
+__all__ = ["Cached", "EngineCache", "directory", "file_hash", "locked", "model_hash", "write_atomically"]

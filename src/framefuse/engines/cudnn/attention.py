@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framefuse.engines.cudnn.network import Attention, Conv, Split
+from framefuse.engines.cudnn.network import Attention, Conv, Split, attend
 from framefuse.engines.cudnn.nodes import attribute
-from framefuse.engines.cudnn.reference import attend
 
 if TYPE_CHECKING:
     from framefuse.engines.cudnn.reading import Reader

@@ -106,7 +106,7 @@ class CudnnEngine:
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
             f"{time.perf_counter() - started:.1f} s"
         )
-        if plans.cache.note:
+        if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
 

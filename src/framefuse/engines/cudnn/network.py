@@ -246,6 +246,18 @@ class Network:
         return sum(channel >= 0 for channel in self.padding.get(name, range(self.shapes[name][0])))
 
 
+def attend(x: NDArray[Any], step: Attention) -> NDArray[Any]:
+    """(batch, channels, height, width) of queries, keys and values -> what they attend to."""
+    batch, _, height, width = x.shape
+    between = step.heads * step.keys
+    parts = np.split(x.reshape(batch, -1, height * width), [between, 2 * between], 1)
+    q, k, v = (part.reshape(batch, step.heads, -1, height * width) for part in parts)
+    logits = q.transpose(0, 1, 3, 2) @ k * step.scale
+    weight = np.exp(logits - logits.max(-1, keepdims=True))
+    result: NDArray[Any] = v @ (weight / weight.sum(-1, keepdims=True)).transpose(0, 1, 3, 2)
+    return result.reshape(batch, -1, height, width)
+
+
 def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, width: int) -> Floats:
     """What the head means, for one picture.
 

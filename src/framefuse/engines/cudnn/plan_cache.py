@@ -1,21 +1,23 @@
 """Measured plans on disk: one JSON file for each combination of GPU, driver and versions, entries by layer.
 
 Entries do not belong to a model: two models, batches or sizes with one layer in common share its entry. A file of
-another combination is never looked at; one that is damaged counts as empty, and says so. Built kernels lie beside it in
+another combination is never used, and `note` says in what the nearest differs; one that is damaged counts as empty, and
+says so. Processes that write at once wait for each other. Built kernels lie beside it in
 a folder of the same name, each under the SHA-256 of its bytes, which the entry states.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from framefuse.engines import cache
 
 _logger = logging.getLogger(__name__)
 
@@ -24,8 +26,7 @@ FORMAT = 1
 
 def directory() -> Path:
     """$XDG_CACHE_HOME/framefuse/cudnn."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "framefuse" / "cudnn"
+    return cache.directory() / "cudnn"
 
 
 @dataclass
@@ -67,28 +68,20 @@ class PlanCache:
         """
         for layer, content in (images or {}).items():
             entries[layer]["image"] = hashlib.sha256(content).hexdigest()
-        self.entries = {**self._read(), **self.entries, **entries}
-        index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
+        self.entries = {**self.entries, **entries}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if images:
-                self._images.mkdir(exist_ok=True)
-            for layer, content in (images or {}).items():
-                self._write(self._images / entries[layer]["image"], content)
-            self._write(self.path, index.encode())
+            with cache.locked(self.path.with_suffix(".lock")):
+                if images:
+                    self._images.mkdir(exist_ok=True)
+                for layer, content in (images or {}).items():
+                    cache.write_atomically(self._images / entries[layer]["image"], content)
+                self.entries = {**self._read(), **self.entries}
+                index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
+                cache.write_atomically(self.path, index.encode())
         except OSError as error:
             self.note = f"plans are measured again next time: {self.folder}: {error.strerror or error}"
             _logger.warning(self.note)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        handle, scratch = tempfile.mkstemp(dir=self.folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(scratch, path)
-        except BaseException:
-            Path(scratch).unlink(missing_ok=True)
-            raise
 
     @property
     def _images(self) -> Path:
@@ -103,9 +96,25 @@ class PlanCache:
             ):
                 raise ValueError("it is of another kind")
         except FileNotFoundError:
+            self.note = self._difference()
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.note = f"{self.path} cannot be used and is made anew: {error}"
             _logger.warning(self.note)
             return {}
         return dict(plans)
+
+    def _difference(self) -> str:
+        """In what the plans of this folder that are the most alike differ from these: why they are of no use."""
+        nearest: list[str] | None = None
+        for path in self.folder.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                other = json.loads(path.read_text(encoding="utf-8"))["environment"]
+                changed = [
+                    f"{name} was {other.get(name)}, is {value}"
+                    for name, value in self.environment.items()
+                    if other.get(name) != value
+                ]
+                if changed and (nearest is None or len(changed) < len(nearest)):
+                    nearest = changed
+        return f"kernels that were measured before are stale ({', '.join(nearest)}): measured again" if nearest else ""

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.network import Attention, Conv, Pool
+from framefuse.engines.cudnn.network import Attention, Conv, Pool, attend
 
 Array = NDArray[Any]
 
@@ -83,18 +83,6 @@ def outputs(compiled: Compiled, arena: Array) -> list[Array]:
         kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
         results.append(view(compiled, arena, name)[:, kept or slice(None)].copy())
     return results
-
-
-def attend(x: Array, step: Attention) -> Array:
-    """(batch, channels, height, width) of queries, keys and values -> what they attend to."""
-    batch, _, height, width = x.shape
-    between = step.heads * step.keys
-    parts = np.split(x.reshape(batch, -1, height * width), [between, 2 * between], 1)
-    q, k, v = (part.reshape(batch, step.heads, -1, height * width) for part in parts)
-    logits = q.transpose(0, 1, 3, 2) @ k * step.scale
-    weight = np.exp(logits - logits.max(-1, keepdims=True))
-    result: Array = v @ (weight / weight.sum(-1, keepdims=True)).transpose(0, 1, 3, 2)
-    return result.reshape(batch, -1, height, width)
 
 
 def _conv(x: Array, weight: Array, step: Conv) -> Array:

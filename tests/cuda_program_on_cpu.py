@@ -6,6 +6,7 @@ What is launched while a stream is being captured is kept by the graph, and runs
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,7 @@ class Gpu:
         lost: raised by whatever is done from now on, if set.
         room: bytes that `zeros` and `empty` may still hand out; None: any number.
         launches: graphs launched.
+        copied: bytes by direction.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -58,6 +60,7 @@ class Gpu:
         self.lost: CudaError | None = None
         self.room: int | None = None
         self.launches = 0
+        self.copied: Counter[str] = Counter()
         self.graph: list[Work] | None = None
         module = cuda.cupy()
         gpu = self
@@ -110,7 +113,7 @@ class Gpu:
         runtime.streamCaptureModeThreadLocal = 0
         runtime.memcpyDeviceToHost = 2
         runtime.memGetInfo = lambda: (self.room or 0, 10**9)
-        runtime.memcpyAsync = lambda to, source, size, kind, stream: self.do(lambda: ctypes.memmove(to, source, size))
+        runtime.memcpyAsync = lambda to, source, size, kind, stream: self.do(self._copy(to, source, size, kind))
         for name in ("zeros", "empty"):
             monkeypatch.setattr(module, name, self._limited(getattr(module, name)))
         pool = SimpleNamespace(free_all_blocks=lambda: None)
@@ -133,6 +136,13 @@ class Gpu:
         else:
             work()
 
+    def _copy(self, to: int, source: int, size: int, kind: int) -> Work:
+        def copy() -> None:
+            self.copied[{1: "h2d", 2: "d2h"}[kind]] += size
+            ctypes.memmove(to, source, size)
+
+        return copy
+
     def _launch(self, symbol: str, options: dict[str, Any]) -> Work:
         return lambda: self.compiled.launch(symbol, **options)
 
@@ -151,6 +161,6 @@ class Gpu:
         address, size = array.ctypes.data, array.nbytes
         return SimpleNamespace(
             ptr=address,
-            copy_from_host_async=lambda source, count, stream: self.do(lambda: ctypes.memmove(address, source, count)),
+            copy_from_host_async=lambda source, count, stream: self.do(self._copy(address, source, count, 1)),
             memset_async=lambda value, count, stream: self.do(lambda: ctypes.memset(address, value, min(count, size))),
         )

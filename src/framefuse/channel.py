@@ -74,7 +74,11 @@ class Threaded(Generic[Item]):
         self._running = len(runs)
         self._error: BaseException | None = None
         self._closed = False
-        self._condition = threading.Condition()
+        # Each thread is woken by what it waits for and nothing else: with many iterables, waking all of them for every
+        # item costs more than the items.
+        lock = threading.Lock()
+        self._readable = threading.Condition(lock)
+        self._writable = [threading.Condition(lock) for _ in runs]
         self._threads = [
             threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{name}", daemon=True)
             for number, iterable in enumerate(runs)
@@ -101,14 +105,15 @@ class Threaded(Generic[Item]):
                 self._on_wait(perf_counter() - started)
 
     def _get(self, deadline: float | None) -> Item | Empty | None:
-        with self._condition:
+        with self._readable:
             while True:
                 for _ in self._queues:
                     self._turn = (self._turn + 1) % len(self._queues)
                     queue = self._queues[self._turn]
                     while queue:
                         item = queue.popleft()
-                        self._condition.notify_all()
+                        if len(queue) <= self._capacity // 2:  # woken for one free place, it would block again at once
+                            self._writable[self._turn].notify()
                         if self._too_old is None or not self._too_old(item):
                             return item
                         self._on_drop(item, "stale")
@@ -123,15 +128,16 @@ class Threaded(Generic[Item]):
                 remaining = None if deadline is None else deadline - monotonic()
                 if remaining is not None and remaining <= 0:
                     return EMPTY
-                self._condition.wait(remaining)
+                self._readable.wait(remaining)
 
     def close(self) -> None:
         """Stop everything up to the head and wait until the threads have ended. Any thread, any number of times."""
-        with self._condition:
+        with self._readable:
             self._closed = True
-            for queue in self._queues:
+            for queue, writable in zip(self._queues, self._writable, strict=True):
                 queue.clear()
-            self._condition.notify_all()
+                writable.notify_all()
+            self._readable.notify_all()
         if self._cancel is not None:
             self._cancel()
         for thread in self._threads:
@@ -162,26 +168,26 @@ class Threaded(Generic[Item]):
             error.stage = error.stage or self.name
         elif error is not None:
             error.add_note(f"in stage {self.name}")
-        with self._condition:
+        with self._readable:
             self._running -= 1
             self._error = self._error or error
-            self._condition.notify_all()
+            self._readable.notify_all()
 
     def _put(self, number: int, item: Item) -> bool:
         """False: nobody reads any more."""
         queue = self._queues[number]
         dropped = None
-        with self._condition:
+        with self._readable:
             if self._policy == "latest":
                 if len(queue) >= self._capacity:
                     dropped = queue.popleft()
             else:
                 while len(queue) >= self._capacity and not self._closed:
-                    self._condition.wait()
+                    self._writable[number].wait()
             if self._closed:
                 return False
             queue.append(item)
-            self._condition.notify_all()
+            self._readable.notify()
         if dropped is not None:
             self._on_drop(dropped, "superseded")
         return True

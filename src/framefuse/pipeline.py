@@ -312,7 +312,7 @@ class Pipeline:
             [infer(frames, self._program, self._batcher)],
             name="program",
             cancel=frames.close,
-            capacity=settings.queue,
+            capacity=max(settings.queue, 2 * self._batcher.size),
             on_step=lambda busy, blocked, cpu: last.add(0, items=0, wait_out=blocked),
             on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
         )

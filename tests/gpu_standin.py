@@ -13,7 +13,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import av
@@ -253,7 +253,8 @@ def codec(**refused: str) -> Any:
         return {"num_decoder_engines": 7, "width_min": 48, "width_max": 4096, "height_min": 16, "height_max": 4096,
                 "mb_num_max": 65536}  # fmt: skip
 
-    return SimpleNamespace(
+    module = ModuleType("PyNvVideoCodec")
+    facts = dict(
         cudaVideoCodec=SimpleNamespace(H264="H264", HEVC="HEVC", VP9="VP9", AV1="AV1"),
         cudaVideoChromaFormat=SimpleNamespace(**{"420": 1}),
         DisplayDecodeLatencyType=SimpleNamespace(NATIVE=0, LOW=1, ZERO=2),
@@ -262,6 +263,8 @@ def codec(**refused: str) -> Any:
         GetDecoderCaps=limits,
         CreateDecoder=Decoder,
     )
+    vars(module).update(facts)
+    return module
 
 
 def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
@@ -277,6 +280,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
+    monkeypatch.setattr(program_cuda, "is_cuda", lambda frame: isinstance(frame.planes[0], Array))
     monkeypatch.setattr(program_cuda, "detections", _detections(gpu))
     monkeypatch.setattr(nvdec, "load", lambda: module)
     monkeypatch.setattr(choices, "_check_cuda", lambda: None)

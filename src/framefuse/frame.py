@@ -125,7 +125,8 @@ class Frame:
     sample_aspect_ratio: Fraction = Fraction(1)
     """Width of a pixel over its height. Pixels are used as they are coded; boxes are in coded pixels."""
     arrival: float | None = None
-    """Live sources: time.monotonic() at which the frame was received, for the age limit."""
+    """time.monotonic() at which the frame was received or decoded; None: the pipeline stamps it. The age limit of live
+    sources counts from it."""
     owner: object = field(default=None, repr=False)
     """Keeps the memory of the planes alive for as long as this Frame lives."""
     ready: Any = field(default=None, repr=False)

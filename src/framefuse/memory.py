@@ -77,7 +77,7 @@ class Staging:
         Raises:
             GpuMemoryError: there is no room for its planes.
         """
-        if not isinstance(frame.planes[0], np.ndarray):
+        if is_cuda(frame):
             return frame
         planes = []
         for number, plane in enumerate(frame.planes):

@@ -24,7 +24,7 @@ from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda
 from framefuse.kernels.cuda_errors import in_words
-from framefuse.kernels.preprocess_cuda import PreprocessTable
+from framefuse.kernels.preprocess_cuda import PreprocessTable, is_cuda
 from framefuse.ledger import Ledger
 from framefuse.models.card import Card
 from framefuse.outlets_cuda import Answer, BoxesOutlet, MasksOutlet, Outlet
@@ -34,9 +34,11 @@ from framefuse.program import Batch, Done, Moment, Selection, Stages
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
+MAX_SIZES = 64
+"""Picture sizes whose place in the model input is remembered."""
 LANES = 2
 """Batches in flight when nobody asks for another number: one runs while the results of the other are read."""
-POLL_SECONDS = 0.0005
+POLL_SECONDS = 0.0001
 """Between looks at a batch that may time out."""
 
 _lost: list[Any] = []
@@ -115,13 +117,24 @@ class CudaProgram:
         self._lanes: OrderedDict[tuple[Any, ...], list[_Lane]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._flights: deque[_Flight] = deque()
+        self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
         self.ledger = Ledger()
         self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        width, height = self._preprocess.place(frame.width, frame.height).size
+        width, height = self._place(frame).size
         return height, width
+
+    def _place(self, frame: Frame) -> Placement:
+        """Where a frame lands; remembered, since a stream's frames are of one size."""
+        size = frame.width, frame.height
+        found = self._placements.get(size)
+        if found is None:
+            if len(self._placements) >= MAX_SIZES:
+                self._placements.clear()
+            found = self._placements[size] = self._preprocess.place(*size)
+        return found
 
     def prepare(self, width: int, height: int) -> None:
         """Load the model for pictures of this size. The first frame captures, since only it tells the pixel format."""
@@ -133,7 +146,7 @@ class CudaProgram:
             yield from self.finish()
         lane = free[0]
         started = Moment.now()
-        placements = [self._preprocess.place(frame.width, frame.height) for frame in frames]
+        placements = [self._place(frame) for frame in frames]
         with self._in_words("start a batch"):
             lane.load(frames, placements, self._preprocess)
             submitted = Moment.now()
@@ -258,7 +271,7 @@ class CudaProgram:
 
     def _to_host(self, frame: Frame) -> Frame:
         """The frame in host memory, for those who draw and write."""
-        if isinstance(frame.planes[0], np.ndarray):
+        if not is_cuda(frame):
             return replace(frame, lease=None)
         if frame.ready is not None:
             frame.ready.synchronize()

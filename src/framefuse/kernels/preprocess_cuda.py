@@ -123,7 +123,9 @@ class PreprocessTable:
         if not 0 < self._out.shape[0] <= MAX_FRAMES:
             raise UsageError(f"out has {self._out.shape[0]} slots, not 1 to {MAX_FRAMES}")
         self._rows = allocate((self._out.shape[0], BYTES), np.uint8)
+        self._addresses = self._rows.view(np.int64)
         self._tables: list[tuple[Any, ...]] = [()] * len(self._rows)
+        self._kinds: list[Any] = [None] * len(self._rows)
         for slot in range(len(self._rows)):
             self.clear(slot)
         cuda.prepare([self.symbol])
@@ -145,14 +147,21 @@ class PreprocessTable:
             raise UsageError(f"a {frame.format.name} frame does not fit a table of {self._format.name} frames")
         if "rows" in options:
             raise UsageError("a table fills whole slots", remedy="leave out rows")
+        planes = [cuda.as_cupy(plane) for plane in frame.planes]
+        kind = (*options.values(), frame.format, frame.matrix, frame.full_range, frame.rotation,
+                *((plane.shape, plane.strides) for plane in planes))  # fmt: skip
+        if kind == self._kinds[slot]:  # pictures of one stream differ in their addresses alone
+            self._addresses[slot, : len(planes)] = [plane.data.ptr for plane in planes]
+            return
         row, self._tables[slot] = _row(frame, self._out, slot, {"memory_format": self._memory_format, **options})
         self._rows[slot] = row
+        self._kinds[slot] = kind
 
     def clear(self, slot: int) -> None:
         """The slot is to be filled with zeros; no frame is read for it."""
         self._rows[slot] = 0
-        self._rows[slot].view(np.int64)[ADDRESS["output"]] = self._out.address + slot * self._out.pitch
-        self._tables[slot] = ()
+        self._addresses[slot, ADDRESS["output"]] = self._out.address + slot * self._out.pitch
+        self._tables[slot], self._kinds[slot] = (), None
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
 import av
@@ -226,6 +227,7 @@ class _Video:
                         pts=pts,
                         time_base=exact(picture.time_base) or self.time_base,
                         sample_aspect_ratio=aspect,
+                        arrival=monotonic(),
                     )
                 index += 1
             else:
@@ -298,21 +300,21 @@ class _Video:
         """Each picture with its pts; a missing one is the last known pts plus whole frames at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
         last: int | None = None
-        expected = Fraction(self.origin)
+        known, after = self.origin, 0  # the last pts that the file has, and how many pictures it is since
         for picture in pictures:
             pts: int | None = picture.pts
             if pts is None:
                 self.missing_pts += 1
-                pts = None if step is None else round(expected)
+                pts = None if step is None else round(known + after * step)
             else:
                 self.negative_pts += pts < 0
                 self.backward_pts += last is not None and pts <= last
-                expected = Fraction(pts)
-            expected += step or 0
-            self.end = expected - self.origin
+                known, after = pts, 0
+            after += 1
             last = pts
             self.concealed += picture.is_corrupt
             yield picture, pts
+        self.end = known + after * (step or Fraction(0)) - self.origin
 
     def _note_size(self, picture: Any) -> None:
         self.sizes.add((picture.width, picture.height))

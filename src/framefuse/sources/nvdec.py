@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,9 @@ def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
     known = getattr(module.cudaVideoCodec, codec, None)
     if known is None:
         return f"this PyNvVideoCodec has no {codec}"
-    chroma = getattr(module.cudaVideoChromaFormat, "420")
-    try:
-        limits = module.GetDecoderCaps(gpuid=_device(), codec=known, chromaformat=chroma, bitdepth=format.bits)
-    except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
-        return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({str(error).splitlines()[0][:120]})"
+    limits = _limits(module, _device(), known, format.bits)
+    if isinstance(limits, str):
+        return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({limits})"
     if not limits.get("num_decoder_engines"):
         return f"this GPU's NVDEC has no {codec} of {format.bits} bits"
     if not (limits["width_min"] <= width <= limits["width_max"]):
@@ -135,6 +134,17 @@ def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
     if width * height > limits["mb_num_max"] * 256:
         return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
     return None
+
+
+@lru_cache
+def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] | str:
+    """What the decoder can do, or why it cannot. Asking takes 0.2 s, so it is done once."""
+    chroma = getattr(module.cudaVideoChromaFormat, "420")
+    try:
+        limits: dict[str, int] = module.GetDecoderCaps(gpuid=device, codec=codec, chromaformat=chroma, bitdepth=bits)
+    except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
+        return str(error).splitlines()[0][:120]
+    return limits
 
 
 def _device() -> int:
@@ -161,8 +171,8 @@ class Surface:
     is_corrupt: bool = False
 
 
-def wait_for(event: Any) -> None:
-    """Wait for an event of the GPU.
+def wait_for(event: Any, queue: Any) -> None:
+    """What is put on a stream from now on waits for an event; the host does not.
 
     Raises:
         GpuLostError: the GPU is lost.
@@ -171,7 +181,7 @@ def wait_for(event: Any) -> None:
     from framefuse.kernels.cuda_errors import in_words
 
     try:
-        event.synchronize()
+        queue.wait_event(event)
     except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
         raise in_words(error, "wait for the readers of a surface") from error
 
@@ -180,20 +190,31 @@ class Turn:
     """The lease of a surface."""
 
     def __init__(self) -> None:
-        self._released = threading.Event()
+        self._lock = threading.Lock()
+        self._lock.acquire()
         self._after: Any = None
 
     def release(self, after: Any = None) -> None:
-        self._after = after
-        self._released.set()
+        if self._lock.locked():
+            self._after = after
+            self._lock.release()
 
-    def wait(self, closed: threading.Event) -> None:
-        """Until the surface may be overwritten, or the source was closed."""
-        while not self._released.wait(POLL_SECONDS):
+    def wait(self, closed: threading.Event, queue: Any) -> None:
+        """Until the surface may be overwritten by what is put on `queue` from now on, or the source was closed."""
+        while not self._lock.acquire(timeout=POLL_SECONDS):
             if closed.is_set():
                 return
         if self._after is not None:
-            wait_for(self._after)
+            wait_for(self._after, queue)
+
+
+@dataclass
+class _Copied:
+    """A part of the ring."""
+
+    memory: Any
+    ready: Any
+    turn: Turn
 
 
 class NvDecoder:
@@ -217,10 +238,12 @@ class NvDecoder:
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy = cuda.cupy()
         self._device = _device()
-        self._queue: Any = None
+        # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
+        self._queue = self._cupy.cuda.Stream(non_blocking=True)
+        self._thread = 0
         self._held = held
         self._turns: deque[Turn] = deque()
-        self._ring: deque[tuple[Any, Turn]] = deque()
+        self._ring: deque[_Copied] = deque()
         self._closed = threading.Event()
         self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
         self.restart()
@@ -242,10 +265,12 @@ class NvDecoder:
 
     def _feed(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
         while self._turns:
-            self._turns.popleft().wait(closed)
+            self._turns.popleft().wait(closed, self._queue)
         if closed.is_set():
             return
-        self._cupy.cuda.Device(self._device).use()
+        if self._thread != threading.get_ident():  # CUDA's current device is the thread's
+            self._cupy.cuda.Device(self._device).use()
+            self._thread = threading.get_ident()
         if self._decoder is None:
             self._open()
         data = self._module.PacketData()
@@ -261,8 +286,10 @@ class NvDecoder:
             raise av.error.InvalidDataError(0, f"NVDEC: {str(error).splitlines()[0][:200]}") from error
         if not pictures:
             return
-        ready = self._cupy.cuda.Event(disable_timing=True)
-        ready.record(self._queue)
+        ready = None
+        if self._held == 1:  # else the copies are what readers wait for
+            ready = self._cupy.cuda.Event(disable_timing=True)
+            ready.record(self._queue)
         for picture in pictures:
             rows, width = picture.shape
             pts = picture.getPTS()
@@ -278,8 +305,6 @@ class NvDecoder:
             )
 
     def _open(self) -> None:
-        # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
-        self._queue = self._queue or self._cupy.cuda.Stream(non_blocking=True)
         latency = self._module.DisplayDecodeLatencyType
         self._decoder = self._module.CreateDecoder(
             gpuid=self._device,
@@ -310,19 +335,23 @@ class NvDecoder:
     def _copy(self, surface: Surface, turn: Turn) -> Surface:
         """The surface in the oldest part of the ring, once its lease has ended."""
         size = surface.pitch * surface.height * 3 // 2
-        memory = None
+        part = None
         if len(self._ring) > self._held:
-            memory, last = self._ring.popleft()
-            last.wait(self._closed)
-        if memory is None or memory.size != size:
-            memory = self._cupy.empty(size, np.uint8)
-        self._ring.append((memory, turn))
-        start, luma = memory.data.ptr, surface.pitch * surface.height
+            part = self._ring.popleft()
+            part.turn.wait(self._closed, self._queue)
+        if part is None or part.memory.size != size:
+            part = _Copied(self._cupy.empty(size, np.uint8), self._cupy.cuda.Event(disable_timing=True), turn)
+        part.turn = turn
+        self._ring.append(part)
+        start, luma = part.memory.data.ptr, surface.pitch * surface.height
+        copies = [(surface.luma, start, size)]
+        if surface.chroma != surface.luma + luma:
+            copies = [(surface.luma, start, luma), (surface.chroma, start + luma, size - luma)]
         runtime = self._cupy.cuda.runtime
-        for source, target, count in ((surface.luma, start, luma), (surface.chroma, start + luma, size - luma)):
+        for source, target, count in copies:
             runtime.memcpyAsync(target, source, count, runtime.memcpyDeviceToDevice, self._queue.ptr)
-        surface.ready.record(self._queue)
-        return replace(surface, luma=start, chroma=start + luma, owner=memory)
+        part.ready.record(self._queue)
+        return replace(surface, luma=start, chroma=start + luma, ready=part.ready, owner=part.memory)
 
     def _arrays(self, surface: Surface) -> tuple[Any, Any]:
         """Luma and chroma as CuPy arrays over the surface; made once for each address."""

@@ -1,0 +1,268 @@
+"""Frames a second from 1080p H.264 files on a GPU: to detections, to RGB, and of the decoders alone, in the same run.
+
+    python -m benchmarks.gpu_files CLIP.mp4 [--streams 8 14 21] [--out RESULT.json]
+
+Rows, each in a process of its own:
+
+- `decode`: PyNvVideoCodec's three ways (threaded, simple, core) and two processes; frames are fetched and forgotten.
+  The fastest of them, for a number of streams, is 100 %
+- `source`: framefuse's own decoding of the same files, frames released as they come
+- `rgb`: the same, each frame turned into float32 RGB (1080, 1920, 3) on the GPU
+- `detect`: `Pipeline([file, file, ...], model, device="cuda", batch=8)` with its default settings otherwise
+
+The clock runs while all streams are being read: from when each has given its first frames, to the end of the first.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+WARMUP = 40
+"""Frames a stream that are not counted."""
+SOURCES = ("sources", "program_cuda.py", "pipeline.py", "channel.py", "batching.py", "engines/cudnn", "kernels/tir",
+           "kernels/preprocess_cuda.py", "kernels/boxes_cuda.py", "kernels/head_cuda.py", "kernels/cuda.py")  # fmt: skip
+"""What a result rests on, in src/framefuse."""
+
+
+def source_hash(names: tuple[str, ...] = SOURCES) -> str:
+    """SHA-256 over the sources that a result of the GPU path rests on, shortened."""
+    digest, base = hashlib.sha256(), ROOT / "src" / "framefuse"
+    for name in names:
+        path = base / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(base).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the packages of a run."""
+    import cupy
+
+    found = {"gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(), "cores": os.cpu_count(),
+             "cuda_driver": cupy.cuda.runtime.driverGetVersion(), "python": platform.python_version()}  # fmt: skip
+    for name in ("cupy-cuda13x", "PyNvVideoCodec", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "av", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def long_clip(clip: Path, path: Path, times: int) -> Path:
+    """The packets of a clip, several times."""
+    import av
+
+    with av.open(str(clip)) as source, av.open(str(path), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        offset = 0
+        for _ in range(times):
+            source.seek(0)
+            end = 0
+            for packet in source.demux(source.streams.video[0]):
+                if packet.dts is None:
+                    continue
+                end = max(end, packet.pts + packet.duration)
+                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+                packet.stream = stream
+                target.mux(packet)
+            offset += end
+    return path
+
+
+class Clock:
+    """Counts frames from when every stream has given `WARMUP` to when the first one ends."""
+
+    def __init__(self, streams: int) -> None:
+        self.counts = dict.fromkeys(range(streams), 0)
+        self.begin: tuple[float, int] | None = None
+        self.last: tuple[float, int] | None = None
+        self._lock = threading.Lock()
+
+    def frame(self, stream: int) -> None:
+        self.counts[stream] += 1
+        if self.begin is None and min(self.counts.values()) >= WARMUP:
+            with self._lock:
+                self.begin = self.begin or (time.perf_counter(), sum(self.counts.values()))
+
+    def end(self) -> None:
+        with self._lock:
+            self.last = self.last or (time.perf_counter(), sum(self.counts.values()))
+
+    def fps(self) -> float:
+        assert self.begin is not None and self.last is not None
+        return (self.last[1] - self.begin[1]) / (self.last[0] - self.begin[0])
+
+
+def source_row(clip: Path, streams: int, rgb: bool) -> dict[str, Any]:
+    """Our own decoding, one thread a file."""
+    import cupy as cp
+    import numpy as np
+
+    from framefuse import kernels
+    from framefuse.sources import SourceOptions, open_source
+
+    sources = [open_source(clip, SourceOptions(device="cuda")) for _ in range(streams)]
+    notes, clock = sources[0].info.notes, Clock(streams)
+
+    def read(number: int) -> None:
+        stream, read = cp.cuda.Stream(non_blocking=True), cp.cuda.Event(disable_timing=True)
+        with stream:
+            out = cp.empty((1080, 1920, 3), np.float32) if rgb else None
+            for frame in sources[number]:
+                if out is not None:
+                    stream.wait_event(frame.ready)
+                    kernels.yuv_to_rgb(frame, out, scale=1 / 255)
+                    read.record(stream)
+                frame.lease.release(read if rgb else None)
+                clock.frame(number)
+            clock.end()
+            stream.synchronize()
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(streams)]
+    started, cpu = time.perf_counter(), time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    count = sum(clock.counts.values())
+    return {"fps": round(clock.fps(), 1), "frames": count, "seconds": round(time.perf_counter() - started, 2),
+            "cpu_us_a_frame": round((time.process_time() - cpu) / count * 1e6), "notes": notes}  # fmt: skip
+
+
+def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The pipeline on a list of files."""
+    from framefuse.pipeline import Pipeline
+
+    links = []
+    for number in range(streams):  # a file named twice would be one source
+        link = clip.parent / f"{number}_{clip.name}"
+        if not link.exists():
+            os.link(clip, link)
+        links.append(f"file://{link.resolve()}")
+    begun = time.perf_counter()
+    pipeline = Pipeline(links, model, device="cuda", batch=batch, **options)
+    opened = time.perf_counter() - begun
+    clock, numbers, boxes = Clock(streams), dict[str, int](), 0
+    length = None
+    started, cpu = time.perf_counter(), time.process_time()
+    for result in pipeline:
+        number = numbers.setdefault(result.frame.source_id, len(numbers))
+        clock.frame(number)
+        boxes += len(result.detections.confidence)
+        length = length or pipeline.sources[0].info.frames
+        if clock.last is None and clock.counts[number] == 1200:
+            clock.end()
+    wall = time.perf_counter() - started
+    clock.end()
+    count, report = sum(clock.counts.values()), pipeline.report
+    stages = {stage.name: {"busy_p50_ms": round(stage.busy_ms.p50, 3), "wait_in_ms": round(stage.wait_in_ms / count, 4),
+                           "wait_out_ms": round(stage.wait_out_ms / count, 4), "cpu_ms": stage.cpu_ms,
+                           "own_cpu_ms": round(stage.own_cpu_ms, 4)}
+              for stage in report.stages}  # fmt: skip
+    copies = {f"{copy.stage} {copy.direction} {copy.kind}": copy.bytes_per_frame for copy in report.copies}
+    return {"fps": round(clock.fps(), 1), "batch": batch, "options": options, "frames": count,
+            "boxes_a_frame": round(boxes / count, 2), "seconds": round(wall, 2), "opened_s": round(opened, 2),
+            "cpu_us_a_frame": round((time.process_time() - cpu) / count * 1e6), "input": report.model.input,
+            "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
+
+
+def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str, Any]:
+    from benchmarks.decoder_feed import measure
+
+    return measure(str(clip), kind, "decode", streams, 8, processes)
+
+
+def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
+    """One row, in this process."""
+    name, streams = plan["row"], plan["streams"]
+    if name == "decode":
+        return decode_row(clip, plan["decoder"], streams, plan.get("processes", 1))
+    if name in ("source", "rgb"):
+        return source_row(clip, streams, name == "rgb")
+    return detect_row(clip, model, streams, plan.get("batch", 8), plan.get("options", {}))
+
+
+def plans(streams: list[int]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for count in streams:
+        made += [{"row": "decode", "decoder": kind, "streams": count} for kind in ("threaded", "core", "simple")]
+        made += [{"row": name, "streams": count} for name in ("source", "rgb", "detect")]
+        made.append({"row": "decode", "decoder": "threaded", "streams": count, "processes": 2})
+    return made
+
+
+def run(plan: dict[str, Any], clip: Path, model: Path, seconds: float) -> dict[str, Any]:
+    """A row in a process of its own, given up after `seconds`."""
+    command = [sys.executable, "-m", "benchmarks.gpu_files", str(clip), "--model", str(model), "--row", json.dumps(plan)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        lines = done.stdout.strip().splitlines()
+        if done.returncode or not lines:
+            return plan | {"error": done.stderr.strip()[-1500:]}
+        return plan | json.loads(lines[-1])
+    except subprocess.TimeoutExpired as error:
+        return plan | {"error": f"no answer within {seconds:g} s", "output": str(error.stdout or b"")[-500:]}
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each number of streams the fastest decoding, and what the others keep of it."""
+    found = []
+    for count in sorted({row["streams"] for row in rows}):
+        mine = [row for row in rows if row["streams"] == count and "fps" in row]
+        best = max((row["fps"] for row in mine if row["row"] == "decode"), default=0.0)
+        line: dict[str, Any] = {"streams": count, "decode_only_fps": best}
+        for name in ("source", "rgb", "detect"):
+            fps = max((row["fps"] for row in mine if row["row"] == name), default=None)
+            if fps and best:
+                line |= {f"{name}_fps": fps, f"{name}_of_decode": round(fps / best, 3)}
+        found.append(line)
+    return found
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clip", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--streams", type=int, nargs="+", default=[8, 14, 21])
+    parser.add_argument("--seconds", type=float, default=40, help="a row may take so long")
+    parser.add_argument("--total", type=float, default=400, help="no row is begun after so many seconds")
+    parser.add_argument("--plans", type=json.loads, help="JSON list of rows, instead of the usual ones")
+    parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.model is None:
+        from benchmarks.models import model
+
+        options.model = model("yolov8n")
+    if options.row:
+        print(json.dumps(row(options.row, options.clip, options.model)))
+        return
+    begun, rows = time.monotonic(), []
+    for plan in options.plans or plans(options.streams):
+        if time.monotonic() - begun > options.total:
+            break
+        rows.append(run(plan, options.clip, options.model, options.seconds))
+        print({key: value for key, value in rows[-1].items() if key not in ("stages", "notes")}, flush=True)
+        result = {"benchmark": "gpu_files", "command": "python -m benchmarks.gpu_files CLIP.mp4",
+                  "source_hash": source_hash(), "environment": environment(), "model": options.model.name,
+                  "clip": "the benchmark clip four times: 1,200 frames, 1080p H.264, 2.6 Mb/s",
+                  "summary": summary(rows), "rows": rows}  # fmt: skip
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1))
+    for line in summary(rows):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

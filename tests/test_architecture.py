@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": set(),
     "memory": {"frame", "kernels", "ledger"},
     "outlets_cuda": {"kernels", "memory", "models", "postprocess", "prediction", "preprocess", "program"},
+    "readers": {"config", "sources"},
+    "outputs": {"config", "sinks", "sources"},
     "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "plain_yaml", "prediction", "sources"},
     "building": {"engines", "kernels", "lowering", "models"},
     "program": {

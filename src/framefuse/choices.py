@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 
 from framefuse.config import Settings
@@ -11,6 +13,44 @@ from framefuse.preprocess import Preprocess
 
 CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "null")
 """Engines that work on pictures which lie on the GPU."""
+CUDA_BATCH = 8
+"""Frames a batch on CUDA, where several videos are read and nobody says another number: a GPU answers eight in twice
+the time of one."""
+
+
+def choose_device(settings: Settings, card: Card, unreadable: Callable[[], str | None]) -> tuple[Settings, str]:
+    """Settings whose device is cuda or cpu, and why.
+
+    Args:
+        unreadable: why engine cudnn cannot run this model, None where it can; asked last, since it reads the model.
+    """
+    if settings.device != "auto":
+        return settings, f"device {settings.device}: as asked"
+    why = _against_cuda(settings, card) or cuda_missing() or unreadable()
+    if why:
+        return settings.model_copy(update={"device": "cpu"}), f"device cpu: {why}"
+    return settings.model_copy(update={"device": "cuda"}), "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
+
+
+def _against_cuda(settings: Settings, card: Card) -> str | None:
+    """What was asked for that keeps a run on the CPU."""
+    if settings.engine not in ("auto", "cudnn"):
+        return f"engine {settings.engine} was asked for, and no device"
+    if settings.precision not in ("auto", "fp16"):
+        return f"precision {settings.precision} was asked for, and engine cudnn has fp16"
+    return None
+
+
+def cuda_missing() -> str | None:
+    """What is missing here for device cuda to be chosen by itself; None: nothing."""
+    try:
+        _check_cuda()
+    except CapabilityError as error:
+        return error.message
+    for module, package in (("cudnn", "nvidia-cudnn-frontend"), ("PyNvVideoCodec", "PyNvVideoCodec")):
+        if importlib.util.find_spec(module) is None:
+            return f"there is a GPU, but {package} is not installed (pip install 'framefuse[cuda13]')"
+    return None
 
 
 def choose_engine(settings: Settings) -> tuple[str, str]:
@@ -43,7 +83,7 @@ def _check_cuda() -> None:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CapabilityError(
-            "device cuda was asked for, but there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
+            "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
             remedy="use --device cpu, or --device auto to take what is there",
         ) from error
     cuda.cupy()
@@ -79,8 +119,11 @@ def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
     return spec, f"input {width}x{height}: as asked"
 
 
-def choose_batch(card: Card, settings: Settings) -> int:
-    """Frames a batch.
+def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, list[str]]:
+    """Frames a batch, and why where nobody asked for it.
+
+    Args:
+        readers: sources that are read at the same time.
 
     Raises:
         UsageError: the model's batch is fixed at another size.
@@ -90,7 +133,11 @@ def choose_batch(card: Card, settings: Settings) -> int:
             f"batch {settings.batch} was asked for, but {card.path.name} has a fixed batch of {card.batch}",
             remedy="export the model with a dynamic batch, or leave batch out",
         )
-    return settings.batch if card.dynamic_batch else card.batch
+    if not card.dynamic_batch:
+        return card.batch, []
+    if settings.device == "cuda" and readers > 1 and "batch" not in settings.model_fields_set:
+        return CUDA_BATCH, [f"batch {CUDA_BATCH}: several videos are read side by side"]
+    return settings.batch, []
 
 
 def check_task(card: Card, settings: Settings) -> None:

@@ -61,7 +61,7 @@ class Settings(BaseModel):
     rect: bool = Field(
         True, description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384)"
     )
-    batch: int = Field(1, ge=1, le=64, description="frames a batch at most")
+    batch: int = Field(1, ge=1, le=64, description="frames a batch at most; on cuda 8 where several videos are read")
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
     streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: as fits the cores")
     threads: int = Field(0, ge=0, le=1024, description="engine threads in all; 0: the cores this process may use")
@@ -82,6 +82,9 @@ class Settings(BaseModel):
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
     start: float | None = Field(None, ge=0, description="seconds to start at")
     end: float | None = Field(None, gt=0, description="seconds to stop at")
+    readers: int = Field(
+        0, ge=0, le=64, description="videos of a list, folder or glob read at the same time; 0: 16 on cuda, else 1"
+    )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
     low_latency: bool = Field(False, description="decode without reordering delay where the codec allows")
     max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")

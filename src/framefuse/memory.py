@@ -23,6 +23,7 @@ from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda
 from framefuse.kernels.cuda_errors import in_words
+from framefuse.kernels.preprocess_cuda import is_cuda
 from framefuse.ledger import Ledger
 
 Way = Literal["copy", "mapped", "managed"]

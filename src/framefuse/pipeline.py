@@ -21,26 +21,24 @@ from typing import Any
 
 from framefuse.batching import Batcher
 from framefuse.channel import EMPTY, Threaded
-from framefuse.choices import check_classes, check_task, choose_batch, choose_engine, choose_preprocess
+from framefuse.choices import check_classes, check_task, choose_batch, choose_device, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Device, Engine, EngineOptions, open_engine
-from framefuse.errors import SinkError, UsageError
+from framefuse.errors import FramefuseError, SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
+from framefuse.outputs import SinkFactory, sinks_for, writes
 from framefuse.prediction import Result
 from framefuse.profiling import Recorder, StageClock
 from framefuse.program import Done, HostProgram, Program, Selection
+from framefuse.readers import count, open_sources, plan
 from framefuse.report import CopyFacts, ModelFacts, Report, build_report
-from framefuse.sinks import Sink, open_sink
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
-from framefuse.sources import Source, SourceInfo, SourceOptions, is_camera, open_source
-from framefuse.sources.chain import SharedList
-
-SinkFactory = Callable[[], Sink]
+from framefuse.sources import Source, SourceInfo
 
 DEFAULT_MODEL = "squares"
 POLL_SECONDS = 0.002
@@ -126,7 +124,8 @@ class Pipeline:
     before the first result is asked for. A Pipeline runs once. Leaving the loop early closes everything in flight.
 
     Args:
-        source: anything `open_source` takes; a list of cameras and addresses is read side by side.
+        source: anything `open_source` takes. Cameras and addresses of a list are read side by side, and on CUDA the
+            videos of a list, folder or glob are too (`readers`).
         model: path of an ONNX file, or the name of a shipped model; default: squares, the demo detector.
         settings: all options as one object; `options` then change single fields of it.
         sinks: makers of sinks, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), beside those
@@ -154,7 +153,7 @@ class Pipeline:
     ) -> None:
         if isinstance(engine, str):
             options["engine"] = engine if engine != "auto" or settings is None else settings.engine
-        self.settings = settings = settings_from(options, base=settings)
+        settings = settings_from(options, base=settings)
         self.folder: Path | None = None
         self._folder_lock: FolderLock | None = None
         self._recorder = Recorder()
@@ -166,16 +165,19 @@ class Pipeline:
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
-        engine_name, engine_reason = choose_engine(settings)
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
+        settings, device_reason = choose_device(settings, self.card, partial(_unreadable, self.card))
+        self.settings = settings
+        engine_name, engine_reason = choose_engine(settings)
         check_task(self.card, settings)
         check_classes(self.card, settings)
         preprocess, size_reason = choose_preprocess(self.card, settings)
-        batch = choose_batch(self.card, settings)
+        source = plan(source, settings)
+        batch, batch_reasons = choose_batch(self.card, settings, count(source))
         self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
-        self._make_sinks = partial(_sinks_for, settings, sinks)
+        self._make_sinks = partial(sinks_for, settings, sinks)
         with ExitStack() as opened:
-            self.sources = _open_sources(source, settings)
+            self.sources = open_sources(source, settings, batch)
             for item in self.sources:
                 opened.callback(item.close)
             if isinstance(engine, str):
@@ -199,7 +201,8 @@ class Pipeline:
             trim_heap()
             opened.pop_all()
         unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
-        self._choices = [*unnamed, engine_reason, *engine.reasons, size_reason, *memory_reasons]
+        self._choices = [*unnamed, device_reason, engine_reason, *engine.reasons, size_reason, *batch_reasons,
+                         *memory_reasons]  # fmt: skip
 
     def __iter__(self) -> Iterator[Result]:
         with self._lock:
@@ -284,7 +287,7 @@ class Pipeline:
         settings, recorder = self.settings, self._recorder
         live = self.sources[0].info.live
         if self._make_sinks(self.sources[0].info):
-            if _writes(settings):
+            if writes(settings):
                 folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
                 self._folder_lock = FolderLock(folder)
                 self.folder = folder
@@ -359,34 +362,6 @@ class Pipeline:
         drops[cause] = drops.get(cause, 0) + 1
 
 
-def _open_sources(source: Any, settings: Settings) -> list[Source]:
-    """One source, one for each of a list of cameras and addresses, or the readers of a shared list."""
-    options = SourceOptions(
-        vid_stride=settings.vid_stride,
-        start=settings.start,
-        end=settings.end,
-        decode_threads=settings.decode_threads,
-        low_latency=settings.low_latency,
-        max_age=settings.max_age,
-        timeout=settings.timeout,
-        reconnect=settings.reconnect,
-        device="cuda" if settings.device == "cuda" else "cpu",
-        held=1 if settings.batch == 1 else settings.batch * 3 + settings.queue,  # in the batcher, two in flight
-    )
-    if isinstance(source, SharedList):
-        return source.open(options)
-    several = isinstance(source, (list, tuple)) and len(source) > 1
-    if not (several and all(is_camera(item) or "://" in str(item) for item in source)):
-        return [open_source(source, options)]
-    with ExitStack() as opened:
-        sources = []
-        for item in source:
-            sources.append(open_source(item, options))
-            opened.callback(sources[-1].close)
-        opened.pop_all()
-    return sources
-
-
 def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]]:
     """What makes the program of the device, and what was decided for it."""
     if settings.device != "cuda":
@@ -403,46 +378,20 @@ def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]
     return partial(CudaProgram, way=way), [reason]
 
 
+def _unreadable(card: Card) -> str | None:
+    """Why engine cudnn cannot take a model, found without a GPU."""
+    from framefuse.engines.cudnn.compiled import compile_network
+
+    spec = card.preprocess
+    try:
+        compile_network(card.path, 1, spec.height, spec.width)
+    except FramefuseError as error:
+        return f"engine cudnn cannot run {card.path.name} ({error.message})"
+    return None
+
+
 def _engine_options(settings: Settings, card: Card) -> EngineOptions:
     plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
     layout = card.layout if plain and card.task == "detect" else None
     device: Device = "cuda" if settings.device == "cuda" else "cpu"
     return EngineOptions(device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout)
-
-
-def _writes(settings: Settings) -> bool:
-    return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
-
-
-def _sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks of one source.
-
-    Raises:
-        UsageError: a factory is no factory.
-    """
-    names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
-    sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
-    if settings.save:
-        if info.kind in ("images", "array"):
-            sinks.append(open_sink("images"))
-        else:
-            sinks.append(
-                open_sink(
-                    "video",
-                    encoder=settings.encoder,
-                    crf=settings.crf,
-                    preset=settings.encode_preset,
-                    threads=settings.encode_threads,
-                )
-            )
-    if settings.show:
-        sinks.append(open_sink("show"))
-    for make in factories:
-        sink = make() if callable(make) and (isinstance(make, type) or not hasattr(make, "write")) else None
-        if sink is None or not hasattr(sink, "write"):
-            raise UsageError(
-                f"sinks has {make!r}, which makes no sink",
-                remedy="pass classes or functions without arguments: JsonlSink, lambda: CallbackSink(function)",
-            )
-        sinks.append(sink)
-    return sinks

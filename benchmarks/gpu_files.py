@@ -103,7 +103,7 @@ class Clock:
         return (self.last[1] - self.begin[1]) / (self.last[0] - self.begin[0])
 
 
-def source_row(clip: Path, streams: int, rgb: bool) -> dict[str, Any]:
+def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> dict[str, Any]:
     """Our own decoding, one thread a file."""
     import cupy as cp
     import numpy as np
@@ -111,7 +111,7 @@ def source_row(clip: Path, streams: int, rgb: bool) -> dict[str, Any]:
     from framefuse import kernels
     from framefuse.sources import SourceOptions, open_source
 
-    sources = [open_source(clip, SourceOptions(device="cuda")) for _ in range(streams)]
+    sources = [open_source(clip, SourceOptions(device="cuda", held=held)) for _ in range(streams)]
     notes, clock = sources[0].info.notes, Clock(streams)
 
     def read(number: int) -> None:
@@ -148,9 +148,9 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
         link = clip.parent / f"{number}_{clip.name}"
         if not link.exists():
             os.link(clip, link)
-        links.append(f"file://{link.resolve()}")
+        links.append(str(link))
     begun = time.perf_counter()
-    pipeline = Pipeline(links, model, device="cuda", batch=batch, **options)
+    pipeline = Pipeline(links, model, device="cuda", batch=batch, readers=streams, **options)
     opened = time.perf_counter() - begun
     clock, numbers, boxes = Clock(streams), dict[str, int](), 0
     length = None
@@ -176,6 +176,28 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
             "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
 
 
+def queue_row(clip: Path, streams: int, held: int) -> dict[str, Any]:
+    from framefuse.channel import Threaded
+    from framefuse.pipeline import decode
+    from framefuse.sources import SourceOptions, open_source
+
+    sources = [open_source(clip, SourceOptions(device="cuda", held=held)) for _ in range(streams)]
+    numbers = {id(source): number for number, source in enumerate(sources)}
+    clock, count = Clock(streams), 0
+
+    def tagged(source: Any) -> Any:
+        for frame in decode(source):
+            yield numbers[id(source)], frame
+
+    for number, frame in Threaded([tagged(source) for source in sources], name="decode", capacity=3):
+        frame.lease.release()
+        clock.frame(number)
+        count += 1
+        if clock.counts[number] == 1200:
+            clock.end()
+    return {"fps": round(clock.fps(), 1), "frames": count}
+
+
 def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str, Any]:
     from benchmarks.decoder_feed import measure
 
@@ -185,10 +207,14 @@ def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str,
 def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     """One row, in this process."""
     name, streams = plan["row"], plan["streams"]
+    if "switch" in plan:
+        sys.setswitchinterval(plan["switch"])
+    if name == "queue":
+        return queue_row(clip, streams, plan.get("held", 1))
     if name == "decode":
         return decode_row(clip, plan["decoder"], streams, plan.get("processes", 1))
     if name in ("source", "rgb"):
-        return source_row(clip, streams, name == "rgb")
+        return source_row(clip, streams, name == "rgb", plan.get("held", 1))
     return detect_row(clip, model, streams, plan.get("batch", 8), plan.get("options", {}))
 
 

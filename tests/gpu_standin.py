@@ -85,6 +85,8 @@ class Gpu:
         class CudaError(Exception):
             pass
 
+        pool = SimpleNamespace(free_all_blocks=lambda: None)
+
         class Event:
             done = True
 
@@ -141,9 +143,12 @@ class Gpu:
             empty=lambda shape, dtype: _array(np.empty(shape, dtype)),
             asarray=lambda array: _array(np.ascontiguousarray(array)),
             asnumpy=lambda array: np.array(array),
+            get_default_memory_pool=lambda: pool,
+            get_default_pinned_memory_pool=lambda: pool,
             cuda=SimpleNamespace(
+                memory=SimpleNamespace(OutOfMemoryError=MemoryError),
                 runtime=runtime, Event=Event, Stream=Stream,
-                Device=lambda number=0: SimpleNamespace(use=lambda: None, id=number),
+                Device=lambda number=0: SimpleNamespace(use=lambda: None, id=number, attributes={"Integrated": 0}),
                 UnownedMemory=lambda address, size, owner, device: address,
                 MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory + offset),
             ),
@@ -269,7 +274,7 @@ def codec(**refused: str) -> Any:
 
 def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     """Pretend that there is a GPU, CuPy and PyNvVideoCodec."""
-    from framefuse import choices, program_cuda
+    from framefuse import choices, outlets_cuda, program_cuda
     from framefuse.sources import nvdec
 
     gpu = Gpu()
@@ -280,8 +285,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
-    monkeypatch.setattr(program_cuda, "is_cuda", lambda frame: isinstance(frame.planes[0], Array))
-    monkeypatch.setattr(program_cuda, "detections", _detections(gpu))
+    monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
     monkeypatch.setattr(nvdec, "load", lambda: module)
     monkeypatch.setattr(choices, "_check_cuda", lambda: None)
     return gpu

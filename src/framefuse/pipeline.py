@@ -159,7 +159,7 @@ class Pipeline:
         self._recorder = Recorder()
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[int] = Counter()
         self._error: BaseException | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ class Pipeline:
         try:
             for result in results:
                 self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
-                self._counts.update(map(result.detections.name, result.detections.class_id.tolist()))
+                self._counts.update(result.detections.class_id.tolist())
                 started, cpu_started = perf_counter(), thread_time()
                 yield result
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
@@ -264,7 +264,7 @@ class Pipeline:
                 CopyFacts(copy.stage, copy.direction, copy.kind, size / max(1, ledger.frames))
                 for copy, size in ledger.totals().items()
             ],
-            detections=self._counts,
+            detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             warnings=sinks.notes if sinks else (),
             error=self._error,

@@ -244,6 +244,7 @@ class NvDecoder:
         self._held = held
         self._turns: deque[Turn] = deque()
         self._ring: deque[_Copied] = deque()
+        self._unused: list[Any] = []
         self._closed = threading.Event()
         self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
         self.restart()
@@ -335,13 +336,18 @@ class NvDecoder:
     def _copy(self, surface: Surface, turn: Turn) -> Surface:
         """The surface in the oldest part of the ring, once its lease has ended."""
         size = surface.pitch * surface.height * 3 // 2
-        part = None
-        if len(self._ring) > self._held:
+        if self._ring and self._ring[0].memory.size != size:  # frames of the old size stay with those who hold them
+            self._ring.clear()
+            self._unused.clear()
+        if not self._ring:  # at once: an allocation stops the GPU's other threads
+            block = self._cupy.empty((self._held + 1, size), np.uint8)
+            self._unused = [block[number] for number in range(self._held + 1)]
+        if self._unused:
+            part = _Copied(self._unused.pop(), self._cupy.cuda.Event(disable_timing=True), turn)
+        else:
             part = self._ring.popleft()
             part.turn.wait(self._closed, self._queue)
-        if part is None or part.memory.size != size:
-            part = _Copied(self._cupy.empty(size, np.uint8), self._cupy.cuda.Event(disable_timing=True), turn)
-        part.turn = turn
+            part.turn = turn
         self._ring.append(part)
         start, luma = part.memory.data.ptr, surface.pitch * surface.height
         copies = [(surface.luma, start, size)]

@@ -1,0 +1,197 @@
+"""NVDEC's side of the sources and of the pipeline, on a pretended GPU: what is decoded, shared, lent and given back."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+import gpu_standin
+import media
+from framefuse.models.squares import squares_clip, write_squares
+from framefuse.pipeline import Pipeline
+from framefuse.sources import SourceOptions, open_source
+from framefuse.sources.nvdec import Turn
+
+FRAMES = 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nvdec")
+
+
+@pytest.fixture(scope="module")
+def clips(folder: Path) -> list[Path]:
+    """Eight clips, each with other squares."""
+    paths = [folder / f"clip{number}.mp4" for number in range(8)]
+    for number, path in enumerate(paths):
+        squares_clip(path, frames=FRAMES - number, size=(320, 192), seed=number)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return write_squares(folder / "squares.onnx")
+
+
+def planes(frame: Any) -> list[Any]:
+    luma, chroma = (np.array(plane) for plane in frame.planes)
+    frame.lease.release()
+    return [luma, chroma[:, :, 0], chroma[:, :, 1]]
+
+
+@pytest.mark.parametrize("held", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"start": 0.4, "end": 0.9}, {"vid_stride": 3}, {"low_latency": True}])
+def test_pictures_and_facts_are_those_of_ffmpeg(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], options: dict[str, Any], held: int
+) -> None:
+    gpu_standin.install(monkeypatch)
+    source = open_source(clips[0], SourceOptions(device="cuda", held=held, **options))
+    assert "decoded by NVDEC (h264)" in source.info.notes
+    count = 0
+    for expected in open_source(clips[0], SourceOptions(**options)):
+        frame = next(source)
+        for name in ("index", "pts", "time_base", "matrix", "full_range", "rotation", "source_id"):
+            assert getattr(frame, name) == getattr(expected, name), name
+        for plane, other in zip(planes(frame), expected.planes, strict=True):
+            np.testing.assert_array_equal(plane, other)
+        count += 1
+    assert count >= 10
+    with pytest.raises(StopIteration):
+        next(source)
+
+
+def test_frames_that_are_held_keep_their_pictures(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
+    gpu_standin.install(monkeypatch)
+    source = open_source(clips[0], SourceOptions(device="cuda", held=6))
+    frames = [next(source) for _ in range(6)]
+    for frame, expected in zip(frames, open_source(clips[0]), strict=False):
+        np.testing.assert_array_equal(planes(frame)[0], expected.planes[0])
+    source.close()
+
+
+@pytest.mark.parametrize("refused", ["this driver has no H264", "no engine"])
+def test_why_the_host_decodes(monkeypatch: pytest.MonkeyPatch, clips: list[Path], refused: str) -> None:
+    gpu_standin.install(monkeypatch, gpu_standin.codec(H264=refused))
+    source = open_source(clips[0], SourceOptions(device="cuda"))
+    assert any(text.startswith("decoded by FFmpeg on the host") and refused in text for text in source.info.notes)
+    assert isinstance(next(source).planes[0], np.ndarray)
+
+
+def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu_standin.install(monkeypatch)
+    full = media.video(tmp_path / "444.mp4", pixel_format="yuv444p")
+    jpeg = media.video(tmp_path / "mjpeg.avi", codec="mjpeg", pixel_format="yuvj420p")
+    for path, reason in ((full, "no surface for yuv444p"), (jpeg, "NVDEC has no mjpeg")):
+        assert any(reason in text for text in open_source(path, SourceOptions(device="cuda")).info.notes)
+
+
+def found(results: Any) -> dict[str, list[Any]]:
+    """Per file: index and boxes of each frame, in the order in which they came."""
+    rows: dict[str, list[Any]] = {}
+    for result in results:
+        rows.setdefault(Path(result.frame.source_id).name, []).append(
+            (result.frame.index, result.detections.xyxy.round(2).tolist())
+        )
+    return rows
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_eight_files_at_once_give_what_each_gives_alone(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path, batch: int
+) -> None:
+    expected = found(Pipeline(clips, model, device="cpu", engine="null"))
+    gpu_standin.install(monkeypatch)
+    pipeline = Pipeline(clips, model, device="cuda", engine="null", batch=batch)
+    assert len(pipeline.sources) == 8
+    assert found(pipeline) == expected
+    assert [len(rows) for rows in expected.values()] == [FRAMES - number for number in range(8)]
+
+
+def test_a_folder_is_read_side_by_side_and_readers_says_how_many(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path
+) -> None:
+    gpu_standin.install(monkeypatch)
+    pipeline = Pipeline(str(clips[0].parent / "*.mp4"), model, device="cuda", engine="null", readers=3)
+    assert len(pipeline.sources) == 3
+    assert "batch 8: several videos are read side by side" in pipeline.report.choices
+    assert sorted(map(len, found(pipeline).values())) == sorted(FRAMES - number for number in range(8))
+    alone = Pipeline(clips, model, device="cuda", engine="null", readers=1)
+    assert len(alone.sources) == 1
+    alone.close()
+
+
+def test_a_corrupt_stream_among_eight_is_the_only_one_that_suffers(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path, tmp_path: Path
+) -> None:
+    data = bytearray(clips[3].read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 300] = bytes(range(150)) * 2
+    damaged = tmp_path / "damaged.mp4"
+    damaged.write_bytes(data)
+    files = [*clips[:3], damaged, *clips[4:]]
+    gpu_standin.install(monkeypatch)
+    expected = found(Pipeline(clips, model, device="cuda", engine="null", batch=4))
+    pipeline = Pipeline(files, model, device="cuda", engine="null", batch=4)
+    rows = found(pipeline)
+    for clip in (*clips[:3], *clips[4:]):
+        assert rows[clip.name] == expected[clip.name]
+    assert 5 < len(rows["damaged.mp4"]) <= FRAMES
+    notes = {Path(fact.uri).name: " ".join(fact.notes) for fact in pipeline.report.sources}
+    assert "damaged" in notes["damaged.mp4"] and not any("damaged" in notes[clip.name] for clip in clips[4:])
+
+
+@pytest.mark.parametrize("sizes", [[(320, 192), (192, 128)], [(192, 128), (320, 192)]])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_size_that_changes_in_the_stream_runs_another_graph(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, sizes: list[Any], batch: int
+) -> None:
+    stream = tmp_path / "changes.ts"
+    with stream.open("wb") as joined:
+        for number, size in enumerate(sizes):
+            part = tmp_path / f"{number}.ts"
+            squares_clip(part, frames=12, size=size, seed=number)
+            joined.write(part.read_bytes())
+    expected = [(frame.index, frame.width) for frame in open_source(stream)]
+    assert len({width for _, width in expected}) == 2
+    gpu_standin.install(monkeypatch)
+    pipeline = Pipeline(stream, model, device="cuda", engine="null", batch=batch)
+    results = list(pipeline)
+    assert [(result.frame.index, result.frame.width) for result in results] == expected
+    assert "the frame size changes in the video" in pipeline.sources[0].info.notes
+
+
+def test_a_turn_waits_for_its_release_and_leaves_when_closed() -> None:
+    import threading
+
+    waited: list[Any] = []
+
+    class Queue:
+        def wait_event(self, event: Any) -> None:
+            waited.append(event)
+
+    closed, turn = threading.Event(), Turn()
+    thread = threading.Thread(target=turn.wait, args=(closed, Queue()))
+    thread.start()
+    turn.release("event")
+    turn.release("again")  # a second release changes nothing
+    thread.join(5)
+    assert waited == ["event"]
+    closed.set()
+    Turn().wait(closed, Queue())
+    assert waited == ["event"]
+
+
+def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path) -> None:
+    gpu_standin.install(monkeypatch)
+    pipeline = Pipeline(clips, model, device="cuda", engine="null", batch=4)
+    for number, _ in enumerate(pipeline):
+        if number == 7:
+            break
+    pipeline.close()
+    assert all(next(source, None) is None for source in pipeline.sources)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 WARMUP = 40
 """Frames a stream that are not counted."""
 SOURCES = ("sources", "program_cuda.py", "pipeline.py", "channel.py", "batching.py", "engines/cudnn", "kernels/tir",
-           "kernels/preprocess_cuda.py", "kernels/boxes_cuda.py", "kernels/head_cuda.py", "kernels/cuda.py")  # fmt: skip
+           "kernels/preprocess_cuda.py", "kernels/boxes_cuda.py", "kernels/head_cuda.py")  # fmt: skip
 """What a result rests on, in src/framefuse."""
 
 
@@ -229,7 +229,16 @@ def plans(streams: list[int]) -> list[dict[str, Any]]:
 
 def run(plan: dict[str, Any], clip: Path, model: Path, seconds: float) -> dict[str, Any]:
     """A row in a process of its own, given up after `seconds`."""
-    command = [sys.executable, "-m", "benchmarks.gpu_files", str(clip), "--model", str(model), "--row", json.dumps(plan)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_files",
+        str(clip),
+        "--model",
+        str(model),
+        "--row",
+        json.dumps(plan),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
         lines = done.stdout.strip().splitlines()

@@ -3,7 +3,7 @@
 What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
 same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
 the place of the real ones. Whether kernels and models are right is not the question here (`cuda_on_cpu` asks it): the
-reference takes the place of preprocessing's kernel and of post-processing.
+kernels of the CPU take the place of those of the GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ import av
 import numpy as np
 import pytest
 
-from framefuse.kernels import cuda, reference
+from framefuse import kernels
+from framefuse.kernels import boxes, cuda
 from framefuse.kernels.reference.boxes import Found
 
 PITCH = 256
@@ -156,7 +158,7 @@ class Gpu:
 
 
 class Table:
-    """`PreprocessTable` by the reference: the rows are the frames themselves."""
+    """`PreprocessTable` on the CPU: the rows are the frames themselves."""
 
     nbytes = 0
 
@@ -187,14 +189,17 @@ class Table:
             if row is not None:
                 frame, options = row
                 out = np.empty((3, *self.out.shape[1:3]), np.float32)
-                reference.preprocess(frame, out, **options)
+                here = tuple(plane.view(np.ndarray) for plane in frame.planes)
+                kernels.preprocess(replace(frame, planes=here), out, **options)
                 self.out[slot, :, :, :3] = out.transpose(1, 2, 0)
 
 
 def _detections(gpu: Gpu) -> Callable[..., None]:
     def detections(outputs: Any, layout: str, maps: Any, *, out: Found, **options: Any) -> None:
         def run() -> None:
-            found = reference.detections([np.asarray(one) for one in outputs], layout, np.asarray(maps), **options)
+            found = boxes.detections(
+                [one.view(np.ndarray) for one in outputs], layout, maps.view(np.ndarray), **options
+            )
             for target, source in zip(out, found, strict=True):
                 target[...] = source
 
@@ -233,7 +238,10 @@ class Decoder:
         if getattr(data, "bsl", 0):
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
             packet.pts = data.pts
-        return [self._picture(frame) for frame in self.context.decode(packet)]
+        decoded = self.context.decode(packet)
+        if self.largest and (self.context.width > self.largest[0] or self.context.height > self.largest[1]):
+            raise RuntimeError("HandleVideoSequence : Reconfigure Not supported when width/height > maxwidth/maxheight")
+        return [self._picture(frame) for frame in decoded]
 
     def _picture(self, frame: Any) -> Picture:
         width, height = frame.width, frame.height
@@ -241,8 +249,6 @@ class Decoder:
             self.largest = width, height
             pitch = -(-width // PITCH) * PITCH
             self.surfaces = itertools.cycle([np.zeros((height * 3 // 2, pitch), np.uint8) for _ in range(SURFACES)])
-        if width > self.largest[0] or height > self.largest[1]:
-            raise RuntimeError("HandleVideoSequence : Reconfigure Not supported when width/height > maxwidth/maxheight")
         memory = next(self.surfaces)
         planes = frame.reformat(format="nv12").to_ndarray()
         memory[: height * 3 // 2, :width] = planes

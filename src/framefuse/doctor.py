@@ -82,6 +82,7 @@ def checks() -> Iterator[Check]:
     gpu = "for the CUDA kernels: pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
     yield _try("cuda", _cuda, remedy=gpu)
     yield _try("nvdec", _nvdec, remedy=gpu)
+    yield Check("device auto", "PASS", _device_auto())
 
 
 def cpu_features() -> list[str]:
@@ -288,6 +289,14 @@ def _cuda() -> str:
         f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {cuda.version(runtime.runtimeGetVersion())}, "
         f"driver for {cuda.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
     )
+
+
+def _device_auto() -> str:
+    """What is chosen for a model that engine cudnn can run."""
+    from framefuse.choices import cuda_missing
+
+    why = cuda_missing()
+    return f"cpu: {why}" if why else "cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
 
 
 def _nvdec() -> str:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from framefuse import memory
 from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.frame import Frame

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -41,12 +41,20 @@ CODECS = {
 }
 """FFmpeg's name of a codec -> PyNvVideoCodec's, and the filter that turns packets into what the hardware reads."""
 
+SEQUENCES: dict[str, Callable[[int], bool]] = {
+    "h264": lambda first: first & 31 == 7,
+    "hevc": lambda first: first >> 1 & 63 == 33,
+}
+"""Codec -> whether a unit of its stream, by the first byte, is a sequence parameter set: it states the picture size."""
+
 SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
 """Pixel format that FFmpeg's decoder gives -> that of NVDEC's surface for the same stream."""
 
 NO_PTS = -(2**63)
 """A packet without pts, as FFmpeg marks it."""
 POLL_SECONDS = 0.2
+HEADER_BYTES = 4096
+"""In which the parameter sets of a key frame are looked for."""
 
 
 def load() -> Any:
@@ -186,6 +194,12 @@ def wait_for(event: Any, queue: Any) -> None:
         raise in_words(error, "wait for the readers of a surface") from error
 
 
+def _sequence(packet: Any, is_sequence: Callable[[int], bool]) -> bytes:
+    """The sequence parameter set at the beginning of a packet; empty where it has none."""
+    units = bytes(memoryview(packet)[:HEADER_BYTES]).split(b"\0\0\1")
+    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and is_sequence(unit[0])), b"")
+
+
 class Turn:
     """The lease of a surface."""
 
@@ -240,6 +254,8 @@ class NvDecoder:
         self._device = _device()
         # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._queue = self._cupy.cuda.Stream(non_blocking=True)
+        self._is_sequence = SEQUENCES.get(stream.codec_context.name)
+        self._sequence = b""
         self._thread = 0
         self._held = held
         self._turns: deque[Turn] = deque()
@@ -264,7 +280,20 @@ class NvDecoder:
         if last is None and self._decoder is not None:
             yield from self._feed(None, closed)
 
+    def _changed(self, packet: Any) -> bool:
+        """Whether a packet begins a sequence that the decoder is not set up for, as of pictures of another size."""
+        if self._is_sequence is None or packet is None or not packet.is_keyframe:
+            return False
+        before, self._sequence = self._sequence, _sequence(packet, self._is_sequence) or self._sequence
+        return bool(before) and before != self._sequence
+
     def _feed(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
+        if self._changed(packet) and self._decoder is not None:
+            yield from self._decode(None, closed)  # a decoder that is set up anew gives up what it holds back
+            self._decoder = None
+        yield from self._decode(packet, closed)
+
+    def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
         while self._turns:
             self._turns.popleft().wait(closed, self._queue)
         if closed.is_set():

@@ -23,6 +23,7 @@ PACKAGE = Path(framefuse.__file__).parent
 GROUPS = {
     "kernel": ("kernels/tir/*_cuda.py", "kernels/tir/_[!_]*.py", "kernels/*_cuda.py", "kernels/*.cuh"),
     "engine": ("engines/cudnn/*.py",),
+    "engines": ("bench.py", "engines/onnxruntime*.py", "engines/torch*.py", "engines/device_lane.py"),
     "program": (
         "program_cuda.py",
         "program.py",
@@ -43,8 +44,8 @@ def group_hash(group: str) -> str:
 
 
 def stamp(*groups: str) -> dict[str, str]:
-    """Hash of each group that a result depends on; all of them where none is named."""
-    return {group: group_hash(group) for group in groups or GROUPS}
+    """Hash of each group that a result depends on; kernel, engine and program where none is named."""
+    return {group: group_hash(group) for group in groups or ("kernel", "engine", "program")}
 
 
 def recorded() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -98,9 +98,6 @@ def test_a_model_states_its_profile_and_is_fixed_within_it(model: Path) -> None:
         profile_of(network)
 
 
-GPU_ENGINES = ["onnxruntime", "torch", "cudnn"]
-
-
 def on_gpu(name: str, model: Path, **options: Any) -> Any:
     try:
         return open_engine(name, model, EngineOptions("cuda", **options))
@@ -132,7 +129,7 @@ def test_slots_on_the_gpu_give_what_the_cpu_gives(model: Path, name: str, precis
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", GPU_ENGINES)
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_program_of_the_gpu_finds_what_the_host_finds(
     model: Path, name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +143,7 @@ def test_the_program_of_the_gpu_finds_what_the_host_finds(
 
     card, spec, selection = read_card(model), Preprocess(WIDTH, HEIGHT), Selection(conf=0.1)
     frames = list(open_source(list(small_models.pictures(6))))
-    engine = on_gpu(name, model)
+    engine = on_gpu(name, model, precision="fp32")
     make = engine.execution
 
     def execution(*shape: int) -> Any:
@@ -167,8 +164,9 @@ def test_the_program_of_the_gpu_finds_what_the_host_finds(
         found[number] += [done.result.detections for done in runner.drain()]
     assert sum(len(each) for each in found[0]) > 5
     for here, there in zip(*found, strict=True):
-        strong = here.confidence > 0.15
-        best = np.abs(here.xyxy[strong][:, None] - there.xyxy[None]).max(2).min(1) if len(there) else np.ones(0)
-        assert (best < 2).mean() > 0.8 if strong.any() else True
+        strong = here.confidence > 0.105  # what is at the threshold may go either way
+        assert strong.sum() <= len(there) <= len(here) + 1
+        for box, kind in zip(here.xyxy[strong], here.class_id[strong], strict=True):
+            assert np.abs(there.xyxy[there.class_id == kind] - box).max(1).min() < 0.5
     host.close()
     program.close()

@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     # model
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where everything after decoding runs")
-    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, null, or auto: the fastest")
+    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, null, or auto")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
     )

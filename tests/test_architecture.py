@@ -67,6 +67,19 @@ ALLOWED: dict[str, set[str]] = {
         "profiling",
         "program",
     },
+    "parity": {
+        "choices",
+        "config",
+        "engines",
+        "frame",
+        "kernels",
+        "models",
+        "pipeline",
+        "postprocess",
+        "preprocess",
+        "sources",
+        "synthetic",
+    },
     "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
 }
 FREE = {"__init__", "__main__", "entry", "pipeline", "fleet", "fleet_worker", "doctor", "bench", "cli"}

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
+from framefuse.building import build_engine
 from framefuse.engines import EngineOptions, Slot, open_engine, tensorrt_build, tensorrt_plans
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn import selftest
@@ -377,6 +378,19 @@ def test_the_cache_builds_once_takes_a_wider_plan_and_rebuilds_a_damaged_one(
     other = opened(two)
     other.lane(2, 32, 32, 1)
     assert "stale" in other.reasons[-1] and "driver was '13000', is '14000'" in other.reasons[-1]
+
+
+def test_the_shapes_that_a_file_states_are_those_of_its_plan(two: Path, gpu: Any, tmp_path: Path) -> None:
+    built = build_engine(
+        two, shapes={"min": (1, 3, 32, 32), "opt": (4, 3, 32, 32), "max": (8, 3, 64, 64)}, engine="tensorrt",
+        device="cuda", output=tmp_path / "built.onnx",
+    )  # fmt: skip
+    assert any("1x3x32x32:4x3x32x32:8x3x64x64" in reason for reason in built.reasons), built.reasons
+    engine = open_engine("tensorrt", built.path, EngineOptions("cuda"))
+    values = pictures(3, 40, 33)
+    assert np.abs(through(engine.lane(3, 40, 33, 1), values) - run(two, values)).max() < 1e-5
+    with pytest.raises(UsageError, match="batch 9"):
+        engine.lane(9, 32, 32, 1)
 
 
 def _build_in_a_process(model: Path, folder: Path) -> None:

@@ -27,6 +27,8 @@ from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
 
 OPSET = 17
+FOLLOW_THE_FILE = ("tensorrt",)
+"""Engines whose precision is the file's."""
 AXES = ("batch", "channels", "height", "width")
 Lowered = Literal["fp16", "int8"]
 
@@ -101,11 +103,11 @@ def build_engine(
         else:
             _copy(model, path)
         _check_sizes(path, profile)
-        if precision == "int8":
+        if precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
             from framefuse.lowering import build_model
 
             lowered = Path(folder) / "lowered.onnx"
-            report = build_model(path, precision="int8", calib=calib, out=lowered, say=say)
+            report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
             path, reasons = lowered, [*reasons, report.summary()]
         _state_profile(path, profile)
         say(f"building for {name} on {device}: {profile}")

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from framefuse import __version__
-from framefuse.cli import bench, build, config, demo, doctor, kernels, models, predict, synth, val
+from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, val
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
 from framefuse.entry import INTERRUPTED, interrupted
@@ -34,6 +34,9 @@ app.command(cls=Command, epilog="Example: framefuse val yolov8n.onnx --data anno
     val.val
 )
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
+app.command(cls=Command, epilog="Example: framefuse parity yolov8n.onnx --source video.mp4 --out parity.html")(
+    parity.parity
+)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(bench.app)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.engines.cache import Cached, EngineCache, file_hash, model_hash, write_atomically
+from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt_build import Bindings, Plan, Shapes, bindings, build_plan
 from framefuse.errors import ModelError, SinkError
 
@@ -66,14 +67,19 @@ def cached(
     found: Bindings | None = None,
     cache: EngineCache | None = None,
 ) -> tuple[Cached, Shapes]:
-    """A plan for an input of (batch, height, width): one in the cache that allows it, or one built for exactly it.
+    """A plan for an input of (batch, height, width): one in the cache that allows it, or one built now, for the shapes
+    that the file states (`framefuse.build_engine`), or for exactly this one.
 
     Raises:
         ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
     """
     found, cache = found or bindings(), cache or EngineCache("tensorrt")
-    wanted = key(found, model, precision, Shapes.exact(*request), workspace_mb)
-    shapes = _wider(cache, wanted, request) or Shapes.exact(*request)
+    stated = read_profile(model)
+    own = Shapes.exact(*request)
+    if stated is not None:
+        own = Shapes(*((batch, height, width) for batch, _, height, width in (stated.min, stated.opt, stated.max)))
+    wanted = key(found, model, precision, own, workspace_mb)
+    shapes = _wider(cache, wanted, request) or own
 
     def build(path: Path) -> None:
         plan = build_plan(

@@ -1,0 +1,89 @@
+"""framefuse parity: pixels and boxes, stage by stage, of every engine against the reference and against ultralytics."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from framefuse.cli.console import print_table, stderr
+from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.config import load_settings
+from framefuse.entry import stop_if_interrupted
+from framefuse.errors import QualityError, SinkError, UsageError
+
+FIELDS: Final = ("imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
+"""The settings that matter here."""
+PAGES = (".html", ".md", ".json")
+
+
+@partial(with_fields, fields=FIELDS, defaults={})
+def parity(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
+    source: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="video to compare on (default: a short clip made for this)")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME,..", help="engines (default: every one that this machine has)")
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="NAME,..", help="precisions of each engine")] = "auto",
+    frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to compare")] = 4,
+    peer_python: Annotated[
+        Path | None,
+        typer.Option(
+            "--peer-python", metavar="PYTHON", help="a Python with ultralytics (AGPL), to compare with it too"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the page there: .html, .md or .json")] = None,
+    config: ConfigFile = None,
+    print_json: Annotated[bool, typer.Option("--json", help="print the certificate as JSON on stdout")] = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Certify pixels and boxes from compressed video to result, and say at which stage a difference starts."""
+    if out is not None and out.suffix not in PAGES:
+        raise UsageError(f"--out {out} is none of {', '.join(PAGES)}", remedy=f"use --out {out.with_suffix('.html')}")
+    settings = load_settings(config, None, given).settings
+
+    from framefuse.parity import certify
+    from framefuse.parity.report import LEGEND, head, verdict
+
+    console = stderr()
+
+    def say(line: str) -> None:
+        stop_if_interrupted()
+        if not quiet:
+            console.print(line, style="dim", markup=False)
+
+    certificate = certify(
+        model, source, engines=None if engine is None else engine.split(","), precisions=precision.split(","),
+        frames=frames, peer_python=peer_python, settings=settings, say=say,
+    )  # fmt: skip
+    if out is not None:
+        page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
+        try:
+            out.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+    if print_json:
+        typer.echo(certificate.to_json())
+    elif not quiet:
+        typer.echo(f"{head(certificate)}\n")
+        print_table(("", "stage", "found", "limit", ""), certificate.table())
+        typer.echo(f"\n{LEGEND}\n")
+        typer.echo("\n".join(certificate.summary()))
+    if verdict(certificate) != "CERTIFIED":
+        raise QualityError(
+            f"{certificate.model} is not certified: {_why(certificate)}", remedy="the table names the stage"
+        )
+    return 0
+
+
+def _why(certificate: Any) -> str:
+    lines = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
+    return lines[0] if lines else str(certificate.summary()[-1])
+
+
+__all__ = ["parity"]

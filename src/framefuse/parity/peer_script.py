@@ -1,0 +1,61 @@
+"""Run by the Python of `--peer-python`, which has ultralytics (AGPL-3.0): framefuse itself never imports that.
+
+    python peer_script.py '{"model": ..., "video": ..., "frames": 4, "out": folder, "options": {...}}'
+
+Writes OUT/N.npz for each frame: the picture as OpenCV gave it, the model's input, its raw outputs, the boxes; and
+OUT/versions.json.
+"""
+
+# mypy: ignore-errors
+
+import json
+import os
+import sys
+
+os.environ.update(YOLO_AUTOINSTALL="false", YOLO_OFFLINE="true", YOLO_VERBOSE="false")
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    os.environ["YOLO_CONFIG_DIR"] = asked["out"]
+    import cv2
+    import numpy as np
+    import ultralytics
+    from ultralytics import YOLO
+    from ultralytics.models.yolo.detect import DetectionPredictor
+
+    seen = {}
+
+    class Watched(DetectionPredictor):
+        def preprocess(self, im):
+            seen["input"] = super().preprocess(im)
+            return seen["input"]
+
+        def inference(self, im, *args, **options):
+            raw = super().inference(im, *args, **options)
+            parts = raw if isinstance(raw, (list, tuple)) else [raw]
+            # Post-processing works in place.
+            seen["outputs"] = [np.array(part.cpu()) for part in parts if hasattr(part, "cpu")]
+            return raw
+
+    model = YOLO(asked["model"], task="detect")
+    results = model.predict(
+        asked["video"], stream=True, device="cpu", verbose=False, save=False, predictor=Watched, **asked["options"]
+    )
+    for number, result in enumerate(results):
+        if number >= asked["frames"]:
+            break
+        boxes = result.boxes.cpu().numpy()
+        np.savez(
+            os.path.join(asked["out"], f"{number}.npz"),
+            picture=result.orig_img,
+            input=np.array(seen["input"].cpu(), np.float32)[0],
+            xyxy=boxes.xyxy, scores=boxes.conf, classes=boxes.cls,
+            **{f"output{index}": output for index, output in enumerate(seen["outputs"])},
+        )  # fmt: skip
+    with open(os.path.join(asked["out"], "versions.json"), "w", encoding="utf-8") as file:
+        json.dump({"ultralytics": ultralytics.__version__, "opencv": cv2.__version__}, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""framefuse parity: green where nothing is wrong, and red at the very stage where something is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.parity import relayout
+from framefuse.cli import main
+from framefuse.engines import onnxruntime
+from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.models.clip import squares_clip
+from framefuse.parity import certify
+from framefuse.parity.chain import Chain, read_input, write_input
+from framefuse.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
+from framefuse.parity.peer import run_peer
+from framefuse.parity.report import verdict
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parity") / "clip.mp4"
+    squares_clip(path, frames=2, size=(322, 242), seed=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("layouts")
+    made = {layout: str(relayout(layout, folder / f"{layout}.onnx")) for layout in ("yolov5", "end2end")}
+    return {"yolov8": "squares", **made}
+
+
+def found(boxes: list[tuple[float, ...]], scores: list[float], classes: list[int]) -> Boxes:
+    return Boxes(np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes))
+
+
+def compared(reference: Boxes, other: Boxes, limits: Limits = LIMITS["fp32"]) -> BoxDifference:
+    difference = BoxDifference()
+    difference.add(reference, other, limits, conf=0.25, iou=0.7)
+    return difference
+
+
+# --- boxes
+
+
+BOX = (10.0, 10.0, 50.0, 50.0)
+
+
+def test_the_same_boxes_in_another_order_are_identical() -> None:
+    one = found([BOX, (60, 10, 90, 50)], [0.9, 0.8], [0, 1])
+    two = found([(60, 10, 90, 50), BOX], [0.8, 0.9], [1, 0])
+    assert compared(one, two).verdict(LIMITS["fp32"]) == "exact" and "identical" in str(compared(one, two))
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (found([(10.1, 10, 50, 50)], [0.9], [0]), "within"),
+        (found([(12, 10, 50, 50)], [0.9], [0]), "outside"),
+        (found([BOX], [0.85], [0]), "outside"),
+        (found([BOX], [0.9], [1]), "outside"),
+        (found([], [], []), "outside"),
+        (found([BOX, (70, 70, 90, 90)], [0.9, 0.9], [0, 0]), "outside"),
+        (found([BOX, (70, 70, 90, 90)], [0.9, 0.255], [0, 0]), "within"),  # rounding decides at the threshold
+        (found([BOX, (10, 10, 50, 45)], [0.9, 0.8], [0, 0]), "within"),  # and at that of suppression
+    ],
+)
+def test_what_is_apart_is_judged(other: Boxes, expected: str) -> None:
+    difference = compared(found([BOX], [0.9], [0]), other)
+    assert difference.verdict(LIMITS["fp32"]) == expected, str(difference)
+
+
+def test_nothing_against_nothing_is_exact() -> None:
+    assert compared(found([], [], []), found([], [], [])).exact
+
+
+def test_pixels() -> None:
+    difference = PixelDifference()
+    difference.add(np.zeros((3, 4)), np.zeros((3, 4)))
+    assert str(difference) == "identical" and pixel_check("decode", difference, 0.0).verdict == "exact"
+    difference.add(np.zeros((3, 4)), np.full((3, 4), 0.25))
+    assert difference.mean == 0.125 and pixel_check("colour", difference, 0.5).verdict == "within"
+    assert pixel_check("decode", difference, 0.0).verdict == "outside"
+    difference.add(np.empty((0,)), np.empty((0,)))
+    assert difference.worst == 0.25
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, np.uint8])
+@pytest.mark.parametrize("memory_format", ["nchw", "nhwc"])
+def test_a_picture_survives_the_slot(dtype: Any, memory_format: str) -> None:
+    picture = np.random.default_rng(0).integers(0, 128, (3, 4, 5)).astype(np.float32)
+    shape = (1, 3, 4, 5) if memory_format == "nchw" else (1, 4, 5, 8)
+    slot: Any = SimpleNamespace(input=np.zeros(shape, dtype), memory_format=memory_format)
+    write_input(slot, picture)
+    assert np.array_equal(read_input(slot), picture)
+
+
+# --- certificates
+
+
+@pytest.mark.parametrize("layout", ["yolov8", "yolov5", "end2end"])
+def test_every_layout_on_every_engine_here(layout: str, models: dict[str, str], clip: Path) -> None:
+    certificate = certify(models[layout], clip, precisions=("auto", "fp32"), frames=2)
+    assert certificate.layout == layout and certificate.boxes > 5
+    assert verdict(certificate) == "CERTIFIED", certificate.summary()
+    ran = {(engine.name, engine.precision) for engine in certificate.engines if not engine.absent}
+    assert {("openvino", "fp32"), ("onnxruntime", "fp32")} <= ran
+    for engine in certificate.engines:
+        assert engine.absent or (len(engine.checks) == 3 and len(engine.steps) == 5)
+        if engine.precision == "fp32":
+            assert engine.starts == "no difference beyond rounding at any stage"
+    absent = {engine.name: engine.absent for engine in certificate.engines if engine.absent}
+    assert all("cuda" in why or "install" in why for why in absent.values()), absent
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == "decode":
+        from framefuse.parity import certificate as module
+
+        real = module.on_host
+
+        def shifted(frame: Any) -> Any:
+            copy = real(frame)
+            for plane, columns in zip(copy.planes, (8, 4, 4), strict=True):
+                plane[...] = np.roll(plane, columns, axis=1)
+            return copy
+
+        monkeypatch.setattr(module, "on_host", shifted)
+    elif what == "pixels":
+        from framefuse.preprocess import Preprocess
+
+        call = Preprocess.__call__
+
+        def swapped(self: Any, frame: Any, out: Any, placement: Any = None, **options: Any) -> Any:
+            place = call(self, frame, out, placement, **options)
+            out[...] = out[::-1].copy() if options.get("memory_format", "nchw") == "nchw" else out[..., ::-1].copy()
+            return place
+
+        monkeypatch.setattr(Preprocess, "__call__", swapped)
+    elif what == "engine":
+
+        class Wrong(onnxruntime.OnnxRuntimeEngine):
+            def _run(self, slot: Any) -> None:
+                super()._run(slot)
+                slot.outputs = tuple(output * np.float32(0.9) for output in slot.outputs)
+
+        monkeypatch.setattr(onnxruntime, "open_engine", Wrong)
+        monkeypatch.setattr("framefuse.parity.certificate.reference_stage", _right)
+    else:
+        real_boxes = Chain.boxes
+
+        def more(self: Any, raw: Any, placement: Any, *, ours: bool) -> Boxes:
+            boxes = real_boxes(self, raw, placement, ours=ours)
+            return Boxes(boxes.xyxy + (3 if ours else 0), boxes.scores, boxes.classes)
+
+        monkeypatch.setattr(Chain, "boxes", more)
+
+
+def _right(card: Any) -> Any:
+    from framefuse.engines import EngineOptions
+    from framefuse.parity.chain import Stage
+
+    return Stage(onnxruntime.OnnxRuntimeEngine(card.path, EngineOptions()), card)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("decode", "decode"), ("pixels", "resize and padding"), ("engine", "engine"), ("post-process", "post-process")],
+)
+def test_a_fault_is_found_where_it_is(what: str, said: str, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, what)
+    certificate = certify("squares", clip, engines=["onnxruntime"], frames=2)
+    (engine,) = certificate.engines
+    assert verdict(certificate) == "NOT CERTIFIED" and not certificate.ok
+    wrong = [check.stage for check in (*certificate.pixels, *engine.checks) if check.verdict == "outside"]
+    assert any(said in stage for stage in wrong), wrong
+    first = next(check.stage for check in engine.steps if check.verdict == "outside")
+    assert first == what
+
+
+def test_an_engine_that_breaks_down_is_outside(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Breaks(onnxruntime.OnnxRuntimeEngine):
+        def _run(self, slot: Any) -> None:
+            raise TypeError("no such thing")
+
+    monkeypatch.setattr(onnxruntime, "open_engine", lambda model, options: Breaks(model, options))
+    monkeypatch.setattr("framefuse.parity.certificate.reference_stage", _right)
+    certificate = certify("squares", clip, engines=["onnxruntime"], frames=1)
+    assert verdict(certificate) == "NOT CERTIFIED" and "TypeError: no such thing" in certificate.summary()[0]
+
+
+def test_pages_say_the_same(clip: Path) -> None:
+    certificate = certify("squares", clip, engines=["onnxruntime", "cudnn"], frames=1)
+    page, text, data = certificate.html(), certificate.markdown(), json.loads(certificate.to_json())
+    assert "CERTIFIED" in page and "data:image/jpeg" in page and "<script" not in page
+    assert text.startswith("# Parity certificate: CERTIFIED") and "not run here" in text
+    assert data["verdict"] == "CERTIFIED" and [engine["name"] for engine in data["engines"]] == ["onnxruntime", "cudnn"]
+    stages = [check.stage for check in certificate.pixels]
+    assert stages == ["decode", "colour"] and all(stage in page and stage in text for stage in stages)
+
+
+def test_pictures_instead_of_a_video() -> None:
+    picture = np.full((120, 160, 3), 128, np.uint8)
+    picture[30:70, 40:80] = (0, 0, 255)
+    certificate = certify("squares", [picture], engines=["onnxruntime"], frames=3)
+    assert certificate.frames == 1 and certificate.pixels[0].verdict == "not compared"
+    assert verdict(certificate) == "CERTIFIED"
+
+
+def test_no_boxes_is_no_certificate() -> None:
+    grey = np.full((64, 64, 3), 128, np.uint8)
+    certificate = certify("squares", [grey], engines=["onnxruntime"])
+    assert certificate.ok and "found no boxes" in verdict(certificate)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [("squares", {"frames": 0}, "frames is 0"), ("squares", {"engines": ["other"]}, "'other'"),
+     ("body-n", {}, "finds no boxes")],
+)  # fmt: skip
+def test_what_cannot_be_certified(model: str, options: dict[str, Any], said: str, clip: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        certify(model, clip, **options)
+
+
+# --- ultralytics
+
+
+PEER = """
+import json, os, sys
+import numpy as np
+asked = json.loads(sys.argv[1])
+{body}
+"""
+
+
+def peer_python(folder: Path, body: str) -> Path:
+    """A Python that runs `body` whatever script it is given."""
+    script = folder / "peer.py"
+    script.write_text(PEER.format(body=body))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_peer_that_fails_says_why(tmp_path: Path, clip: Path) -> None:
+    with pytest.raises(CapabilityError, match="cannot be run"):
+        run_peer(tmp_path / "none", clip, clip, 1, {})
+    with pytest.raises(CapabilityError, match="has no ultralytics"):
+        run_peer(Path(sys.executable), clip, clip, 1, {})
+    with pytest.raises(EngineError, match="something broke"):
+        run_peer(peer_python(tmp_path, "raise SystemExit('something broke')"), clip, clip, 1, {})
+
+
+TWIN = """
+sys.path.insert(0, {source!r})
+from framefuse.frame import Frame
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.parity.chain import Chain, Selection, reference_stage
+from framefuse.config import Settings
+from framefuse.choices import choose_preprocess
+from framefuse.sources import open_source
+from pathlib import Path
+card = read_card(find_model("squares"))
+chain = Chain(card, choose_preprocess(card, Settings())[0], Selection(0.25, 0.7, 300))
+stage = reference_stage(card)
+for number, frame in enumerate(open_source(asked["video"])):
+    if number >= asked["frames"]: break
+    picture = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
+    pixels, place = chain.pixels(Frame.from_array(picture))
+    {fault}
+    raw = stage.run(pixels)
+    boxes = chain.boxes(raw, place, ours=False)
+    np.savez(os.path.join(asked["out"], f"{{number}}.npz"), picture=picture, input=pixels, xyxy=boxes.xyxy,
+             scores=boxes.scores, classes=boxes.classes, output0=raw.outputs[0])
+json.dump({{"ultralytics": "1", "opencv": "2"}}, open(os.path.join(asked["out"], "versions.json"), "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [("", None), ("pixels = pixels[::-1].copy()", "resize and padding"),
+     ("pixels = np.pad(pixels, ((0, 0), (0, 32), (0, 0)))", "resize")],
+)  # fmt: skip
+@pytest.mark.slow
+def test_a_peer_is_compared_stage_by_stage(fault: str, wrong: str | None, tmp_path: Path, clip: Path) -> None:
+    source = str(Path(certify.__code__.co_filename).parents[2])
+    python = peer_python(tmp_path, TWIN.format(source=source, fault=fault or "pass"))
+    certificate = certify("squares", clip, engines=["onnxruntime"], frames=2, peer_python=python)
+    (engine,) = certificate.engines
+    assert certificate.peer == "ultralytics 1 + OpenCV 2" and engine.peer
+    outside = [check.stage for check in engine.peer if check.verdict == "outside"]
+    assert (outside[0] if outside else None) == wrong, engine.peer
+    assert certificate.ok == (wrong is None) and certificate.peer in certificate.html()
+
+
+def test_a_layout_that_ultralytics_does_not_read(models: dict[str, str], clip: Path) -> None:
+    certificate = certify(models["yolov5"], clip, engines=["onnxruntime"], frames=1, peer_python=Path("/none"))
+    assert "does not read the layout yolov5" in certificate.peer and certificate.peer in "".join(certificate.summary())
+
+
+# --- the command
+
+
+def test_the_command(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    code = main(
+        ["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1", "--out", str(page)]
+    )
+    printed = capsys.readouterr()
+    assert code == 0 and printed.out.rstrip().endswith("CERTIFIED") and "<html" in page.read_text()
+    code = main(
+        ["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1", "-q", "--json"]
+    )
+    assert code == 0 and json.loads(capsys.readouterr().out)["verdict"] == "CERTIFIED"
+
+
+def test_the_command_fails_where_the_certificate_does(
+    clip: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken(monkeypatch, "pixels")
+    assert main(["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1"]) == 4
+    assert "resize and padding" in capsys.readouterr().err
+    assert main(["parity", "squares", "--out", "page.pdf"]) == 2

@@ -130,7 +130,6 @@ def managed(size: int, stream: Any) -> dict[str, Any]:
         here.fill(2)
         once("asked for by the GPU (prefetch)", lambda: runtime.memPrefetchAsync(pointer.ptr, size, device, stream.ptr))
         once("kernel reads after that", touched)
-        once("asked for by the host (prefetch)", lambda: runtime.memPrefetchAsync(pointer.ptr, size, -1, stream.ptr))
         found.setdefault("fault_us_per_64_kib", []).append((faulted - resident) * 1e3 / pages)
     return found
 

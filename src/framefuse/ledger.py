@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Direction = Literal["h2d", "d2h", "d2d"]
@@ -45,7 +44,7 @@ class Ledger:
     def frames(self) -> int:
         return self._frames
 
-    def totals(self) -> Mapping[Copy, int]:
+    def totals(self) -> dict[Copy, int]:
         """Bytes of each row so far."""
         with self._lock:
             return dict(self._bytes)

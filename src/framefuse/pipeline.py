@@ -26,6 +26,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.engines import Device, Engine, EngineOptions, open_engine
 from framefuse.errors import FramefuseError, SinkError, UsageError
 from framefuse.frame import Frame
+from framefuse.ledger import Copy, Ledger
 from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
@@ -260,10 +261,7 @@ class Pipeline:
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             choices=[*self._choices, *self._program.reasons],
-            copies=[
-                CopyFacts(copy.stage, copy.direction, copy.kind, size / max(1, ledger.frames))
-                for copy, size in ledger.totals().items()
-            ],
+            copies=_copies(self._infos(), ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             warnings=sinks.notes if sinks else (),
@@ -360,6 +358,13 @@ class Pipeline:
             frame.lease.release()
         drops = self._info_of(frame.source_id).drops
         drops[cause] = drops.get(cause, 0) + 1
+
+
+def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:
+    """What decoders and the program copied, a frame."""
+    decoded = sum(info.copied for info in infos)
+    rows = ledger.totals() | ({Copy("decode", "d2d", "pixels"): decoded} if decoded else {})
+    return [CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in rows.items()]
 
 
 def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]]:

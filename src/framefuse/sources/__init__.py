@@ -99,6 +99,8 @@ class SourceInfo:
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
     parts: dict[str, SourceInfo] = field(default_factory=dict)
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
+    copied: int = 0
+    """Bytes of pictures that were copied from one place of a GPU to another while decoding; it grows while reading."""
     files: Sequence[Path] = ()
     """All local files that it reads or will read, as far as it knows them: no sink writes over one."""
 

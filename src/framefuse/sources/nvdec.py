@@ -348,7 +348,10 @@ class NvDecoder:
     def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
         """The surface as a Frame; it is lent, so release it."""
         turn = Turn()
+        size = picture.pitch * picture.height * 3 // 2
+        info.copied += size  # by PyNvVideoCodec, from the hardware's surface to one of its own
         if self._held > 1:
+            info.copied += size
             picture = self._copy(picture, turn)
         else:
             self._turns.append(turn)

@@ -70,6 +70,22 @@ def test_what_cannot_be_built(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "b.onnx").exists()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_plan_of_tensorrt_lies_where_its_engine_looks(
+    model: Path, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    from framefuse.engines.tensorrt_plans import cached
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built = framefuse.build_engine(
+        model, shapes=SHAPES, engine="tensorrt", device="cuda", precision=precision, output=tmp_path / "b.onnx"
+    )
+    assert built.precision == precision and "not run" in built.reasons[-1]
+    kept, shapes = cached(built.path, precision, (2, HEIGHT, 64))
+    assert not kept.built and shapes.allow(2, HEIGHT, WIDTH)
+
+
 def test_a_module_becomes_an_engine(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

@@ -5,13 +5,13 @@
     Pipeline("video.mp4", built.path, engine=built.engine, device="cuda")
 
 Every engine begins with an ONNX, so that is what is written, with the profile of shapes in its metadata, which
-`open_engine` holds every engine to. One whose file is another (its module has a `build_file`) writes that in its place.
+`open_engine` holds every engine to. The plan of TensorRT goes into the cache, where its engine finds it; it is built
+without a GPU where TensorRT for RTX is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import tempfile
 import time
@@ -45,7 +45,7 @@ class BuiltEngine:
     profile: Profile
     bytes: int
     seconds: float
-    """From the call to an engine that has run once."""
+    """From the call to an engine that has run once (a plan of TensorRT: that is built)."""
     reasons: list[str] = field(default_factory=list)
     """Each choice, with its reason."""
 
@@ -111,17 +111,17 @@ def build_engine(
             path, reasons = lowered, [*reasons, report.summary()]
         _state_profile(path, profile)
         say(f"building for {name} on {device}: {profile}")
-        build_file = _file_builder(name)
+        if name == "tensorrt" and precision == "fp16":
+            _halve(path)  # a plan is in the precision that its file is written in
         try:
-            if build_file is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                reasons += build_file(path, target, profile, EngineOptions(device, precision))
-            else:
-                _write(path, target)
+            _write(path, target)
         except OSError as error:
             raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
     try:
-        real, more = _run_once(name, target, profile, EngineOptions(device, precision))
+        if name == "tensorrt":
+            real, more = _plan(target, profile)
+        else:
+            real, more = _run_once(name, target, profile, EngineOptions(device, precision))
     except FramefuseError:
         target.unlink(missing_ok=True)
         raise
@@ -258,10 +258,27 @@ def _write(path: Path, target: Path) -> None:
         write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
 
 
-def _file_builder(name: str) -> Callable[[Path, Path, Profile, EngineOptions], list[str]] | None:
-    """The engine's own `build_file(onnx, target, profile, options)`, where it has a file of its own."""
-    module = importlib.import_module(engine_names()[name].partition(":")[0])
-    return getattr(module, "build_file", None)
+def _halve(path: Path) -> None:
+    import onnx
+
+    from framefuse.models.fp16 import plan_fp16, to_fp16
+
+    network = onnx.load(path)
+    if all(tensor.data_type != onnx.TensorProto.FLOAT16 for tensor in network.graph.initializer):
+        onnx.save(to_fp16(network, plan_fp16(network, {})), path)
+
+
+def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
+    """Build the plan of TensorRT into the cache."""
+    from framefuse.engines.tensorrt_build import Shapes, bindings, precision_of
+    from framefuse.engines.tensorrt_plans import build
+
+    found = bindings()
+    shapes = Shapes(*((shape[0], *shape[2:]) for shape in (profile.min, profile.opt, profile.max)))
+    kept, plan = build(path, shapes, precision=precision_of(load(path)), found=found)
+    return plan.precision, [
+        f"{found}: {kept.name}, {len(plan.content) / 1e6:.1f} MB, built in {plan.parse_s + plan.build_s:.1f} s; not run"
+    ]
 
 
 def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:

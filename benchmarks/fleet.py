@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--plans", nargs="+", default=["0", "0,0", "0,1"], metavar="GPUS")
     parser.add_argument("--files", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--readers", type=int, default=None)
+    parser.add_argument("--readers", type=int, default=0)
     parser.add_argument("--batch", type=int, default=8)
     args = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {plan: [] for plan in args.plans}
@@ -50,7 +50,7 @@ def main() -> None:
     fps = {plan: median(row["fps"] for row in rows) for plan, rows in runs.items() if rows}
     for plan, value in fps.items():
         print(f"{plan:<10} {value:>9,.0f} frames/s  {value / next(iter(fps.values())):.2f}x")
-    save("fleet", {"files": args.files, "batch": args.batch, "readers": args.readers, "fps": fps, "runs": runs})
+    save("fleet", {"files": args.files, "batch": args.batch, "readers": args.readers or None, "fps": fps, "runs": runs})
 
 
 def facts(report: FleetReport) -> dict[str, Any]:

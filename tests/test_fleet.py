@@ -107,7 +107,7 @@ def test_it_runs_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
     [
         ({"devices": []}, "needs devices"),
         ({"devices": ["gpu"]}, "'gpu' is no device"),
-        ({"devices": ["cpu"], "readers": 0}, "readers is 0"),
+        ({"devices": ["cpu"], "readers": -1}, "readers is -1"),
         ({"devices": ["cpu"], "show": True}, "no windows"),
         ({"devices": ["cpu"], "cnf": 0.3}, "unknown setting 'cnf'"),
     ],

@@ -34,7 +34,7 @@ from framefuse.sources import SCHEMES, is_camera
 from framefuse.sources.paths import videos_in
 
 READERS = 8
-"""Inputs that a worker on a GPU reads at once, so that its decoders are busy; on a CPU it is one."""
+"""Inputs that a worker on a GPU reads at once: that keeps the decoders busy. On a CPU it is one."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Fleet:
         model: as for `Pipeline`.
         devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device
             named twice gets two processes: that pays where the threads of one wait for each other, not for the GPU.
-        readers: inputs that each worker reads at once; default: READERS on a GPU, 1 on a CPU.
-        settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`.
+        settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`,
+            and `readers` are those of each process: by default READERS on a GPU, but no more than its share.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -137,21 +137,17 @@ class Fleet:
         model: str | Path | None = None,
         *,
         devices: Sequence[str],
-        readers: int | None = None,
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
         if not devices:
             raise UsageError("a fleet needs devices", remedy='name them: devices=["cuda:0", "cuda:1"]')
-        if readers is not None and readers < 1:
-            raise UsageError(f"readers is {readers}", remedy="readers takes a whole number from 1")
         self.settings = settings_from(options, base=settings)
         if self.settings.show:
             raise UsageError("a fleet shows no windows", remedy="leave show out, or use a Pipeline")
         self.inputs = _inputs([sources] if isinstance(sources, str | Path) else sources)
         self.folder: Path | None = None
         self._model = None if model is None else str(model)
-        self._readers = readers
         self._environments = {device: _environment(device) for device in devices}
         self._devices = tuple(devices)
         self._workers: list[_Worker] = []
@@ -199,7 +195,9 @@ class Fleet:
         values = self.settings.model_dump(mode="json", exclude_unset=True) | {"device": "cpu" if on_cpu else "cuda"}
         if self.folder is not None:
             values |= {"project": str(self.folder), "name": f"{number}_{device.replace(':', '_')}"}
-        return {"model": self._model, "settings": values, "readers": self._readers or (1 if on_cpu else READERS)}
+        share = -(-len(self.inputs) // len(self._devices))
+        readers = self.settings.readers or (1 if on_cpu else min(READERS, share))
+        return {"model": self._model, "settings": values, "readers": readers}
 
     def _report(self, started: float) -> FleetReport:
         spans = [worker.span for worker in self._workers if worker.span]

@@ -51,6 +51,8 @@ def compared(ledger: dict[str, float], seen: Any, frames: int, batches: int) -> 
     """A row: bytes a frame by direction of both books, and what the launching thread called, a batch."""
     cupti = {way: seen.copied[way] / frames for way in DIRECTIONS}
     calls = seen.of_launching_threads()
+    calls["cudaDeviceSynchronize"] -= 1  # that of the trace itself, where it ends in this thread
+    calls = +calls
     return {
         "frames": frames,
         "batches": batches,

@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cupy as cp
@@ -134,9 +135,10 @@ def managed(size: int, stream: Any) -> dict[str, Any]:
     return found
 
 
-def ways_in() -> dict[str, Any]:
-    """A 1080p frame in host memory to boxes, engine null, by each way of `--memory`."""
+def ways_in(model: Path | None) -> dict[str, Any]:
+    """A 1080p frame in host memory to boxes by each way of `--memory`: with engine null, and with a model in cuDNN."""
     from benchmarks.gpu_program import frames, one_by_one, pictures, throughput
+    from framefuse.engines import EngineOptions, open_engine
     from framefuse.engines.null import CudaNullEngine
     from framefuse.memory import choose_way
     from framefuse.models import find_model
@@ -145,15 +147,19 @@ def ways_in() -> dict[str, Any]:
     from framefuse.program import Selection
     from framefuse.program_cuda import CudaProgram
 
-    card = read_card(find_model("squares"))
     host = frames(pictures(8, noise=True))
     found: dict[str, Any] = {"chosen": choose_way("auto")[1]}
-    for batch in (1, 8):
+    nothing = CudaNullEngine(lambda count, height, width: [np.zeros((count, 7, 5040), np.float32)])
+    jobs: list[tuple[str, Path, int]] = [("null", find_model("squares"), 1), ("null", find_model("squares"), 8)]
+    jobs += [("cudnn", model, 1)] if model else []
+    for name, path, batch in jobs:
         for way in ("copy", "mapped", "managed"):
-            engine = CudaNullEngine(lambda count, height, width: [np.zeros((count, 7, 8400), np.float32)])
-            program = CudaProgram(engine, card, Preprocess(640, 640), Selection(), batch=batch, way=way)  # type: ignore[arg-type]
+            engine = nothing if name == "null" else open_engine(name, path, EngineOptions("cuda", layout="yolov8"))
+            spec = Preprocess(640, 640, rectangular=True)
+            program = CudaProgram(engine, read_card(path), spec, Selection(), batch=batch, way=way)  # type: ignore[arg-type]
             measured = one_by_one(program, host, batch, 100)
-            found[f"{way}, batch {batch}"] = {**measured, "fps": throughput(program, host, batch, 1.0)}
+            fps = [throughput(program, host, batch, 1.0) for _ in range(3)]
+            found[f"{way}, batch {batch}, engine {name}"] = {**measured, "fps": float(np.median(fps))}
             program.close()
     return found
 
@@ -161,6 +167,7 @@ def ways_in() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--managed-mb", type=int, default=1024)
+    parser.add_argument("--model", type=Path, help="an ONNX for the rows with cuDNN")
     options = parser.parse_args()
     stream = cp.cuda.Stream(non_blocking=True)
     device = cp.cuda.Device()
@@ -174,7 +181,7 @@ def main() -> None:
         "copies": {name: copies(size, stream) for name, size in SIZES.items()},
         "mapped": {name: mapped(size, stream) for name, size in SIZES.items()},
     }
-    for name, job in {"managed": lambda: managed(size, stream), "ways_in": ways_in}.items():
+    for name, job in {"managed": lambda: managed(size, stream), "ways_in": lambda: ways_in(options.model)}.items():
         try:
             result[name] = job()  # type: ignore[no-untyped-call]
         except Exception as error:  # the other rows are worth having

@@ -134,7 +134,8 @@ class Gpu:
                 return Graph(gpu.recordings.pop(self.ptr))
 
         runtime = SimpleNamespace(
-            getDevice=lambda: 0, getDeviceCount=lambda: 1, streamSynchronize=lambda stream: None,
+            getDevice=lambda: 0, getDeviceCount=lambda: 1, memGetInfo=lambda: (10**10, 10**10),
+            streamSynchronize=lambda stream: None,
             streamIsCapturing=lambda stream: stream in gpu.recordings, memcpyAsync=gpu.memcpy,
             memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3, streamCaptureModeThreadLocal=1,
             CUDARuntimeError=CudaError,

@@ -53,6 +53,10 @@ SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p01
 NO_PTS = -(2**63)
 """A packet without pts, as FFmpeg marks it."""
 POLL_SECONDS = 0.2
+
+ROOM = 600_000_000
+"""Free bytes on the GPU without which NVDEC is not asked: it makes a CUDA context of its own, and where there is no
+room for that, PyNvVideoCodec 2.2 crashes the process."""
 HEADER_BYTES = 4096
 """In which the parameter sets of a key frame are looked for."""
 
@@ -130,6 +134,9 @@ def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
     known = getattr(module.cudaVideoCodec, codec, None)
     if known is None:
         return f"this PyNvVideoCodec has no {codec}"
+    free = _free()
+    if free < ROOM:
+        return f"{free / 1e6:.0f} MB of the GPU's memory are free, and NVDEC wants {ROOM / 1e6:.0f}"
     limits = _limits(module, _device(), known, format.bits)
     if isinstance(limits, str):
         return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({limits})"
@@ -153,6 +160,13 @@ def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] |
     except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
         return str(error).splitlines()[0][:120]
     return limits
+
+
+def _free() -> int:
+    """Bytes of the GPU's memory that are free."""
+    from framefuse.kernels import cuda
+
+    return int(cuda.cupy().cuda.runtime.memGetInfo()[0])
 
 
 def _device() -> int:

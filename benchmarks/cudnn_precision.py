@@ -99,7 +99,7 @@ def fastest(builder: Builder, layer: Layer, kind: str) -> tuple[float | None, st
             scratch = cp.empty(max(1, graph.get_workspace_size_plan_at_index(index)), cp.uint8)
 
             def again(index: int = index, scratch: Any = scratch) -> None:
-                graph.execute_plan_at_index(pointers, int(scratch.data.ptr), index, builder.handle)
+                graph.execute_plan_at_index(pointers, int(scratch.data.ptr), index, handle=builder.handle)
 
             again()
             builder.stream.synchronize()

@@ -15,7 +15,7 @@ from cuda_on_cpu import install, on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, onnx_runtime, pictures, relative, with_attention
 from framefuse.engines.cudnn import execution, launch, reference
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors, decode_levels
 from framefuse.errors import ModelError
 from framefuse.kernels import cuda
 
@@ -174,3 +174,23 @@ def test_a_head_that_decodes_sizes_otherwise(tmp_path: Path) -> None:
     path = net.save(tmp_path / "net.onnx", anchored(net, 3, 24, 40, square=False))
     with pytest.raises(ModelError, match="Reshape x2"):
         compile_network(path, 1, 24, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["yolo11n", "yolov5s"])
+def test_whole_detectors(tmp_path: Path, name: str) -> None:
+    """Exports with the layers of the published models, at a size that is not theirs."""
+    from benchmarks.model_graph import cost
+    from benchmarks.models import yolov5s
+    from benchmarks.models_yolo11 import yolo11n
+
+    write, parameters = {"yolo11n": (yolo11n, 2_616_248), "yolov5s": (yolov5s, 7_225_885)}[name]
+    path = write(tmp_path / "model.onnx")
+    assert cost(path).parameters == parameters
+    compiled, x = compile_network(path, 1, 96, 160), pictures(1, 96, 160)
+    head, values = compiled.network.head, reference.run(compiled, x)
+    assert head is not None and head.anchors == sum(12 * 20 // 4**k for k in range(3)) * (3 if name == "yolov5s" else 1)
+    found = (
+        decode_anchors(values, head, 96, 160) if isinstance(head, AnchorHead) else decode_levels(values, head, 96, 160)
+    )
+    assert relative(found, onnx_runtime(path, x)[0]) < 1e-4

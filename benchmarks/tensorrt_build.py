@@ -1,13 +1,18 @@
 """Plans that TensorRT for RTX builds without a GPU: seconds and bytes for each network and precision.
 
-    python -m benchmarks.tensorrt_build
+    python -m benchmarks.tensorrt_build               benchmarks/results/tensorrt_build.json
+    python -m benchmarks.tensorrt_build --accuracy    benchmarks/results/tensorrt_accuracy.json
 
-Written to benchmarks/results/tensorrt_build.json with everything the builder warned of. Nothing here runs a plan: how
-fast they are is not known from this.
+The first with everything the builder warned of. Nothing here runs a plan: how fast they are is not known from this. The
+second is what rewriting for TensorRT costs in accuracy, by ONNX Runtime on the rewritten files, on frames of the
+synthetic world that nothing was trained on.
 """
 
 import argparse
 import hashlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +23,14 @@ from benchmarks.models import calibration_images, model
 from benchmarks.protocol import ROOT, save
 from framefuse.engines.tensorrt_build import Shapes, bindings, build_plan
 from framefuse.engines.tensorrt_plans import FLAGS
+from framefuse.engines.tensorrt_qdq import symmetric, to_fp8
+from framefuse.models import find_model
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import calibrate, plan_int8, prepare, quantise
 
 SHAPES = (Shapes.exact(1, 640, 640), Shapes.parse("1x3x640x640:8x3x640x640:16x3x640x640"))
 ROUNDS = 3
+DATA = "synthetic://street?split=test&frames=600"
 CALIBRATION = 4
 """Pictures for the ranges: enough to build with, too few to judge accuracy by."""
 
@@ -54,8 +62,31 @@ def rows(name: str, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def accuracy(frames: int) -> None:
+    """Scores of scout-n, of its INT8 file, and of that as TensorRT gets it."""
+    source = find_model("scout-n-int8")
+    with TemporaryDirectory() as folder:
+        made = {"int8 without zero points": symmetric, "fp8": to_fp8}
+        names = ["scout-n", "scout-n-int8"]
+        for name, rewritten in made.items():
+            path = Path(folder, f"{name.replace(' ', '-')}.onnx")
+            onnx.save(rewritten(onnx.load(source)), path)
+            path.with_suffix(".yaml").write_bytes(source.with_suffix(".yaml").read_bytes())
+            names.append(str(path))
+        command = [sys.executable, "-m", "framefuse", "val", *names, "--engine", "onnxruntime", "--data", DATA]
+        options = ["--limit", str(frames), "--json", "--quiet", "--project", folder]
+        done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+    save("tensorrt_accuracy", {"data": DATA, "frames": frames, "scores": json.loads(done.stdout)})
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--accuracy", action="store_true")
+    parser.add_argument("--frames", type=int, default=150)
+    args = parser.parse_args()
+    if args.accuracy:
+        accuracy(args.frames)
+        return
     sources = sorted((ROOT / "src/framefuse/engines").glob("tensorrt*.py"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     with TemporaryDirectory() as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ from benchmarks.parity import relayout
 from framefuse.cli import main
 from framefuse.engines import onnxruntime
 from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.frame import PIXEL_FORMATS
 from framefuse.models.clip import squares_clip
 from framefuse.parity import certify
-from framefuse.parity.chain import Chain, read_input, write_input
+from framefuse.parity.chain import Chain, decoded, on_host, read_input, write_input
 from framefuse.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
 from framefuse.parity.peer import run_peer
 from framefuse.parity.report import verdict
+from framefuse.sources import open_source
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +215,18 @@ def test_pictures_instead_of_a_video() -> None:
     certificate = certify("squares", [picture], engines=["onnxruntime"], frames=3)
     assert certificate.frames == 1 and certificate.pixels[0].verdict == "not compared"
     assert verdict(certificate) == "CERTIFIED"
+
+
+def test_planes_of_another_format_are_the_same_picture(clip: Path) -> None:
+    """As a GPU's decoder gives them: chroma interleaved."""
+    ours = [on_host(frame) for frame in open_source(clip)]
+    pairs = [np.stack(frame.planes[1:], axis=-1) for frame in ours]
+    like = [
+        replace(frame, planes=(frame.planes[0], pair), format=PIXEL_FORMATS["nv12"])
+        for frame, pair in zip(ours, pairs, strict=True)
+    ]
+    for frame, other in zip(like, decoded(clip, like), strict=True):
+        assert all(np.array_equal(one, two) for one, two in zip(frame.planes, other.planes, strict=True))
 
 
 def test_no_boxes_is_no_certificate() -> None:

@@ -3,14 +3,17 @@
     certificate = certify("yolov8n.onnx", "video.mp4")
     print(certificate.markdown())
 
-compare.py   how far pixels and boxes are apart, and how far they may be
-chain.py     the reference path, and each stage of ours in its place
+compare.py       how far pixels and boxes are apart, and how far they may be
+clip.py          a clip to compare on
+chain.py         the reference path, and each stage of ours in its place
 certificate.py   every engine of this machine, stage by stage
-peer.py      the same against ultralytics, in a Python of its own (peer_script.py runs there)
-report.py    one page: text, Markdown, HTML
+peer.py          the same against ultralytics, in a Python of its own (peer_script.py runs there)
+result.py        what came of it
+report.py        one page: text, Markdown, HTML
 """
 
-from framefuse.parity.certificate import Certificate, EngineResult, certify
+from framefuse.parity.certificate import certify
 from framefuse.parity.compare import BoxDifference, Check, PixelDifference
+from framefuse.parity.result import Certificate, EngineResult
 
 __all__ = ["BoxDifference", "Certificate", "Check", "EngineResult", "PixelDifference", "certify"]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.choices import CUDA_ENGINES, choose_preprocess
 from framefuse.config import Settings, settings_from
@@ -20,9 +17,9 @@ from framefuse.engines import ENGINES
 from framefuse.errors import CapabilityError, FramefuseError, UsageError
 from framefuse.frame import Frame
 from framefuse.models import find_model
-from framefuse.models.card import Card, read_card
-from framefuse.parity import report
+from framefuse.models.card import read_card
 from framefuse.parity.chain import Chain, Picture, Raw, Selection, Stage, decoded, on_host, reference_stage
+from framefuse.parity.clip import default_clip
 from framefuse.parity.compare import (
     GRID,
     LIMITS,
@@ -31,15 +28,14 @@ from framefuse.parity.compare import (
     Check,
     Limits,
     PixelDifference,
-    Verdict,
     box_check,
     pixel_check,
-    worst,
 )
 from framefuse.parity.peer import Peer, compare, run_ours, run_peer
+from framefuse.parity.result import Certificate, EngineResult
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Placement
-from framefuse.sources import open_source
+from framefuse.sources import SourceOptions, open_source
 
 KERNEL = 0.5
 """Grey levels that our float32 kernels may be off the float64 reference: half a step of 8 bits."""
@@ -49,96 +45,6 @@ CLIP_FRAMES = 6
 BOTH_DEVICES = ("onnxruntime", "torch")
 PEER_LAYOUTS = ("yolov8", "end2end")
 """Layouts that ultralytics' own post-processing reads."""
-
-
-@dataclass
-class EngineResult:
-    """One engine in one precision."""
-
-    name: str
-    device: str
-    asked: str
-    """Precision that was asked for."""
-    precision: str = ""
-    """What ran."""
-    checks: list[Check] = field(default_factory=list)
-    """Each stage alone, on the reference's input of that stage."""
-    steps: list[Check] = field(default_factory=list)
-    """Boxes when the reference's stages are replaced by ours one after the other."""
-    absent: str = ""
-    """Why it was not run here; empty where it was."""
-    peer: list[Check] = field(default_factory=list)
-    """Each stage against ultralytics."""
-
-    @property
-    def verdict(self) -> Verdict:
-        return worst(check.verdict for check in (*self.checks, *self.steps))
-
-    def same_as(self, other: EngineResult) -> bool:
-        """Whether two precisions that were asked for came to the same."""
-        mine, others = ((one.name, one.device, one.precision, one.absent) for one in (self, other))
-        return mine == others
-
-    @property
-    def starts(self) -> str:
-        """Where a difference starts, and where it becomes too large, in one sentence."""
-        first = next((check for check in self.steps if check.verdict in ("within", "outside")), None)
-        wrong = next((check for check in (*self.checks, *self.steps) if check.verdict == "outside"), None)
-        if wrong is not None:
-            return f"outside the limits from {wrong.stage} on: {wrong.found}"
-        if first is None:
-            return "no difference beyond rounding at any stage"
-        return f"the first difference comes with {first.stage}, within the limits: {first.found}"
-
-
-@dataclass
-class Certificate:
-    """What was compared, and what came of it."""
-
-    model: str
-    layout: str
-    video: str
-    size: tuple[int, int]
-    """Width and height of the pictures."""
-    input: tuple[int, int]
-    """Width and height of the model's input."""
-    frames: int
-    boxes: int
-    """That the reference found in all frames."""
-    selection: Selection
-    pixels: list[Check]
-    """Decoding and colour: the same for every engine."""
-    engines: list[EngineResult]
-    peer: str = ""
-    """Name and version of the other implementation; why there is none, where one was asked for."""
-    picture: NDArray[np.uint8] | None = field(default=None, repr=False)
-    """(height, width, 3) RGB: the first frame."""
-    shown: tuple[Boxes, Boxes] | None = field(default=None, repr=False)
-    """On it: boxes of the reference, and of the first engine's whole pipeline."""
-
-    @property
-    def ok(self) -> bool:
-        """No stage of any engine that ran is outside its limits, and one ran at least."""
-        ran = [engine for engine in self.engines if not engine.absent]
-        checks = [*self.pixels, *(check for engine in ran for check in (*engine.checks, *engine.steps, *engine.peer))]
-        return bool(ran) and worst(check.verdict for check in checks) != "outside"
-
-    def table(self) -> list[Sequence[str]]:
-        """Rows for `print_table`; a row of one cell is a title."""
-        return report.table(self)
-
-    def summary(self) -> list[str]:
-        """A line for each engine."""
-        return report.summary(self)
-
-    def markdown(self) -> str:
-        return report.markdown(self)
-
-    def html(self) -> str:
-        return report.html(self)
-
-    def to_json(self) -> str:
-        return report.to_json(self)
 
 
 def certify(
@@ -219,19 +125,14 @@ class _Work:
         with closing(open_source(video)) as source:
             self._file = source.info.path if source.info.kind == "file" else None
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
-        self.frames = self._decoded
-        if self._file is not None and len(found := decoded(self._file, self._decoded)) == len(self._decoded):
-            self.frames = found
+        self.frames = self._again(self._decoded)
         made = [chain.pixels(frame) for frame in self.frames]
         self.pixels: list[Picture] = [picture for picture, _ in made]
         self.placements: list[Placement] = [placement for _, placement in made]
         self._quantised = b"QuantizeLinear" in chain.card.path.read_bytes()
         self._reference = reference_stage(chain.card)
         self.raw: list[Raw] = [self._reference.run(picture) for picture in self.pixels]
-        self._raw_of_ours = [
-            raw if _same(ours, theirs) else self._reference.run(chain.pixels(ours)[0])
-            for raw, ours, theirs in zip(self.raw, self._decoded, self.frames, strict=True)
-        ]
+        self._raw_of_ours = self._raw_of(self._decoded, self.frames)
         pairs = zip(self.raw, self.placements, strict=True)
         self.expected = [chain.boxes(raw, placement, ours=False) for raw, placement in pairs]
 
@@ -245,15 +146,41 @@ class _Work:
         return self._file
 
     def pixel_checks(self) -> list[Check]:
-        decode, colour = PixelDifference(), PixelDifference()
-        for ours, theirs in zip(self._decoded, self.frames, strict=True):
-            for one, other in zip(ours.planes, theirs.planes, strict=True):
-                decode.add(one, other)
-            colour.add(self.chain.colour(theirs, ours=True), self.chain.colour(theirs, ours=False))
-        checks = [pixel_check("decode", decode, 0.0, "planes as we read them, against FFmpeg's")]
-        if self.frames is self._decoded:
-            checks = [Check("decode", "", "", "not compared", "the source is no video file")]
-        return [*checks, pixel_check("colour", colour, KERNEL, "at the picture's own size, against float64")]
+        colour = PixelDifference()
+        for frame in self.frames:
+            colour.add(self.chain.colour(frame, ours=True), self.chain.colour(frame, ours=False))
+        return [
+            self._decode_check("decode", self._decoded, self.frames),
+            pixel_check("colour", colour, KERNEL, "at the picture's own size, against float64"),
+        ]
+
+    def _again(self, like: list[Frame]) -> list[Frame]:
+        """The same frames by FFmpeg's decoder on the CPU; the very list, where the source is no video file."""
+        found = decoded(self._file, like) if self._file is not None else []
+        return found if len(found) == len(like) else like
+
+    def _decode_check(self, stage: str, ours: list[Frame], theirs: list[Frame]) -> Check:
+        if ours is theirs:
+            return Check(stage, "", "", "not compared", "the source is no video file")
+        difference = PixelDifference()
+        for mine, other in zip(ours, theirs, strict=True):
+            for one, two in zip(mine.planes, other.planes, strict=True):
+                difference.add(one, two)
+        return pixel_check(stage, difference, 0.0, "planes as we read them, against FFmpeg's")
+
+    def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
+        """Raw outputs of the reference on what our decoder gave; computed again only where that is another picture."""
+        return [
+            raw if _same(mine, other) else self._reference.run(self.chain.pixels(mine)[0])
+            for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
+        ]
+
+    def _by_gpu(self) -> tuple[list[Frame], list[Raw], Check]:
+        """What the GPU's decoder gives, copied to the host; the reference on that; and how far it is from FFmpeg's."""
+        with closing(open_source(self._video, SourceOptions(device="cuda"))) as source:
+            ours = [on_host(frame) for frame in islice(source, len(self.frames))]
+        theirs = self._again(ours)
+        return ours, self._raw_of(ours, theirs), self._decode_check("decode on the GPU", ours, theirs)
 
     def engine(self, name: str, device: str, precision: str, peer: Peer | None) -> EngineResult:
         """One engine through all stages."""
@@ -283,7 +210,11 @@ class _Work:
         resize, alone, post = PixelDifference(), BoxDifference(), BoxDifference()
         steps = {name: BoxDifference() for name in ("decode", "pixels", "engine", "post-process", "the whole pipeline")}
         number_format = "float32"
-        for row, (ours, at) in enumerate(zip(self._decoded, self.placements, strict=True)):
+        own, raw_of_own, checks = self._decoded, self._raw_of_ours, list[Check]()
+        if result.device == "cuda":
+            own, raw_of_own, check = self._by_gpu()
+            checks.append(check)
+        for row, (ours, at) in enumerate(zip(own, self.placements, strict=True)):
 
             def add(difference: BoxDifference, found: Raw, mine: bool, row: int = row, at: Placement = at) -> None:
                 boxes = chain.boxes(found, at, ours=mine)
@@ -291,11 +222,11 @@ class _Work:
 
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
             resize.add(self._grey(pixels), self._grey(self.pixels[row]))
-            if self.frames is not self._decoded:
+            if self.frames is not own:
                 pixels, _ = stage.preprocess(chain.spec, ours)
             add(alone, stage.run(self.pixels[row]), False)
             add(post, self.raw[row], True)
-            add(steps["decode"], self._raw_of_ours[row], False)
+            add(steps["decode"], raw_of_own[row], False)
             add(steps["pixels"], self._reference.run(pixels), False)
             raw = stage.run(pixels)
             add(steps["engine"], raw, False)
@@ -313,6 +244,7 @@ class _Work:
         if result.device == "cuda":
             kernel = Check(kernel.stage, "", "", "not compared", "inside the CUDA graph: see the whole pipeline")
         result.checks = [
+            *checks,
             kernel,
             box_check(f"engine {result.name} {result.precision}", alone, limits, "on the reference's pixels"),
             box_check("post-process", post, EXACT, "on the reference's raw outputs"),
@@ -332,35 +264,6 @@ class _Work:
         spec = self.chain.spec
         highest = max(max(abs(0 - mean), abs(255 - mean)) / std for mean, std in zip(spec.mean, spec.std, strict=True))
         return highest * max(spec.std) / 255
-
-
-def default_clip(card: Card, folder: Path, frames: int) -> Path:
-    """A short H.264 clip that has something in it for most detectors."""
-    path = folder / "clip.mp4"
-    if card.path.stem == "squares":
-        from framefuse.models.clip import squares_clip
-
-        squares_clip(path, frames=frames, seed=1)
-        return path
-    import av
-
-    from framefuse.synthetic import World
-
-    world = World.parse(f"synthetic://street?seed=3&complexity=0.6&frames={frames}")
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=Fraction(world.fps), options={"crf": "20"})
-        stream.width, stream.height = world.size
-        stream.pix_fmt = "yuv420p"
-        context = stream.codec_context
-        context.color_primaries = context.color_trc = context.colorspace = 1  # BT.709
-        context.color_range = 1
-        for snapshot in world:
-            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(snapshot.picture), format="rgb24")
-            picture = picture.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
-            picture.pts, picture.time_base = snapshot.index, 1 / Fraction(world.fps)
-            container.mux(stream.encode(picture))
-        container.mux(stream.encode())
-    return path
 
 
 def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple[Peer | None, str]:
@@ -403,4 +306,4 @@ def _boxes(result: Any) -> Boxes:
     return Boxes(found.xyxy, found.confidence, found.class_id)
 
 
-__all__ = ["Certificate", "EngineResult", "certify", "default_clip"]
+__all__ = ["certify"]

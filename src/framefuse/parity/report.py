@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from framefuse.parity.certificate import Certificate, EngineResult
     from framefuse.parity.compare import Boxes, Check
+    from framefuse.parity.result import Certificate, EngineResult
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
 LEGEND = "= identical but for rounding   ~ within the limits   X outside the limits   - not compared"

@@ -24,7 +24,12 @@ MODELS = ("yolov8n", "yolov5s")
 def record(device: str, cases: list[dict[str, Any]]) -> Path:
     """Write the reports of one device; runs of others are not kept, statistics are."""
     for case in cases:
+        facts = case["machine"]
+        facts["python"] = facts["python"].split(" ")[0]  # without where it lies
+        if "onnxruntime-gpu" in facts:  # what is imported; the other package may lie behind it
+            facts.pop("onnxruntime", None)
         for row in case["rows"]:
+            row["not_run"] = row["not_run"][:300]
             row["reasons"] = [reason[:300] for reason in row["reasons"]]
     gpu = next((case["machine"]["gpu"] for case in cases if "gpu" in case["machine"]), None)
     found = {

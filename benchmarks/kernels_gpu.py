@@ -228,11 +228,11 @@ def _seconds(chain: Callable[[Any], Any], bgr: Any) -> float:
 
 def compile_time(gpu: Gpu) -> Iterator[Row]:
     """Milliseconds that NVRTC takes for each of our kernels, which their first use on a machine costs."""
-    from framefuse.kernels import cuda, nvrtc
+    from framefuse.kernels import cubins, nvrtc
 
     capability = int(cp.cuda.Device().compute_capability)
     row = Row("nvrtc", f"NVRTC {'.'.join(map(str, nvrtc.find().version))}, sm_{capability}: time of a first use")
-    for symbol, description in cuda.descriptions().items():
+    for symbol, description in cubins.descriptions().items():
         start = time.perf_counter()
         nvrtc.find().compile(description.source, symbol, capability, description.options)
         row.us[symbol] = (time.perf_counter() - start) * 1e6

@@ -11,7 +11,7 @@ import subprocess
 from typing import Any
 
 from cuda_on_cpu import CALL, SHIM, Compiled
-from framefuse.kernels import cuda
+from framefuse.kernels import cubins
 
 TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot)")
 
@@ -42,6 +42,7 @@ static void wait(Barrier& barrier) {
   }
 }
 static void __syncthreads() { wait(block); }
+static void __threadfence() {}
 static int __syncthreads_or(int value) {
   static int gathered, result;
   wait(block); gathered = 0; wait(block); gathered |= value != 0; wait(block); result = gathered; wait(block);
@@ -122,7 +123,7 @@ class Fibres(Compiled):
     """As `Compiled`, and for kernels whose threads talk too."""
 
     def _compile(self, symbol: str) -> Any:
-        description = cuda.describe(symbol)
+        description = cubins.describe(symbol)
         if not TALK.search(description.source):
             return super()._compile(symbol)
         source = self.folder / f"{symbol}.cpp"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framefuse.kernels import cuda
+from framefuse.kernels import cubins, cuda
 
 SHIM = r"""
 #include <cmath>
@@ -80,7 +80,7 @@ class Compiled:
         self.library = lru_cache(maxsize=None)(self._compile)
 
     def _compile(self, symbol: str) -> Any:
-        description = cuda.describe(symbol)
+        description = cubins.describe(symbol)
         source = self.folder / f"{symbol}.cpp"
         text = SHIM + "#include <utility>\n" + description.source + CALL + LOOPS.format(entry=description.entry)
         source.write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ class Compiled:
         return ctypes.CDLL(str(source.with_suffix(".so")))
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
-        description = cuda.describe(symbol)
+        description = cubins.describe(symbol)
         slots = ctypes.create_string_buffer(8 * cuda.SLOTS)
         grid = cuda.Packing(description)(arguments, slots)
         self.library(symbol).run(slots, *grid, *description.block)

@@ -13,7 +13,7 @@ import pytest
 from framefuse import kernels
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels import cuda
+from framefuse.kernels import cubins, cuda
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
 from test_kernels_preprocess import GREY, random_frame
@@ -181,7 +181,7 @@ def test_every_kernel_loads_on_this_gpu(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "framefuse").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cuda, "_kernels", {})
-    cuda.prepare(cuda.descriptions())
+    cuda.prepare(cubins.descriptions())
 
 
 def test_arrays_on_the_host_are_refused() -> None:

@@ -17,7 +17,7 @@ from cuda_on_cpu import install, on_device
 from framefuse import kernels
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels import cuda, nvrtc
+from framefuse.kernels import cubins, cuda, nvrtc
 from framefuse.kernels.nvrtc import Nvrtc
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
@@ -63,14 +63,14 @@ def nvrtc_of(requirement: str) -> Nvrtc:
 )
 def test_every_kernel_compiles_for_every_architecture(requirement: str, capability: int) -> None:
     compiler = nvrtc_of(requirement)
-    assert cuda.descriptions()
-    for symbol, description in cuda.descriptions().items():
+    assert cubins.descriptions()
+    for symbol, description in cubins.descriptions().items():
         code = compiler.compile(description.source, symbol, capability, description.options)
         assert code.startswith(b"\x7fELF") and description.entry.encode() in code
 
 
 def test_every_kernel_is_described() -> None:
-    for symbol, description in cuda.descriptions().items():
+    for symbol, description in cubins.descriptions().items():
         assert f"{description.entry}(" in description.source, symbol
         assert 0 < np.prod(description.block) <= 1024
         assert len(description.parameters) <= cuda.SLOTS
@@ -78,7 +78,7 @@ def test_every_kernel_is_described() -> None:
 
 
 def test_arguments_are_checked_by_name_and_type() -> None:
-    packing = cuda.Packing(cuda.describe("preprocess_gray_u8_nchw"))
+    packing = cuda.Packing(cubins.describe("preprocess_gray_u8_nchw"))
     good = {"table": 0, "frames": 2, "width": 9, "height": 7, "channel_pitch": 63, "vectors": 0, "store": 0}
     buffer = bytearray(8 * cuda.SLOTS)
     assert packing(good, buffer) == (1, 2, 2)
@@ -89,7 +89,7 @@ def test_arguments_are_checked_by_name_and_type() -> None:
     with pytest.raises(UsageError, match="store"):
         packing(good, buffer)
     with pytest.raises(UsageError, match="no CUDA kernel"):
-        cuda.describe("nonsense")
+        cubins.describe("nonsense")
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_what_a_gpu_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def reset_warning() -> None:
-    cuda._warn_once.cache_clear()
+    cubins._warn_once.cache_clear()
 
 
 @pytest.mark.slow
@@ -208,22 +208,22 @@ def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
     monkeypatch.setattr(compiler, "compile", lambda *given: compiled.append(given[1]) or compile_(*given))
     monkeypatch.setattr(nvrtc, "find", lambda: compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    description = cuda.describe("preprocess_gray_u8_nchw")
+    description = cubins.describe("preprocess_gray_u8_nchw")
 
     def count_of_compilations() -> int:
         before = len(compiled)
-        assert cuda.machine_code(description, 75) == code
+        assert cubins.machine_code(description, 75) == code
         return len(compiled) - before
 
-    code = cuda.machine_code(description, 75)
+    code = cubins.machine_code(description, 75)
     assert code.startswith(b"\x7fELF") and count_of_compilations() == 0
-    (kept,) = cuda.cache_directory().iterdir()
+    (kept,) = cubins.cache_directory().iterdir()
     for damage in (b"", b"\x7fELF", kept.read_bytes()[:-1], kept.read_bytes()[:100] + b"x" + kept.read_bytes()[101:]):
         kept.write_bytes(damage)
         assert count_of_compilations() == 1  # and it is whole again
         assert count_of_compilations() == 0
-    assert cuda.machine_code(description, 90) != code  # another GPU, another file
-    assert len(list(cuda.cache_directory().iterdir())) == 2
+    assert cubins.machine_code(description, 90) != code  # another GPU, another file
+    assert len(list(cubins.cache_directory().iterdir())) == 2
 
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -245,8 +245,8 @@ def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
     assert "kept in memory only" in caplog.text
 
     with pytest.raises(CapabilityError, match="sm_72"):
-        cuda.machine_code(description, 72)
-    newer = cuda.machine_code(description, 999)
+        cubins.machine_code(description, 72)
+    newer = cubins.machine_code(description, 999)
     assert b".target" in newer  # PTX, from which the driver of that GPU makes code
 
 
@@ -255,9 +255,9 @@ def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
 def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
     library = nvrtc_of("nvidia-cuda-nvrtc==13.*").path
     code = (
-        "from framefuse.kernels import cuda, nvrtc\n"
+        "from framefuse.kernels import cubins, cuda, nvrtc\n"
         f"compiler = nvrtc.Nvrtc({str(library)!r}); nvrtc.find = lambda: compiler\n"
-        "for symbol in list(cuda.descriptions())[:6]: cuda.machine_code(cuda.describe(symbol), 80)\n"
+        "for symbol in list(cubins.descriptions())[:6]: cubins.machine_code(cubins.describe(symbol), 80)\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]

@@ -51,6 +51,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         pytest.skip("g++ stands in for the GPU")
     install(monkeypatch, tmp_path)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
+    monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
     boxes_cuda._workspace.cache_clear()
     boxes_cuda._wanted.cache_clear()
     boxes_cuda._uploaded.cache_clear()
@@ -65,6 +66,12 @@ def test_source_on_the_cpu_against_the_reference() -> None:
         expected = reference.nms(found, scores, classes, iou=iou)
         labels = None if classes is None else on_device(classes)
         assert boxes.nms(on_device(found), on_device(scores), labels, iou=iou).tolist() == expected.tolist(), case
+    count = 1500  # a window after the first chunk
+    corner, size = rng.uniform(0, 400, (count, 2)), rng.uniform(1, 60, (count, 2))
+    found = np.concatenate((corner, corner + size), 1).astype(np.float32)
+    scores = rng.permutation(np.linspace(0, 1, count, dtype=np.float32))
+    expected = boxes.nms(found, scores, iou=0.4)
+    assert boxes.nms(on_device(found), on_device(scores), iou=0.4).tolist() == expected.tolist()
     for count in (1, 40):
         found, scores, classes = rotated_case(rng, count)
         expected = reference.nms(found, scores, classes, iou=0.3)

@@ -111,6 +111,26 @@ def test_warps_match_the_reference(move: Move, shape: tuple[int, ...], layout: A
             agree(remap(move(image), *map(move, maps), **options), reference.remap(image, *maps, **options), exact)
 
 
+TILES = [  # height and width of the source, of the result, degrees, zoom, border
+    ((96, 112), (112, 96), 7, 0.9, "constant"),
+    ((96, 112), (100, 70), -50, 1.1, "replicate"),
+    ((40, 48), (64, 100), 90, 1.0, "constant"),
+    ((130, 160), (160, 130), 180, 1.5, "constant"),
+    ((17, 16), (40, 33), 3, 0.8, "replicate"),
+]
+
+
+@pytest.mark.parametrize(("source", "size", "degrees", "zoom", "border"), TILES)
+def test_turns_of_aligned_pictures(
+    move: Move, source: tuple[int, int], size: tuple[int, int], degrees: float, zoom: float, border: Any
+) -> None:
+    images = noise((2, *source, 3), np.uint8, 1)
+    matrix = cv2.getRotationMatrix2D((source[1] / 2, source[0] / 2), degrees, zoom)
+    options: dict[str, Any] = {"size": size, "border": border, "value": (1.0, 2.0, 200.0)}
+    for found, image in zip(host(warp_affine(move(images), matrix, **options)), images, strict=True):
+        agree(found, reference.warp_affine(image, matrix, **options))
+
+
 @pytest.mark.parametrize("interpolation", ["linear", "nearest"])
 def test_whole_pixels_are_moved_exactly(move: Move, interpolation: Any) -> None:
     image = noise((37, 41, 3), np.uint8)

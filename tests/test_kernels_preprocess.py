@@ -14,8 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
-import av.filter
 import cv2
 import ml_dtypes
 import numpy as np
@@ -484,6 +482,7 @@ def test_read_only_reversed_and_padded_planes_are_read_in_place() -> None:
 
 def test_planes_of_a_decoder_are_read_in_place() -> None:
     """PyAV's planes: one buffer a plane, rows padded to the decoder's alignment."""
+    av = pytest.importorskip("av")
     picture = av.VideoFrame(50, 38, "yuv420p")
     rng = np.random.default_rng(5)
     for plane in picture.planes:
@@ -553,13 +552,14 @@ def test_kernel_resizes_1080p_as_the_named_library(interpolation: str) -> None:
 
 def swscale_rgb(frame: Frame, name: str) -> np.ndarray[Any, Any]:
     """The frame at its own size as (h, w, 3) RGB by swscale at its most accurate, chroma centred."""
+    av = pytest.importorskip("av")
     picture = av.VideoFrame(frame.width, frame.height, name)
     for plane, samples in zip(picture.planes, frame.planes, strict=True):
         rows = np.zeros((plane.height, plane.line_size), np.uint8)
         flat = np.ascontiguousarray(samples).reshape(plane.height, -1).view(np.uint8)
         rows[:, : flat.shape[1]] = flat
         plane.update(rows.tobytes())
-    graph = av.filter.Graph()
+    graph = pytest.importorskip("av.filter").Graph()
     nodes = [
         graph.add_buffer(width=frame.width, height=frame.height, format=name, time_base=Fraction(1, 25)),
         graph.add(

@@ -14,7 +14,7 @@ import pytest
 from cuda_on_cpu import install, on_device
 from framefuse.cli import main
 from framefuse.errors import UsageError
-from framefuse.kernels import cpu, cuda
+from framefuse.kernels import cpu, cubins, cuda
 from framefuse.kernels.build import build_file
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_kernel.py"
@@ -44,10 +44,10 @@ def test_own_kernel_on_the_cpu(built: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
 def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = dict(cuda.descriptions())
-    monkeypatch.setattr(cuda, "descriptions", lambda: known)
+    known = dict(cubins.descriptions())
+    monkeypatch.setattr(cubins, "descriptions", lambda: known)
     cuda.add(built / "cuda")
-    assert cuda.describe("night").arguments == ("gain", "pixels", "source", "target")
+    assert cubins.describe("night").arguments == ("gain", "pixels", "source", "target")
     install(monkeypatch, tmp_path)
     out = np.zeros_like(PICTURE)
     cuda.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)

@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     each = max(1, size // max(1, len(by_function)))
     kept = [group[len(group) * k // min(each, len(group))] for group in by_function.values()
             for k in range(min(each, len(group)))]  # fmt: skip
-    chosen = set(kept[:size])
+    chosen = {kept[len(kept) * k // size] for k in range(size)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

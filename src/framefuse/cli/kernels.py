@@ -39,10 +39,10 @@ FORMS = {Form.CUDA: Device.CUDA, Form.PTX: Device.CUDA, Form.ASM: Device.CPU}
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the compiled kernels by name: their family, and whether they are for the CPU or for CUDA."""
-    from framefuse.kernels import cpu, cuda
+    from framefuse.kernels import cpu, cubins
 
     rows = [(name, family, "cpu") for name, family in cpu.names().items()]
-    rows += [(name, kernel.family, "cuda") for name, kernel in cuda.descriptions().items()]
+    rows += [(name, kernel.family, "cuda") for name, kernel in cubins.descriptions().items()]
     if print_json:
         typer.echo(json.dumps([dict(zip(("kernel", "family", "device"), row, strict=True)) for row in rows], indent=2))
     else:
@@ -58,9 +58,9 @@ def show(
     capability: Annotated[int, typer.Option(help="compute capability that the PTX is for, 89 for 8.9")] = 90,
 ) -> int:
     """Print one kernel in the form in which it was written, generated or compiled."""
-    from framefuse.kernels import cpu, cuda
+    from framefuse.kernels import cpu, cubins
 
-    on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cuda.descriptions()}
+    on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cubins.descriptions()}
     device = FORMS.get(emit) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
     if not on[device]:
         other = [place.value for place in on if on[place]]
@@ -69,17 +69,17 @@ def show(
             remedy="'framefuse kernels list' names them; --emit cuda and ptx are for CUDA, asm for the CPU",
         )
     if emit is Form.CUDA:
-        typer.echo(cuda.describe(name).source)
+        typer.echo(cubins.describe(name).source)
     elif emit is Form.PTX:
         from framefuse.kernels import nvrtc
 
-        kernel = cuda.describe(name)
+        kernel = cubins.describe(name)
         code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
         typer.echo(code.rstrip(b"\0").decode())
     else:
         on_cuda = device is Device.CUDA
         build = _build()
-        family = cuda.describe(name).family if on_cuda else cpu.names()[name]
+        family = cubins.describe(name).family if on_cuda else cpu.names()[name]
         function = build.function(name, family, cuda=on_cuda)
         if emit is Form.TIR:
             typer.echo(function.script())

@@ -206,7 +206,11 @@ def _key(machine: str, sources: Sequence[Path]) -> str:
 
 
 def _cpu_key(machine: str) -> str:
-    shared = [path for path in _sources("_*.py") if path.stem not in ("_generate", "_frame_row", "_boxes_cuda")]
+    shared = [
+        path
+        for path in _sources("_*.py")
+        if path.stem not in ("_generate", "_frame_row") and not path.stem.endswith("_cuda")
+    ]
     return _key(machine, [*shared, *_families()])
 
 

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.kernels import calls, cpu, cuda
+from framefuse.kernels import calls, cpu, geometry_cuda
+from framefuse.kernels.geometry_cuda import AFFINE, PERSPECTIVE, TABLE
 from framefuse.kernels.picture import Picture, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.reference.colour import ImageLayout
 from framefuse.kernels.reference.geometry import LIMIT, Border, Sampling
 
-AFFINE, PERSPECTIVE, TABLE = 0, 1, 2
 DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
@@ -228,7 +228,13 @@ class _Warp(NamedTuple):
     ) -> Any:
         check_target(self.image, self.out)
         if on_gpu(self.image):
-            return self._run_cuda(kind, fixed, homography, maps, map_pitches)
+            if self.rows != (0, self.target.height):
+                raise UsageError(f"rows {self.rows}: on a GPU all rows are made in one launch")
+            geometry_cuda.warp(
+                self.image, self.source, self.out, self.target, self.value, kind=kind, linear=self.linear,
+                replicate=self.replicate, fixed=fixed, homography=homography, maps=maps, map_pitches=map_pitches,
+            )  # fmt: skip
+            return self.out
         source, target = self.source, self.target
         value = np.zeros((max(source.planes, 1), 4), np.float32)
         value[:, : source.channels] = self.value.reshape(source.planes, source.channels)
@@ -265,63 +271,6 @@ class _Warp(NamedTuple):
                 *scratch,
             )
         return self.out
-
-    def _run_cuda(
-        self,
-        kind: int,
-        fixed: NDArray[np.int64] | None,
-        homography: NDArray[np.float64] | None,
-        maps: tuple[Any, Any],
-        map_pitches: tuple[int, int],
-    ) -> Any:
-        source, target = self.source, self.target
-        if self.rows != (0, target.height):
-            raise UsageError(f"rows {self.rows}: on a GPU all rows are made in one launch")
-        if len(self.value) > 4 and len(set(self.value.tolist())) > 1:
-            raise UsageError(f"value {self.value.tolist()}: on a GPU no more than four planes may have their own")
-        if kind == TABLE and not all(on_gpu(table) for table in maps):
-            raise UsageError("map_x and map_y are not on the GPU, where the image is")
-        value = [float(v) for v in self.value] if len(self.value) <= 4 else [float(self.value[0])] * 4
-        value += [value[0]] * (4 - len(value))
-        numbers: dict[str, Any] = {f"value{k}": value[k] for k in range(4)}
-        numbers |= {f"h{k}": 0.0 if homography is None else float(homography[k]) for k in range(9)}
-        numbers |= {f"m{k}": 0 if fixed is None else int(fixed[k]) + _half(k, self.linear) for k in range(6)}
-        address, group = cuda.address(self.out), 4 * target.dtype.itemsize
-        pitches = (target.row_pitch, target.plane_pitch, target.picture_pitch)
-        whole = target.width % 4 == 0 and all(pitch % 4 == 0 for pitch in pitches) and address % group == 0
-        cuda.launch(
-            f"warp_{DTYPES[source.dtype]}_{source.channels}",
-            source=cuda.address(self.image),
-            source_pitch=source.row_pitch,
-            source_plane=source.plane_pitch,
-            source_picture=source.picture_pitch,
-            height=source.height,
-            width=source.width,
-            target=address,
-            target_pitch=target.row_pitch,
-            target_plane=target.plane_pitch,
-            target_picture=target.picture_pitch,
-            columns=target.width,
-            rows=target.height,
-            pictures=source.pictures,
-            planes=source.planes,
-            vectors=int(whole),
-            kind=kind,
-            linear=int(self.linear),
-            replicate=int(self.replicate),
-            half=0.0 if self.linear else 0.5,
-            map_x=cuda.address(maps[0]) if kind == TABLE else 0,
-            map_y=cuda.address(maps[1]) if kind == TABLE else 0,
-            map_x_pitch=map_pitches[0],
-            map_y_pitch=map_pitches[1],
-            **numbers,
-        )
-        return self.out
-
-
-def _half(k: int, linear: bool) -> int:
-    """The half pixel that `nearest` adds to both offsets of a fixed-point matrix."""
-    return 1 << 31 if k in (2, 5) and not linear else 0
 
 
 def _new(image: Any, size: tuple[int, int], layout: ImageLayout) -> Any:

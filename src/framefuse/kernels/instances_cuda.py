@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda
+from framefuse.kernels import cubins, cuda
 from framefuse.kernels.masks_cuda import checked, device_table, device_taps, on, pitch, target
 from framefuse.kernels.taps import Region, taps
 
@@ -155,7 +155,7 @@ def paint(symbol: str, found: Logits, labels: Any, targets: int, out: Any) -> No
     given = {**found.arguments, "n": found.n, "labels_address": labels}
     cuda.launch(
         symbol,
-        **{name: value for name, value in given.items() if name in cuda.describe(symbol).arguments},
+        **{name: value for name, value in given.items() if name in cubins.describe(symbol).arguments},
         targets=targets,
         target_address=out,
         item_pitch=pitches[0],

@@ -20,13 +20,20 @@ typedef unsigned long long uint64_t;
 #define ushort unsigned short
 
 // How every kernel begins: it may have been launched before those ahead of it on its stream have ended, which hides most
-// of what a launch costs, and waits here until they have and their results can be read. It does not let the next one in
-// before its own end: those blocks would settle unevenly on what is free. GPUs before Hopper launch no kernel early.
+// of what a launch costs, and waits here until they have and their results can be read. Small kernels then let the next
+// one in, to wait in turn (`let_next_begin`); those that fill the GPU do not, for its blocks would settle unevenly on what is free. GPUs
+// before Hopper launch no kernel early.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define FRAMEFUSE_BEGIN asm volatile("griddepcontrol.wait;" ::: "memory");
 #else
 #define FRAMEFUSE_BEGIN
 #endif
+
+static inline __device__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // A storage type: arithmetic on it happens in float. Rounds to nearest, ties to even. (bfloat16 TVM does in integers.)
 struct half {

@@ -4,15 +4,14 @@ Launches whose shapes do not depend on the data; counts stay on the device.
 
     filter_*    raw outputs -> candidates of each picture in any order, each with a unique key (score, anchor)
     rank        a candidate's place is the number of smaller keys; each is copied to its place
-    overlap     which candidates overlap by more than the threshold, as bits
-    finish      greedy suppression, a chunk of CHUNK candidates at a time; rows of the result in source pixels
+    suppress    greedy suppression in a window of the candidates; rows of the result in source pixels
 
-`overlap` and `finish` run for the first chunk, which mostly holds enough, and again, with `later`, for all of them;
-where the first pair has finished a picture, the second finds no candidates. Boxes are x1 y1 x2 y2; those of the kernels
-`..._rotated` are cx cy, half width, half height, cos and sin, and two spare numbers.
+`suppress` runs for the first CHUNK candidates, which mostly hold enough, and again for each WINDOW of the others; where
+a picture is finished, it finds no candidates. Boxes are x1 y1 x2 y2; those of the kernels `..._rotated` are cx cy, half
+width, half height, cos and sin, and two spare numbers.
 
-blockIdx.y (in `finish` blockIdx.x) is the picture. `counters` (batch, 2) are the candidates and the anchors left out
-for a NaN or an infinity. They must be 0 at first, and `finish` sets them back.
+blockIdx.y is the picture. `counters` (batch, 2) are the candidates and the anchors left out for a NaN or an infinity.
+They must be 0 at first, and `suppress` sets them back.
 """
 
 from tvm.script import tirx as T
@@ -24,8 +23,8 @@ SAMPLES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 CHUNK = 1024
 """Candidates that decide together: the threads of a block."""
 
-DENSE = 8192
-"""Candidates whose overlaps are all kept as bits; the rare ones after them are compared with the kept boxes."""
+WINDOW = 8192
+"""Candidates of a launch of `suppress` at most: it keeps a bit for each pair of them."""
 
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""

@@ -5,9 +5,20 @@ from tvm.script import tirx as T
 from ._boxes_cuda import LAST, SAMPLES, append_box, buffer, read, wide
 from ._iou import broken
 
+AHEAD, SPAN = 10, 2
+"""Classes that a thread of `filter_yolov8` reads at once, of so many anchors."""
+INFINITE = 0x7F800000
+"""Bits of an infinity; those of a NaN are more, without the sign."""
+
+
+def magnitude(value):
+    """The bits of a float without its sign, which are in the order of the numbers."""
+    return T.reinterpret("uint32", value) & T.uint32(0x7FFFFFFF)
+
 
 def filter_yolov8(sample):
-    """(batch, 4 + classes, anchors). A block reads 32 anchors; its 8 warps share the classes."""
+    """(batch, 4 + classes, anchors). A block reads SPAN times 32 anchors; its 8 warps share the classes."""
+    width = SPAN * 32
 
     @T.prim_func
     def kernel(
@@ -27,7 +38,7 @@ def filter_yolov8(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 31) // 32, batch])
+        block, picture = T.cta_id([(anchors + width - 1) // width, batch])
         thread = T.thread_id([256])
         values = buffer(values_, SAMPLES[sample], 2)
         wanted = buffer(wanted_, "uint8", 1)
@@ -35,50 +46,66 @@ def filter_yolov8(sample):
         keys = buffer(keys_, "uint64", 8)
         boxes = buffer(boxes_, "float32", 4)
         labels = buffer(labels_, "int32", 4)
-        bests = T.alloc_shared((8, 32), "float32")
-        firsts = T.alloc_shared((8, 32), "int32")
-        bads = T.alloc_shared((8, 32), "int32")
-        sides = T.alloc_shared((4, 32), "float32")
+        bests = T.alloc_shared((8, width), "float32")
+        firsts = T.alloc_shared((8, width), "int32")
+        worsts = T.alloc_shared((8, width), "uint32")
+        sides = T.alloc_shared((4, width), "float32")
+        scores = T.alloc_local((AHEAD * SPAN,), "float32")
+        own = T.alloc_local((SPAN,), "float32")
+        at = T.alloc_local((SPAN,), "int64")
+        best = T.alloc_local((SPAN,), "float32")
+        label = T.alloc_local((SPAN,), "int32")
+        worst = T.alloc_local((SPAN,), "uint32")
         warp: T.let = thread // 32
         lane: T.let = thread % 32
-        anchor: T.let = T.min(block * 32 + lane, anchors - 1)
-        start: T.let = wide(picture) * picture_pitch + wide(anchor)
-        best = T.reinterpret("float32", T.uint32(0xFF800000))
-        label = warp
-        bad = T.int32(0)
-        for step in T.serial((classes + 7 - warp) // 8):
-            value: T.let = read(values, start + wide(4 + warp + step * 8) * wide(pitch))
-            bad = bad | broken(value).astype("int32")
-            if value > best:
-                best = value
-                label = warp + step * 8
-        if warp < 4:
-            side: T.let = read(values, start + wide(warp) * wide(pitch))
-            bad = bad | broken(side).astype("int32")
-            sides[warp, lane] = side
-        bests[warp, lane] = best
-        firsts[warp, lane] = label
-        bads[warp, lane] = bad
+        for k in T.unroll(SPAN):
+            at[k] = wide(picture) * picture_pitch + wide(T.min(block * width + k * 32 + lane, anchors - 1))
+            best[k] = T.reinterpret("float32", T.uint32(0xFF800000))
+            label[k] = warp
+            own[k] = T.float32(0)
+            if warp < 4:
+                own[k] = read(values, at[k] + wide(warp) * wide(pitch))
+            worst[k] = magnitude(own[k])
+        for step in T.serial((classes + 8 * AHEAD - 1 - warp) // (8 * AHEAD)):
+            for a in T.unroll(AHEAD):  # past the end, the last class of the warp again
+                nearest: T.let = T.min((step * AHEAD + a) * 8, (classes - 1 - warp) // 8 * 8)
+                for k in T.unroll(SPAN):
+                    scores[a * SPAN + k] = read(values, at[k] + wide(4 + warp + nearest) * wide(pitch))
+            for a in T.unroll(AHEAD):
+                for k in T.unroll(SPAN):
+                    worst[k] = T.max(worst[k], magnitude(scores[a * SPAN + k]))
+                    if scores[a * SPAN + k] > best[k]:
+                        best[k] = scores[a * SPAN + k]
+                        label[k] = warp + (step * AHEAD + a) * 8
+        for k in T.unroll(SPAN):
+            if warp < 4:
+                sides[warp, k * 32 + lane] = own[k]
+            bests[warp, k * 32 + lane] = best[k]
+            firsts[warp, k * 32 + lane] = label[k]
+            worsts[warp, k * 32 + lane] = worst[k]
         T.cuda.cta_sync()
-        if warp == 0:
-            for other in T.serial(1, 8):
-                value: T.let = bests[other, lane]
-                bad = bad | bads[other, lane]
-                if T.Or(value > best, T.And(value == best, firsts[other, lane] < label)):
-                    best = value
-                    label = firsts[other, lane]
-            mine: T.let = block * 32 + lane < anchors
-            if T.And(mine, bad != 0):
+        if thread < width:
+            top = bests[0, thread]
+            first = firsts[0, thread]
+            bad = worsts[0, thread]
+            for other in T.unroll(1, 8):
+                value: T.let = bests[other, thread]
+                bad = T.max(bad, worsts[other, thread])
+                if T.Or(value > top, T.And(value == top, firsts[other, thread] < first)):
+                    top = value
+                    first = firsts[other, thread]
+            mine: T.let = block * width + thread < anchors
+            if T.And(mine, bad >= T.uint32(INFINITE)):
                 T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
             keep = T.int32(0)
-            if T.And(T.And(mine, bad == 0), best > confidence):
-                keep = wanted[label].astype("int32")
-            x: T.let = sides[0, lane]
-            y: T.let = sides[1, lane]
-            half_width: T.let = sides[2, lane] * T.float32(0.5)
-            half_height: T.let = sides[3, lane] * T.float32(0.5)
+            if T.And(T.And(mine, bad < T.uint32(INFINITE)), top > confidence):
+                keep = wanted[first].astype("int32")
+            x: T.let = sides[0, thread]
+            y: T.let = sides[1, thread]
+            half_width: T.let = sides[2, thread] * T.float32(0.5)
+            half_height: T.let = sides[3, thread] * T.float32(0.5)
             append_box(
-                counters, keys, boxes, labels, picture, capacity, keep, best, label, anchor,
+                counters, keys, boxes, labels, picture, capacity, keep, top, first, block * width + thread,
                 x - half_width, y - half_height, x + half_width, y + half_height,
             )  # fmt: skip
 

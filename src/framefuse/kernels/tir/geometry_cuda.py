@@ -7,7 +7,8 @@ loads first; three or four bytes of a pixel and those of its neighbour come as a
 Threads next to the border take their pixels one after the other, which keeps the registers few for all.
 
 Of three bytes, neighbouring lanes make neighbouring pixels, and a thread's own lie COLUMNS apart: so a warp reads few
-lines of the source at a time. Four lanes put their 12 bytes together into three words.
+lines of the source at a time. Four lanes put their 12 bytes together into three words. Most turns of such pictures are
+made by `warp_tile_cuda.py`, which is faster.
 """
 
 from tvm import tirx
@@ -15,6 +16,7 @@ from tvm.script import tirx as T
 
 from ._base import lerp, stored
 from ._positions import clamped, reciprocal, weight_of_fixed, whole_of_fixed
+from ._warp_cuda import align, blend, fixed, joined, rounded
 
 SAMPLES = {"u8": "uint8", "f32": "float32"}
 CHANNELS = (1, 3, 4)
@@ -26,8 +28,6 @@ COLUMNS, ROWS = 16, 8
 WIDE = COLUMNS * PIXELS
 RESIDENT = 12
 """Blocks that a multiprocessor is to hold at once."""
-ROUND = 1 << 15
-"""Half of a byte's lowest bit, among the bits of a float that holds it times 2^16."""
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
 
@@ -51,18 +51,6 @@ def variant(sample, channels):
     def word(address):
         return T.call_extern("uint32", "load_pair_u16", address)
 
-    def fixed(words, first, k):
-        """Byte k of the eight in two words, as the float whose bits are byte * 2^16.
-
-        Floats with bits below 2^24 are evenly spaced: sums and `lerp` of these are arithmetic with 16 fractional bits,
-        as exact as that with 255.0, and neither the way there nor the one back is a conversion.
-        """
-        return T.call_extern("float32", "byte_times_2_16", words[first + k // 4], k % 4)
-
-    def rounded(value):
-        """The byte that such a float is nearest to, halves up."""
-        return ((tirx.reinterpret("uint32", value) + T.uint32(ROUND)) >> T.uint32(16)).astype("uint8")
-
     def byte(words, first, k):
         return (words[first + k // 4] >> T.Cast("uint32", 8 * (k % 4))).astype("uint8")
 
@@ -73,12 +61,8 @@ def variant(sample, channels):
         for w in T.unroll(3):
             words[k + w] = word(base + T.int64(4 * w))
 
-    @T.inline
-    def align(words, k, address):
-        """words[k], words[k + 1] = the eight bytes from an address, of what `fetch` loaded."""
-        shift = T.Cast("uint32", address) * T.uint32(8)
-        words[k] = T.call_extern("uint32", "shifted_pair", words[k], words[k + 1], shift)
-        words[k + 1] = T.call_extern("uint32", "shifted_pair", words[k + 1], words[k + 2], shift)
+    def shift(address):
+        return T.Cast("uint32", address) * T.uint32(8)
 
     @T.inline
     def inner_words(results, at, words, source, pitch, whole, weight, linear):
@@ -90,8 +74,8 @@ def variant(sample, channels):
                 fetch(words, 6 * p, at[p])
                 fetch(words, 6 * p + 3, at[p] + wide(pitch))
             for p in T.unroll(PIXELS):
-                align(words, 6 * p, at[p])
-                align(words, 6 * p + 3, at[p] + wide(pitch))
+                align(words, 6 * p, shift(at[p]))
+                align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
                 for c in T.unroll(channels):
                     left = lerp(fixed(words, 6 * p, c), fixed(words, 6 * p + 3, c), weight[2 * p + 1])
                     right = lerp(
@@ -102,7 +86,7 @@ def variant(sample, channels):
             for p in T.unroll(PIXELS):
                 fetch(words, 6 * p, at[p])
             for p in T.unroll(PIXELS):
-                align(words, 6 * p, at[p])
+                align(words, 6 * p, shift(at[p]))
                 for c in T.unroll(channels):
                     results[p * channels + c] = byte(words, 6 * p, c)
 
@@ -116,37 +100,21 @@ def variant(sample, channels):
                 fetch(words, 6 * p, at[p])
                 fetch(words, 6 * p + 3, at[p] + wide(pitch))
             for p in T.unroll(PIXELS):
-                align(words, 6 * p, at[p])
-                align(words, 6 * p + 3, at[p] + wide(pitch))
-                both = weight[2 * p] * weight[2 * p + 1]
-                right = weight[2 * p] - both
-                down = weight[2 * p + 1] - both
-                rest = T.float32(1) - weight[2 * p] - down
-                for c in T.unroll(channels):
-                    bits[c] = tirx.reinterpret(
-                        "uint32",
-                        tirx.reinterpret("float32", T.uint32(ROUND))
-                        + fixed(words, 6 * p, c) * rest
-                        + fixed(words, 6 * p, channels + c) * right
-                        + fixed(words, 6 * p + 3, c) * down
-                        + fixed(words, 6 * p + 3, channels + c) * both,
-                    )
-                pixels[p] = T.call_extern("uint32", "third_bytes", bits[0], bits[1], bits[2])
+                align(words, 6 * p, shift(at[p]))
+                align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
+                blend(pixels, p, words, 6 * p, bits, weight[2 * p], weight[2 * p + 1])
         else:
             for p in T.unroll(PIXELS):
                 fetch(words, 6 * p, at[p])
             for p in T.unroll(PIXELS):
-                align(words, 6 * p, at[p])
+                align(words, 6 * p, shift(at[p]))
                 pixels[p] = words[6 * p] & T.uint32(0xFFFFFF)
 
     @T.inline
     def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
         """Write the pixels. Every lane of a warp comes here, also those beyond the picture."""
         for p in T.unroll(PIXELS):
-            # A lane's word is what is left of its pixel and the beginning of the next lane's; the fourth has none.
-            next_ = T.tvm_warp_shuffle_down(T.uint32(0xFFFFFFFF), pixels[p], 1, 32, 32)
-            shift: T.let = T.Cast("uint32", lane % 4) * T.uint32(8)
-            word: T.let = (pixels[p] >> shift) | (next_ << (T.uint32(24) - shift))
+            word: T.let = joined(pixels[p], lane)
             column: T.let = x + p * COLUMNS
             at: T.let = target + wide(y) * wide(pitch) + wide(column * channels)
             if T.And(y < rows, column < columns):

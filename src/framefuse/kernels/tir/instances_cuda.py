@@ -1,19 +1,18 @@
-"""Instance masks from prototypes for CUDA: plan, logits, then masks, labels or runs.
+"""Instance masks from prototypes for CUDA: the plan, and from logits (`logits_cuda.py`) masks, labels or runs.
 
 The arithmetic is that of `instances.py`. Nothing is read back: the plan of each box is made on the device, launches
 cover the most that may be there, and `count` (an address, or 0 for all) says how many of the n instances are valid.
 
-Runs: a block takes an instance, a thread a column. Each column is walked twice, first to count its changes of sign,
-then to write them where the columns before it end. `runs_cuda.py` makes lengths and text of the positions.
+Runs: a block takes an instance, a thread a column, as `_runs_cuda.py` says. `runs_cuda.py` makes lengths and text of
+the positions.
 """
 
 from tvm.script import tirx as T
 
 from ._base import lerp
-from ._scan import LARGE, THREADS, scan
-
-PLAN = 8
-"""Integers of a plan: samples kept, left, right, top, bottom, then pixels that may be set, left, right, top, bottom."""
+from ._instances_cuda import PLAN
+from ._runs_cuda import close, counted, first_place, put
+from ._scan import LARGE, THREADS
 
 
 @T.inline
@@ -110,62 +109,6 @@ def instance_plan(
                     plan[at + 3] = samples_y
                     for k in T.unroll(4):
                         plan[at + 4 + k] = edges[k]
-
-
-def logits_variant(kind):
-    """The PrimFunc `instance_logits_<type of the prototypes>`: (n, samples_y, samples_x), where a box needs them."""
-    dtype = {"f32": "float32", "f16": "float16"}[kind]
-
-    @T.prim_func(s_tir=True)
-    def kernel(
-        prototypes_address: T.int64,
-        channels: T.int32,
-        plane_pitch: T.int32,
-        row_pitch: T.int32,
-        coefficients_address: T.int64,
-        plan_address: T.int64,
-        across_index: T.int64,
-        down_index: T.int64,
-        n: T.int32,
-        samples_x: T.int32,
-        samples_y: T.int32,
-        logits_address: T.int64,
-    ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_logits_{kind}"})
-        prototypes = T.decl_buffer((LARGE,), dtype, data=T.reinterpret("handle", prototypes_address), align=2)
-        coefficients = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", coefficients_address), align=4)
-        plan = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", plan_address), align=4)
-        xi = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", across_index), align=4)
-        yi = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", down_index), align=4)
-        logits = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", logits_address), align=4)
-        for i in T.thread_binding(n, thread="blockIdx.y"):
-            for block in T.thread_binding((samples_x * samples_y + THREADS - 1) // THREADS, thread="blockIdx.x"):
-                for thread in T.thread_binding(THREADS, thread="threadIdx.x"):
-                    sample = block * THREADS + thread
-                    x = sample % samples_x
-                    y = sample // samples_x
-                    at = i * PLAN
-                    x0 = plan[at + 4]
-                    x1 = plan[at + 5]
-                    y0 = plan[at + 6]
-                    y1 = plan[at + 7]
-                    # One condition would read the taps of a plan that has none.
-                    if T.And(T.And(x0 < x1, y0 < y1), y < samples_y):  # noqa: SIM102
-                        if T.And(
-                            T.And(x >= xi[x0], x <= xi[x1 - 1] + 1),
-                            T.And(y >= yi[y0], y <= yi[y1 - 1] + 1),
-                        ):
-                            total = T.float32(0)
-                            if T.And(
-                                T.And(x >= plan[at], x < plan[at + 1]), T.And(y >= plan[at + 2], y < plan[at + 3])
-                            ):
-                                for c in T.serial(channels):
-                                    total = total + coefficients[i * channels + c] * T.Cast(
-                                        "float32", prototypes[c * plane_pitch + y * row_pitch + x]
-                                    )
-                            logits[T.Cast("int64", i) * samples_x * samples_y + sample] = total
-
-    return kernel
 
 
 @T.inline
@@ -354,8 +297,7 @@ def instance_runs(
                 for step in T.serial(2):
                     # First count, then write.
                     changes = 0
-                    at = begin + total + sums[thread]
-                    at = at - T.if_then_else(step == 1, sums[THREADS + thread], 0)
+                    at = first_place(sums, thread, begin, total, step)
                     if x < x1:
                         value = before
                         first = yi[y0]
@@ -380,33 +322,22 @@ def instance_runs(
                                     inside = T.Cast("int32", lerp(upper, lower, yw[start + k]) > T.float32(0))
                                     if inside != value:
                                         value = inside
-                                        if T.And(step == 1, at + changes < begin + capacity):
-                                            positions[at + changes] = x * height + start + k
+                                        put(positions, at + changes, begin + capacity, x * height + start + k, step)
                                         changes = changes + 1
                             upper = lower
-                        close = 0
+                        ending = 0
                         if T.And(value == 1, T.Or(whole == 0, x == x1 - 1)):
-                            close = 1
-                        if T.And(close == 1, x * height + y1 < width * height):
-                            if T.And(step == 1, at + changes < begin + capacity):
-                                positions[at + changes] = x * height + y1
+                            ending = 1
+                        if T.And(ending == 1, x * height + y1 < width * height):
+                            put(positions, at + changes, begin + capacity, x * height + y1, step)
                             changes = changes + 1
-                    if step == 0:
-                        sums[thread] = changes
-                        scan(sums, thread)
-                        # Exclusive: the thread's own count goes beside it.
-                        sums[THREADS + thread] = changes
-                        T.tvm_storage_sync("shared")
+                    counted(sums, thread, changes, step)
                 total = total + sums[THREADS - 1]
                 T.tvm_storage_sync("shared")
-            if thread == 0:
-                if total < capacity:
-                    positions[begin + total] = width * height
-                ends[i] = total + 1
+            close(positions, ends, i, thread, begin, total, capacity, width * height)
 
 
 def cuda_variants():
     """Every variant: {symbol: PrimFunc}."""
     functions = {"instance_plan": instance_plan, "instance_runs": instance_runs}
-    functions |= {f"instance_logits_{kind}": logits_variant(kind) for kind in ("f32", "f16")}
     return functions | {f"instance_{kind}": paint_variant(kind) for kind in ("masks", "labels")}

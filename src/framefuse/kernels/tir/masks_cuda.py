@@ -13,6 +13,8 @@ LARGE = 1 << 40
 THREADS = 256
 SPAN = 2
 """Pixels of a thread of arg-max, a block apart, so that each warp reads whole lines."""
+AHEAD = 11
+"""Classes that it reads at once."""
 
 TILE_X, TILE_Y = 64, 4
 """Pixels of a block of smoothing: its rows are made in shared memory, with the radius on both sides."""
@@ -43,19 +45,26 @@ def argmax_variant(kind):
                 for thread in T.thread_binding(THREADS, thread="threadIdx.x"):
                     best = T.alloc_buffer((SPAN,), "float32", scope="local")
                     label = T.alloc_buffer((SPAN,), "int32", scope="local")
+                    ahead = T.alloc_buffer((AHEAD * SPAN,), "float32", scope="local")
                     first = block * (THREADS * SPAN) + thread
                     base = T.Cast("int64", i) * score_item
                     for k in T.unroll(SPAN):
                         best[k] = T.float32("-inf")
                         label[k] = 0
-                    for c in T.serial(classes):
-                        for k in T.unroll(SPAN):
-                            # Past the end the last pixel is read again and not written.
-                            x = T.min(first + k * THREADS, pixels - 1)
-                            score = T.Cast("float32", scores[base + T.Cast("int64", c) * class_pitch + x])
-                            if score > best[k]:
-                                best[k] = score
-                                label[k] = c
+                    for group in T.serial((classes + AHEAD - 1) // AHEAD):
+                        # Past the end, the last class or pixel is read again: it wins nothing, or is not written.
+                        for a in T.unroll(AHEAD):
+                            c = T.min(group * AHEAD + a, classes - 1)
+                            for k in T.unroll(SPAN):
+                                x = T.min(first + k * THREADS, pixels - 1)
+                                ahead[a * SPAN + k] = T.Cast(
+                                    "float32", scores[base + T.Cast("int64", c) * class_pitch + x]
+                                )
+                        for a in T.unroll(AHEAD):
+                            for k in T.unroll(SPAN):
+                                if ahead[a * SPAN + k] > best[k]:
+                                    best[k] = ahead[a * SPAN + k]
+                                    label[k] = group * AHEAD + a
                     for k in T.unroll(SPAN):
                         x = first + k * THREADS
                         if x < pixels:

@@ -12,6 +12,11 @@ ONE = 0x7FFFFFFF - 0x3F800000
 """`ordered` of the score 1."""
 
 
+def upper(key):
+    """The half of a key that is `ordered` of the score."""
+    return (key >> T.uint64(32)).astype("uint32")
+
+
 def rank(sides):
     """`rank`, for boxes of 4 numbers, or `rank_rotated`, of 8: sorted[place] = candidate.
 
@@ -20,6 +25,7 @@ def rank(sides):
     A block ranks those of its own range of scores: it reads every key, counts those before its range and compares the
     others in it with each other. The ranges share out what lies between 1 and the confidence on a logarithmic scale.
     """
+    symbol = "rank" if sides == 4 else "rank_rotated"
 
     @T.prim_func
     def kernel(
@@ -36,8 +42,9 @@ def rank(sides):
         sorted_boxes_: T.int64,
         sorted_labels_: T.int64,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": "rank" if sides == 4 else "rank_rotated", "fmad": False})
+        T.func_attr({"tirx.noalias": True, "global_symbol": symbol, "fmad": False})
         T.device_entry()
+        T.evaluate(T.call_extern("int32", "let_next_begin"))
         block, picture = T.cta_id([blocks, batch])
         thread = T.thread_id([512])
         counters = buffer(counters_, "int32", 4)
@@ -56,8 +63,10 @@ def rank(sides):
         target: T.let = wide(picture) * wide(room)
         least: T.let = ordered(T.max(confidence, T.float32(0))).astype("int64")
         width: T.let = T.max(least - T.int64(ONE), T.int64(0)) // wide(blocks) + T.int64(1)
-        low = T.Select(block == 0, T.int64(0), T.int64(ONE) + wide(block) * width).astype("uint64") << T.uint64(32)
-        high = (T.int64(ONE) + wide(block + 1) * width).astype("uint64") << T.uint64(32)
+        lowest: T.let = T.Select(block == 0, T.int64(0), T.int64(ONE) + wide(block) * width)
+        next_: T.let = T.Select(block == blocks - 1, T.int64(1 << 32), T.int64(ONE) + wide(block + 1) * width)
+        low: T.let = lowest.astype("uint32")
+        span: T.let = (next_ - lowest - T.int64(1)).astype("uint32")
         if thread < 2:
             sizes[thread] = 0
         T.cuda.cta_sync()
@@ -67,11 +76,9 @@ def rank(sides):
                 others[a] = keys[start + wide(T.min((step * AHEAD + a) * 512 + thread, count - 1))]
             for a in T.unroll(AHEAD):
                 at: T.let = (step * AHEAD + a) * 512 + thread
-                below: T.let = T.And(at < count, others[a] < low)
-                before = before + T.Select(below, 1, 0)
-                mine = T.int32(0)
-                if T.And(T.And(at < count, others[a] >= low), T.Or(block == blocks - 1, others[a] < high)):
-                    mine = 1
+                there: T.let = at < count
+                before = before + T.And(there, upper(others[a]) < low).astype("int32")
+                mine = T.And(there, upper(others[a]) - low <= span).astype("int32")
                 slot = T.cuda.func_call("reserve", sizes.ptr_to([0]), mine, source_code=RESERVE, return_type="int32")
                 if T.And(mine != 0, slot < LISTED):
                     listed[slot] = others[a]
@@ -90,7 +97,7 @@ def rank(sides):
             if crowded:
                 key = keys[start + wide(member)]
                 place = room
-                if T.And(key >= low, T.Or(block == blocks - 1, key < high)):
+                if upper(key) - low <= span:
                     place = 0
                     for other in T.serial(count):
                         place = place + T.Select(keys[start + wide(other)] < key, 1, 0)

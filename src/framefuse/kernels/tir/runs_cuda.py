@@ -2,6 +2,7 @@
 
 from tvm.script import tirx as T
 
+from ._runs_cuda import close, counted, first_place, put
 from ._scan import LARGE, THREADS, scan
 
 
@@ -32,8 +33,7 @@ def mask_positions(
                 x = part * THREADS + thread
                 for step in T.serial(2):
                     changes = 0
-                    at = begin + total + sums[thread]
-                    at = at - T.if_then_else(step == 1, sums[THREADS + thread], 0)
+                    at = first_place(sums, thread, begin, total, step)
                     if x < width:
                         value = 0
                         if x > 0:
@@ -44,20 +44,12 @@ def mask_positions(
                             inside = T.Cast("int32", masks[item + T.Cast("int64", y) * row_pitch + x] != T.uint8(0))
                             if inside != value:
                                 value = inside
-                                if T.And(step == 1, at + changes < begin + capacity):
-                                    positions[at + changes] = x * height + y
+                                put(positions, at + changes, begin + capacity, x * height + y, step)
                                 changes = changes + 1
-                    if step == 0:
-                        sums[thread] = changes
-                        scan(sums, thread)
-                        sums[THREADS + thread] = changes
-                        T.tvm_storage_sync("shared")
+                    counted(sums, thread, changes, step)
                 total = total + sums[THREADS - 1]
                 T.tvm_storage_sync("shared")
-            if thread == 0:
-                if total < capacity:
-                    positions[begin + total] = width * height
-                ends[i] = total + 1
+            close(positions, ends, i, thread, begin, total, capacity, width * height)
 
 
 @T.inline

@@ -6,5 +6,8 @@ models.py        YOLOv8n and YOLOv5s as tables, over detection_heads.py and the 
 peers.py         one way to run a video through a detector, in a process of its own
 peer_models.py   the OpenVINO folders that ultralytics loads
 end_to_end.py    all of them side by side, interleaved
+gpu_sources.py   on which sources a GPU result was measured; results_table.py --check names the stale ones
+cupti_trace.py   every copy and call of CUDA;  ledger.py  the copy ledger beside it
+memory.py        bandwidth, page faults, and how frames that were decoded on the host enter a GPU best
 peers_env.sh     makes the environment that the peers need (never a dependency of framefuse)
 """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cuda_on_cpu
 from cuda_program_on_cpu import LAUNCH_FAILURE, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
@@ -89,6 +93,27 @@ def test_scores_that_are_not_numbers_are_seen_on_the_gpu(gpu: Gpu, segmenter: Ca
     program = on_cuda(segmenter, answer=broken)
     with pytest.raises(NonFiniteError, match="in 2 of its scores for frame 1 of a batch of 2"):
         run(program, pictures(2), 2)
+    program.close()
+
+
+def test_what_the_gpu_reads_is_kept_until_it_has(gpu: Gpu, segmenter: Card) -> None:
+    """Surfaces of others: their owner, and nobody else, keeps their memory alive."""
+
+    class Owner:
+        pass
+
+    program, owner = on_cuda(segmenter, batch=1), Owner()
+    alive = weakref.ref(owner)
+    (picture,) = pictures(1)
+    there = replace(picture, planes=tuple(cuda_on_cpu.on_device(plane) for plane in picture.planes), owner=owner)
+    list(program.submit([there]))
+    del owner, there
+    gc.collect()
+    assert alive() is not None
+    assert len(list(program.drain())) == 1
+    gc.collect()
+    assert alive() is None
+    assert program.ledger.crossed("pixels") == 0
     program.close()
 
 

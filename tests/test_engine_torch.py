@@ -102,6 +102,25 @@ def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array)
         open_engine("torch", tmp_path / "small.pt2", EngineOptions(precision="bf16"))
 
 
+def test_a_pipeline_runs_a_module_of_the_caller(models: dict[str, Path]) -> None:
+    """The card is that of the ONNX; the engine is an open one, over any module with those outputs."""
+    from framefuse.engines.onnx_shapes import at_shape, load
+    from framefuse.engines.torch_onnx import OnnxNetwork
+
+    class Wrapped(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            shape = tuple(x.shape)
+            return OnnxNetwork(at_shape(load(models["tiny_v5"]), shape), x.device)(x)[0]
+
+    pictures = list(small_models.pictures(3))
+    options: dict[str, Any] = {"imgsz": [*SHAPE[2:]], "conf": 0.1}
+    found = list(Pipeline(pictures, models["tiny_v5"], engine=TorchEngine(Wrapped(), EngineOptions()), **options))
+    expected = list(Pipeline(pictures, models["tiny_v5"], engine="onnxruntime", **options))
+    assert sum(len(result.detections) for result in expected) > 5
+    for here, there in zip(found, expected, strict=True):
+        np.testing.assert_allclose(here.detections.xyxy, there.detections.xyxy, atol=0.01)
+
+
 def test_a_pipeline_runs_it() -> None:
     picture = np.full((360, 640, 3), 128, np.uint8)
     picture[120:200, 200:280] = (0, 0, 255)

@@ -108,11 +108,9 @@ def build_engine(
 
             lowered = Path(folder) / "lowered.onnx"
             report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
-            path, reasons = lowered, [*reasons, report.summary()]
+            path, reasons = lowered, [*reasons, report.summary().replace(str(lowered), target.name)]
         _state_profile(path, profile)
         say(f"building for {name} on {device}: {profile}")
-        if name == "tensorrt" and precision == "fp16":
-            _halve(path)  # a plan is in the precision that its file is written in
         try:
             _write(path, target)
         except OSError as error:
@@ -256,16 +254,6 @@ def _write(path: Path, target: Path) -> None:
     write_atomically(target, path.read_bytes())
     if path.with_suffix(".yaml").exists():
         write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
-
-
-def _halve(path: Path) -> None:
-    import onnx
-
-    from framefuse.models.fp16 import plan_fp16, to_fp16
-
-    network = onnx.load(path)
-    if all(tensor.data_type != onnx.TensorProto.FLOAT16 for tensor in network.graph.initializer):
-        onnx.save(to_fp16(network, plan_fp16(network, {})), path)
 
 
 def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:

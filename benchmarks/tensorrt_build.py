@@ -76,7 +76,16 @@ def accuracy(frames: int) -> None:
         command = [sys.executable, "-m", "framefuse", "val", *names, "--engine", "onnxruntime", "--data", DATA]
         options = ["--limit", str(frames), "--json", "--quiet", "--project", folder]
         done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
-    save("tensorrt_accuracy", {"data": DATA, "frames": frames, "scores": json.loads(done.stdout)})
+    save(
+        "tensorrt_accuracy",
+        {"data": DATA, "frames": frames, "rows": [_row(run) for run in json.loads(done.stdout)["runs"]]},
+    )
+
+
+def _row(run: dict[str, Any]) -> dict[str, Any]:
+    boxes = run["scores"]["boxes"]
+    kept = {name: boxes[name] for name in ("map50_95", "map50", "precision", "recall", "by_size")}
+    return {"model": Path(run["wanted"]["model"]).stem, "engine": run["scores"]["engine"], **kept}
 
 
 def main() -> None:

@@ -217,7 +217,8 @@ OPERATORS: dict[str, Operator] = {
     "Flatten": lambda inputs, a: inputs[0].flatten(a.get("axis", 1)),
     "LeakyRelu": lambda inputs, a: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
     "HardSigmoid": lambda inputs, a: (inputs[0] * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
-    "Range": lambda inputs, a: torch.arange(*inputs),
+    # Exporters give scalars, some of them as lists of one.
+    "Range": lambda inputs, a: torch.arange(*(value[0] if isinstance(value, list) else value for value in inputs)),
     "ConstantOfShape": lambda inputs, a: torch.full(tuple(inputs[0]), a["value"].item() if "value" in a else 0.0,
                                                     dtype=a["value"].dtype if "value" in a else torch.float32),
     "Shape": lambda inputs, a: torch.tensor(inputs[0].shape[a.get("start", 0) : a.get("end")]),

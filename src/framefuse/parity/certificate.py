@@ -194,14 +194,16 @@ class _Work:
         except FramefuseError as error:
             result.absent = f"{type(error).__name__}: {error.message}"
             return result
+        except Exception as error:  # an engine that breaks down is what a certificate has to say
+            result.checks.append(_broken(name, error))
+            return result
         with closing(pipeline):
             result.precision = pipeline.engine.precision
             try:
                 with closing(Stage(pipeline.engine, self.chain.card)) as stage:
                     self._stages(result, stage, pipeline, peer)
             except Exception as error:  # an engine that breaks down is what a certificate has to say
-                why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                result.checks.append(Check(f"engine {name} {result.precision}", why[:200], "it runs", "outside"))
+                result.checks.append(_broken(name, error))
         return result
 
     def _stages(self, result: EngineResult, stage: Stage, pipeline: Pipeline, peer: Peer | None) -> None:
@@ -295,6 +297,11 @@ def _devices(name: str) -> list[str]:
         cuda.cupy()
         return ["cpu", "cuda"]
     return ["cpu"]
+
+
+def _broken(name: str, error: Exception) -> Check:
+    why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return Check(f"engine {name}", why[:200], "it runs", "outside")
 
 
 def _same(one: Frame, other: Frame) -> bool:

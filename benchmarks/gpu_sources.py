@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import framefuse
+from benchmarks.kernel_rows import source_hash
 from benchmarks.protocol import RESULTS
 
 PACKAGE = Path(framefuse.__file__).parent
@@ -60,11 +61,12 @@ def stale() -> list[str]:
     """Which GPU results were measured on other sources than these, in words."""
     found = []
     for name, result in recorded():
-        sources = result.get("sources") or ({"kernel": result["source_hash"]} if "source_hash" in result else {})
-        if not sources:
+        groups = {group: (old, group_hash(group)) for group, old in result.get("sources", {}).items()}
+        if not groups and "source_hash" in result:  # of the kernel benchmark, which leaves out the kernels of networks
+            groups = {"kernel": (result["source_hash"], source_hash("gpu"))}
+        if not groups:
             found.append(f"{name} does not say on which sources it was measured")
-        for group, old in sources.items():
-            now = group_hash(group)
+        for group, (old, now) in groups.items():
             if now != old:
                 found.append(f"{name} was measured on {group} sources {old}; they are {now} now")
     return found

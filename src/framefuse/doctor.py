@@ -75,7 +75,7 @@ def checks() -> Iterator[Check]:
     yield _try("decode", partial(_video, "mpeg4"), core=True)
     yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
     for engine in ENGINES:
-        job = {"cudnn": _cudnn, "tensorrt": _tensorrt}.get(engine, partial(_engine, engine))
+        job = {"cudnn": _cudnn, "tensorrt": _tensorrt, "tvm": _tvm}.get(engine, partial(_engine, engine))
         yield _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
     yield _onnxruntime_packages()
     yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
@@ -234,6 +234,13 @@ def _tensorrt() -> str:
         if not np.isfinite(slot.outputs[0]).all():
             raise RuntimeError("two convolutions give NaN")
     return f"{built} and runs"
+
+
+def _tvm() -> str:
+    """A network in the shape of ResNet-18, compiled and run by TVM, against ONNX Runtime."""
+    from framefuse.engines.tvm import selftest
+
+    return f"apache-tvm {_version('apache-tvm')}, {selftest.run()}"
 
 
 def _onnxruntime_packages() -> Check:

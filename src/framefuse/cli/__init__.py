@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from framefuse import __version__
-from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, val
+from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, tune, val
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
 from framefuse.entry import INTERRUPTED, interrupted

@@ -25,6 +25,7 @@ ENGINES: dict[str, str] = {
     "cudnn": "framefuse.engines.cudnn",
     "tensorrt": "framefuse.engines.tensorrt",
     "torch": "framefuse.engines.torch",
+    "tvm": "framefuse.engines.tvm",
 }
 """Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
 `framefuse.engines` add to it."""

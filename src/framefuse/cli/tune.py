@@ -1,0 +1,90 @@
+"""framefuse tune: schedules for engine tvm by measurement, in slices that can be interrupted and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from framefuse.cli.console import print_table, stderr
+from framefuse.cli.options import Quiet
+from framefuse.entry import stop_if_interrupted
+from framefuse.errors import UsageError
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="schedules to measure for each function")] = 64,
+    slice_seconds: Annotated[
+        float, typer.Option("--slice", metavar="SECONDS", help="stop after this long; call again to go on")
+    ] = 480.0,
+    database: Annotated[Path | None, typer.Option(metavar="DIR", help="default: where engine tvm looks for it")] = None,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16", help="that the model will run at")] = "fp32",
+    target: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
+    size: Annotated[str | None, typer.Option(metavar="WxH", help="of the input; default: the model's own")] = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
+    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="the heaviest functions only")] = None,
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="0: as many as there are cores")] = 0,
+    quiet: Quiet = False,
+) -> int:
+    """Measure schedules for a model's heaviest functions; a tuner that was stopped goes on where it was."""
+    from framefuse.engines.tvm import compiling, reading, records, targets, tuning
+    from framefuse.engines.tvm.package import tvm
+    from framefuse.machine import available_cores
+    from framefuse.models import find_model
+
+    if precision not in compiling.PRECISIONS:
+        raise UsageError(f"--precision {precision} is not one of {', '.join(compiling.PRECISIONS)}")
+    if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
+        raise UsageError(
+            f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds",
+            remedy="call it again: every slice goes on where the last one ended",
+        )
+    path = find_model(model)
+    width, height = _size(size, path)
+    tvm()
+    cores = threads or available_cores()
+    where = targets.parse(target, cores)
+    kept = records.Records(database or records.default_folder(where), where)
+    console = stderr()
+
+    def say(line: str) -> None:
+        stop_if_interrupted()
+        if not quiet:
+            console.print(line, style="dim", markup=False)
+
+    if kept.note:
+        say(kept.note)
+    lowered = compiling.lower(reading.read(path, (batch, 3, height, width)), where, precision)
+    found = tuning.tasks_of(lowered, where, heaviest=tasks)
+    say(f"{len(found)} functions for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
+    done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
+    if not quiet:
+        rows = [
+            (name, f"{share:.1%}", str(count), f"{best:.0f}" if count else "")
+            for name, share, count, best in tuning.summary(found)
+        ]
+        print_table(("function", "of all operations", "schedules", "best us"), rows)
+        after = "every function has its trials" if done.finished else "call it again to go on"
+        console.print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
+    return 0
+
+
+def _size(text: str | None, model: Path) -> tuple[int, int]:
+    """Width and height."""
+    if text is None:
+        from framefuse.models.card import read_card
+
+        preprocess = read_card(model).preprocess
+        return preprocess.width, preprocess.height
+    try:
+        width, height = (int(part) for part in text.lower().split("x"))
+    except ValueError as error:
+        raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
+    if width < 1 or height < 1:
+        raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
+    return width, height
+
+
+__all__ = ["tune"]

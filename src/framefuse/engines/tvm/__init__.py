@@ -1,0 +1,28 @@
+"""Engine tvm: ONNX -> Relax -> machine code, tuned by measurement.
+
+package.py    the tvm package, imported late    targets.py   CPU and GPU by name
+reading.py    ONNX -> Relax at one shape        compiling.py Relax -> shared library
+offload.py    convolutions for cuDNN            artifact.py  under the cache rule
+records.py    the tuning database on disk       tuning.py    slices of tuning
+engine.py     the engine                        on_gpu.py    its slots on CUDA
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from framefuse.engines import EngineOptions
+    from framefuse.engines.tvm.engine import TvmEngine
+
+
+def open_engine(model: Path, options: EngineOptions) -> TvmEngine:
+    """Load an ONNX model for the CPU or, where it is asked for, for CUDA."""
+    from framefuse.engines.tvm.engine import open_engine
+
+    return open_engine(model, options)
+
+
+__all__ = ["open_engine"]

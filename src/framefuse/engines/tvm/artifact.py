@@ -1,0 +1,55 @@
+"""A compiled network under the cache rule: built once for a model, shape, precision, target and tuning database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from framefuse.engines.cache import Cached, EngineCache, model_hash
+from framefuse.engines.tvm import compiling, reading
+from framefuse.engines.tvm.package import versions
+from framefuse.engines.tvm.records import Records
+from framefuse.engines.tvm.targets import Target
+from framefuse.errors import EngineError
+
+SUFFIX = ".so"
+
+
+def artifact(
+    model: Path,
+    shape: tuple[int, int, int, int],
+    target: Target,
+    precision: str,
+    *,
+    cudnn: bool = False,
+    records: Records | None = None,
+    cache: EngineCache | None = None,
+) -> Cached:
+    """The shared library of a model, from the cache or built now.
+
+    Raises:
+        ModelError: the model cannot be read, or TVM lacks one of its operators.
+        EngineError: TVM cannot compile it, or the cache cannot be written.
+        CapabilityError: there is no linker.
+    """
+    digest = records.digest if records is not None else ""
+    key = {
+        "model": model_hash(model),
+        "engine": "tvm",
+        "version": versions(),
+        "device": target.text,
+        "precision": precision,
+        "shapes": json.dumps(shape),
+        "flags": f"cudnn={int(cudnn)} tuning={digest or 'none'}",
+    }
+
+    def build(path: Path) -> None:
+        lowered = compiling.lower(reading.read(model, shape), target, precision, cudnn=cudnn)
+        database: Any = records.open() if records is not None and digest else None
+        compiling.compile_to(path, lowered, target, database=database)
+
+    try:
+        return (cache or EngineCache("tvm")).get(key, build, suffix=SUFFIX)
+    except OSError as error:
+        raise EngineError(f"the compiled model cannot be written: {error}", remedy="set XDG_CACHE_HOME") from error

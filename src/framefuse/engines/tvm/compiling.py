@@ -1,0 +1,121 @@
+"""Relax -> shared library: precision, fusion, schedules of a tuning database, machine code."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.targets import Target
+from framefuse.errors import CapabilityError, EngineError
+
+PRECISIONS = ("fp32", "fp16")
+
+
+def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -> Any:
+    """The module as fused TensorIR functions without schedules: what is tuned, and what is compiled.
+
+    At fp16 convolutions and matrix products multiply float16 and add in float32, which is what they put out.
+
+    Args:
+        cudnn: leave convolutions to cuDNN (`offload.py`); CUDA only.
+    """
+    from framefuse.engines.tvm import offload
+
+    relax = tvm().relax
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    if precision == "fp16" and not cudnn:
+        passes.append(relax.transform.ToMixedPrecision(out_dtype="float32"))
+    with target.tvm():
+        module = tvm().transform.Sequential(passes)(module)
+        if cudnn:
+            module = offload.off_load(module)
+        return tvm().transform.Sequential(
+            [
+                relax.backend.DispatchSampling(),
+                relax.backend.DispatchSortScan(),
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FoldConstant(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(module)
+
+
+def compile_to(path: Path, lowered: Any, target: Target, *, database: Any = None) -> None:
+    """Write the shared library of a lowered module.
+
+    A function that the database knows gets its best schedule there. Others stay as they are on the CPU (plain loops),
+    and get DLight's rules for GPUs.
+
+    Raises:
+        EngineError: TVM, or the compiler of CUDA that it calls, fails.
+        CapabilityError: there is no linker.
+    """
+    relax, made = tvm().relax, target.tvm()
+    link = linker()
+    with made, ExitStack() as stack:
+        if database is not None:
+            stack.enter_context(database)
+            lowered = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(lowered)
+        if target.kind == "cuda":
+            from tvm.s_tir import dlight
+
+            gpu = dlight.gpu
+            rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+            lowered = dlight.ApplyDefaultSchedule(*rules)(lowered)
+        try:
+            compiled = tvm().compile(lowered, made, relax_pipeline=_rest(relax.transform))
+            compiled.export_library(str(path), fcompile=link)
+        except CapabilityError:
+            raise
+        except Exception as error:  # TVM's errors are of a dozen unrelated classes
+            raise EngineError(f"TVM cannot compile for {target.name}: {_first_line(error)}") from error
+
+
+def _rest(passes: Any) -> Any:
+    """What turns fused functions into a program of TVM's virtual machine."""
+    return tvm().transform.Sequential(
+        [
+            passes.RewriteDataflowReshape(),
+            passes.ToNonDataflow(),
+            passes.RemovePurityChecking(),
+            passes.CallTIRRewrite(),
+            passes.StaticPlanBlockMemory(),
+            passes.LowerAllocTensor(),
+            passes.KillAfterLastUse(),
+            passes.LowerRuntimeBuiltin(),
+            passes.ComputePrimValue(),
+            passes.VMShapeLower(),
+            passes.AttachGlobalSymbol(),
+        ]
+    )
+
+
+def linker() -> Any:
+    """The function by which TVM links: ziglang's linker, or the system's compiler."""
+    if importlib.util.find_spec("ziglang") is not None:
+        command = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--strip-debug"]
+    elif compiler := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
+        command = [compiler, "-shared", "-fPIC"]
+    else:
+        raise CapabilityError("engine tvm needs a linker", remedy="pip install ziglang")
+
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        done = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True)
+        if done.returncode:
+            raise EngineError(f"{command[0]} cannot link: {_first_line(done.stderr)}")
+
+    return link
+
+
+def _first_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

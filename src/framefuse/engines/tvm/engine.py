@@ -1,0 +1,145 @@
+"""Engine tvm: ONNX -> Relax -> machine code for this CPU or GPU, tuned where `framefuse tune` was run.
+
+Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA graph over TVM's virtual machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines.tvm import targets
+from framefuse.engines.tvm.artifact import artifact
+from framefuse.engines.tvm.compiling import PRECISIONS
+from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.records import Records, default_folder
+from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.machine import available_cores
+
+ALIGNMENT = 64
+"""Bytes, of the arrays that compiled code reads; it does not check."""
+
+
+class TvmEngine:
+    """A model, compiled for one input shape at a time.
+
+    Args:
+        database: folder of a tuning database; default: the one that `framefuse tune` fills for this target.
+        cudnn: whether cuDNN runs the convolutions; CUDA and fp16 only. Default: yes on CUDA at fp16.
+    """
+
+    name = "tvm"
+    streams = 1
+    input_dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def __init__(
+        self, model: Path, options: EngineOptions, *, database: Path | None = None, cudnn: bool | None = None
+    ) -> None:
+        if options.workspace_mb or options.streams > 1:
+            raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
+        if options.precision not in ("auto", *PRECISIONS):
+            raise CapabilityError(
+                f"engine tvm has no {options.precision}", remedy=f"use --precision {' or '.join(PRECISIONS)}"
+            )
+        tvm()
+        self._model = model
+        self.input_dtype = _input_dtype(model)
+        self._threads = options.threads or available_cores()
+        on_gpu = options.device == "cuda"
+        self.target = targets.this_gpu() if on_gpu else targets.this_cpu(self._threads)
+        self.precision = ("fp16" if on_gpu else "fp32") if options.precision == "auto" else options.precision
+        able = on_gpu and self.precision == "fp16"
+        if cudnn and not able:
+            raise UsageError("cuDNN takes over convolutions on CUDA at fp16 only", remedy="leave cudnn out")
+        self.cudnn = able if cudnn is None else cudnn
+        self.capturable = on_gpu
+        self._records = Records(database or default_folder(self.target), self.target)
+        self.reasons = [
+            f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
+            f"target {self.target.text}, convolutions by {'cuDNN' if self.cudnn else 'TVM'}",
+        ]
+        if self._records.note:
+            self.reasons.append(self._records.note)
+        if not self._records.digest and not self.cudnn:
+            self.reasons.append("not tuned: slow; run `framefuse tune` with this model")
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        shape = (batch, 3, height, width)
+        built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
+        self.reasons.append(built.reason)
+        main = self._load(built.path)
+        if self.capturable:
+            from framefuse.engines.tvm.on_gpu import Request
+
+            requests = [Request(main, shape, self.input_dtype) for _ in range(slots or 2)]
+            made = [Slot(request.input, handle=request) for request in requests]
+            return SlotLane(shape, made, start=lambda slot: slot.handle.start(), wait=_wait)
+        slot = Slot(_aligned(shape, self.input_dtype))
+        return SlotLane(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
+
+    def close(self) -> None:
+        pass
+
+    def _load(self, path: Path) -> Any:
+        """The compiled network as a function of one tensor."""
+        import tvm_ffi
+
+        module = tvm()
+        try:
+            device = module.cuda(0) if self.target.kind == "cuda" else module.cpu()
+            if self.target.kind == "llvm":
+                tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
+            return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)["main"]
+        except Exception as error:  # TVM's errors are of a dozen unrelated classes
+            raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
+
+
+def _run(main: Any, slot: Slot) -> None:
+    import tvm_ffi
+
+    try:
+        slot.outputs = tuple(np.from_dlpack(tensor) for tensor in tensors(main(tvm_ffi.from_dlpack(slot.input))))
+    except Exception as error:
+        raise EngineError(f"TVM failed at input {slot.input.shape}: {error}") from error
+
+
+def tensors(result: Any) -> list[Any]:
+    """Of a network's result: one tensor, or several."""
+    return [result] if hasattr(result, "shape") else list(result)
+
+
+def _wait(slot: Slot, timeout: float | None) -> bool:
+    if not slot.handle.wait(timeout):
+        return False
+    slot.outputs = slot.handle.outputs
+    return True
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _input_dtype(model: Path) -> np.dtype[Any]:
+    import onnx
+
+    try:
+        graph = onnx.load(model, load_external_data=False).graph
+    except Exception as error:  # protobuf's classes depend on its implementation
+        raise ModelError(f"{model} cannot be read as ONNX: {error}", remedy="export the model again") from error
+    weights = {tensor.name for tensor in graph.initializer}
+    kinds = [value.type.tensor_type.elem_type for value in graph.input if value.name not in weights]
+    if len(kinds) != 1:
+        raise ModelError(f"{model} has {len(kinds)} inputs", remedy="engine tvm takes one: the picture")
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kinds[0]))
+
+
+def open_engine(model: Path, options: EngineOptions) -> TvmEngine:
+    """Load an ONNX model for the CPU or, where it is asked for, for CUDA."""
+    return TvmEngine(model, options)

@@ -1,0 +1,36 @@
+"""The tvm package, imported when this engine is chosen and not before: it takes seconds and 300 MB on disk."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from framefuse.errors import CapabilityError
+
+INSTALL = "pip install 'framefuse[tvm]'"
+
+
+@cache
+def tvm() -> Any:
+    """The module.
+
+    TVM's threads would pin themselves, the caller too, and spin for work: decoding needs those cores.
+
+    Raises:
+        CapabilityError: it is not installed, or has no compiler.
+    """
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
+    try:
+        import tvm
+        import tvm.relax
+    except ImportError as error:
+        raise CapabilityError(f"engine tvm needs the package apache-tvm: {error}", remedy=INSTALL) from error
+    return tvm
+
+
+def versions() -> str:
+    """Of everything that decides what a compile gives."""
+    return f"{version('apache-tvm')} ffi {version('apache-tvm-ffi')}"

@@ -1,0 +1,127 @@
+"""A tuning database on disk: one folder for each target, in TVM's own two files, which a killed tuner may leave torn.
+
+database_workload.json        one function a line, by number
+database_tuning_record.json   one schedule a line, with the number of its function and the seconds it took
+target.json                   what it was tuned for
+
+A tuner appends lines, so a torn one can only be the last; it is cut off, and `note` says so. Anything else that cannot
+be read was not done by a tuner, and the database is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from framefuse.engines import cache
+from framefuse.engines.tvm.package import tvm, versions
+from framefuse.engines.tvm.targets import Target
+from framefuse.errors import EngineError
+
+WORKLOADS, RECORDS, TARGET = "database_workload.json", "database_tuning_record.json", "target.json"
+
+
+def default_folder(target: Target) -> Path:
+    """Where the engine looks for schedules of a target."""
+    return cache.directory() / "tvm" / "tuning" / target.name
+
+
+class Records:
+    """The database in a folder, which is made if it is not there.
+
+    Raises:
+        EngineError: it is of another target, or damaged beyond a torn last line.
+    """
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self.folder, self.target, self.note = folder, target, ""
+        self._check_target()
+        functions = self._repaired(WORKLOADS)
+        self._repaired(RECORDS, functions)
+
+    def open(self) -> Any:
+        """TVM's object over the files."""
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        tvm()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / TARGET).exists():
+            facts = {"target": self.target.name, "tvm": versions()}
+            cache.write_atomically(self.folder / TARGET, json.dumps(facts).encode())
+        try:
+            return JSONDatabase(work_dir=str(self.folder))
+        except Exception as error:  # a line is JSON, but not one that this TVM wrote
+            raise self._refused(f"TVM cannot read it: {str(error).strip().splitlines()[-1]}") from error
+
+    @property
+    def digest(self) -> str:
+        """Of what is in it, for a cache key; empty where there is nothing."""
+        try:
+            content = (self.folder / RECORDS).read_bytes()
+        except OSError:
+            return ""
+        return hashlib.sha256(content).hexdigest()[:16] if content else ""
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by the one tuner that may write.
+
+        Raises:
+            EngineError: another tuner holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise EngineError(
+                    f"another tuner is writing to {self.folder}", remedy="wait for it, or name another --database"
+                ) from error
+            yield
+
+    def _check_target(self) -> None:
+        try:
+            facts = json.loads((self.folder / TARGET).read_text(encoding="utf-8"))
+            name = str(facts["target"])
+        except FileNotFoundError:
+            if (self.folder / RECORDS).exists():
+                raise self._refused(f"{TARGET} is missing: what it was tuned for is unknown") from None
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._refused(f"{TARGET} cannot be read: {error}") from error
+        if name != self.target.name:
+            raise self._refused(f"it was tuned for {name}, not for {self.target.name}")
+
+    def _repaired(self, name: str, functions: int | None = None) -> int:
+        """Check the lines of a file, cut a torn last one off; how many are left."""
+        path = self.folder / name
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return 0
+        for number, line in enumerate(lines):
+            try:
+                content = json.loads(line)
+                if functions is not None and not 0 <= int(content[0]) < functions:
+                    raise ValueError(f"it is of function {content[0]}, and {WORKLOADS} has {functions}")
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                if number != len(lines) - 1:
+                    raise self._refused(f"line {number + 1} of {name}: {error}") from error
+                cache.write_atomically(path, b"".join(lines[:number]))
+                self.note = f"{path}: its last line was torn and is cut off"
+                return number
+        if lines and not lines[-1].endswith(b"\n"):
+            cache.write_atomically(path, b"".join(lines) + b"\n")
+        return len(lines)
+
+    def _refused(self, why: str) -> EngineError:
+        return EngineError(
+            f"tuning database {self.folder} cannot be used: {why}",
+            remedy=f"delete the folder and tune again, or name another with --database: rm -r {self.folder}",
+        )

@@ -1,0 +1,88 @@
+"""A network in the shape of ResNet-18 (He et al., 2015), an eighth as wide, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from framefuse.engines import EngineOptions, open_engine
+
+SIZE = 64
+WIDTHS = (8, 16, 32, 64)
+CLASSES = 10
+
+
+def run() -> str:
+    """What was found, in a few words.
+
+    Raises:
+        RuntimeError: the results differ.
+        CapabilityError: TVM is not installed.
+    """
+    from framefuse.engines.tvm.package import tvm
+
+    tvm()
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder, "resnet18.onnx"))
+        engine = open_engine("tvm", path, EngineOptions("cpu"))
+        lane = engine.lane(1, SIZE, SIZE, 1)
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+        lane.submit(slot)
+        lane.wait(slot)
+        try:
+            import onnxruntime
+        except ImportError:
+            return "ResNet-18's shape runs; onnxruntime is not there to compare with"
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        (expected,) = session.run(None, {"images": slot.input})
+        worst = float(np.abs(slot.outputs[0] - expected).max() / np.abs(expected).max())
+    if not worst < 1e-4:
+        raise RuntimeError(f"ResNet-18's shape is {worst:.3g} of its range off ONNX Runtime")
+    return f"fp32, ResNet-18's shape {worst:.1g} of its range off ONNX Runtime at most"
+
+
+def write(path: Path) -> Path:
+    """The ONNX file: a stem, four stages of two residual blocks, pooling, a classifier; weights random and seeded."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng, nodes, weights = np.random.default_rng(0), [], []
+
+    def weight(*shape: int) -> str:
+        value = rng.normal(0, (2 / np.prod(shape[1:] or (1e4,))) ** 0.5, shape).astype(np.float32)
+        weights.append(numpy_helper.from_array(value, f"w{len(weights)}"))
+        return str(weights[-1].name)
+
+    def node(kind: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(kind, inputs, [f"v{len(nodes)}"], **attributes))
+        return str(nodes[-1].output[0])
+
+    def conv(x: str, inputs: int, outputs: int, kernel: int, stride: int) -> str:
+        pads, steps = [kernel // 2] * 4, [stride] * 2
+        return node("Conv", x, weight(outputs, inputs, kernel, kernel), weight(outputs), pads=pads, strides=steps)
+
+    x = node("Relu", conv("images", 3, WIDTHS[0], 7, 2))
+    x = node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    inputs = WIDTHS[0]
+    for stage, outputs in enumerate(WIDTHS):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            y = conv(node("Relu", conv(x, inputs, outputs, 3, stride)), outputs, outputs, 3, 1)
+            short = x if stride == 1 else conv(x, inputs, outputs, 1, stride)
+            x, inputs = node("Relu", node("Add", y, short)), outputs
+    x = node("Flatten", node("GlobalAveragePool", x))
+    x = node("Gemm", x, weight(CLASSES, inputs), weight(CLASSES), transB=1)
+    graph = helper.make_graph(
+        nodes,
+        "resnet18",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [helper.make_tensor_value_info(x, TensorProto.FLOAT, None)],
+        weights,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path

@@ -1,0 +1,211 @@
+"""Tuning in slices: measured schedules for the heaviest functions of a network, written down one by one.
+
+A slice ends by the clock and the next one goes on where it ended, since everything that is known is in the database.
+Functions take turns, the heaviest first, a few candidates each, so that a short slice helps all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framefuse.engines.tvm import compiling
+from framefuse.engines.tvm.records import Records
+from framefuse.engines.tvm.targets import Target
+from framefuse.errors import EngineError
+
+LONGEST_SLICE = 480.0
+"""Seconds."""
+
+BATCH = 4
+"""Candidates of a turn: all are built, then all are run."""
+
+
+@dataclass
+class Task:
+    """A function to be tuned.
+
+    Attributes:
+        operations: floating-point operations of all its calls in a run of the network.
+        measured: schedules in the database that run.
+        best: microseconds of a call with the best of them; 0: none.
+        done: nothing more is to be tried.
+    """
+
+    name: str
+    operations: float
+    extracted: Any
+    measured: int = 0
+    best: float = 0.0
+    done: bool = False
+
+    def look_up(self, database: Any) -> None:
+        """Set `measured` and `best`."""
+        workload = database.commit_workload(self.extracted.dispatched[0])
+        found = database.get_top_k(workload, 1 << 20)
+        self.measured = len(found)
+        self.best = min((float(s) for s in found[0].run_secs), default=0.0) * 1e6 if found else 0.0
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a slice did."""
+
+    tasks: list[Task]
+    seconds: float
+    added: int
+    """Schedules measured in it."""
+    finished: bool
+    """Whether every function had its trials: another slice would do nothing."""
+
+
+def tasks_of(lowered: Any, target: Target, *, heaviest: int | None = None) -> list[Task]:
+    """The functions of a lowered network (`compiling.lower`) that compute, the heaviest first."""
+    from tvm.s_tir import meta_schedule
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    found = []
+    for extracted in meta_schedule.relax_integration.extract_tasks(lowered, target.tvm()):
+        operations = float(estimate_tir_flops(extracted.dispatched[0])) * int(extracted.weight)
+        found.append(Task(str(extracted.task_name), operations, extracted))
+    found.sort(key=lambda task: (-task.operations, task.name))
+    return found[:heaviest]
+
+
+def tune(
+    tasks: list[Task],
+    target: Target,
+    records: Records,
+    *,
+    trials: int,
+    seconds: float,
+    workers: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> Slice:
+    """One slice of tuning: at most about `seconds`, since a turn that has begun is ended.
+
+    Args:
+        trials: schedules that a function shall have in the database.
+        workers: processes that build candidates.
+
+    Raises:
+        EngineError: another tuner writes to the database.
+    """
+    started = time.monotonic()
+    with records.locked():
+        database = records.open()
+        for task in tasks:
+            task.look_up(database)
+            task.done = task.measured >= trials
+        before = sum(task.measured for task in tasks)
+        turn = _Turn(target, records.folder, database, workers)
+        longest = 0.0
+        while waiting := [task for task in tasks if not task.done]:
+            begun = time.monotonic()
+            if begun + longest > started + seconds:
+                break
+            task = min(waiting, key=lambda task: (task.measured // BATCH, -task.operations))
+            had = task.measured
+            turn(task, min(BATCH, trials - had))
+            task.look_up(database)
+            task.done = task.measured >= trials or task.measured == had
+            longest = max(longest, time.monotonic() - begun)
+            say(f"{task.name[:60]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
+        added = sum(task.measured for task in tasks) - before
+    return Slice(tasks, time.monotonic() - started, added, all(task.done for task in tasks))
+
+
+class _Turn:
+    """Measures some more candidates of one function; its worker processes stay for the next."""
+
+    def __init__(self, target: Target, folder: Path, database: Any, workers: int) -> None:
+        import tvm.s_tir.tensor_intrin  # noqa: F401  ten seconds of work, once, which no turn shall be charged with
+        from tvm.s_tir import meta_schedule as ms
+
+        for name in ("tvm.s_tir.meta_schedule", ms.__name__):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.target, self.folder, self.database, self.workers = target, folder, database, workers
+        self.builder = _builder(workers)
+        evaluator = ms.runner.EvaluatorConfig(number=1, repeat=2, min_repeat_ms=20)
+        self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator)
+        self.model = "xgb" if importlib.util.find_spec("xgboost") is not None else "random"
+        self.seed = int(time.time()) & 0xFFFFFF
+        """Not a fixed one: a slice shall not try what the one before it tried."""
+
+    def __call__(self, task: Task, count: int) -> None:
+        from tvm.s_tir import meta_schedule as ms
+
+        self.seed += 1
+        context = ms.TuneContext(
+            mod=task.extracted.dispatched[0],
+            target=task.extracted.target,
+            space_generator="post-order-apply",
+            search_strategy=ms.search_strategy.EvolutionarySearch(population_size=64, init_min_unmeasured=16),
+            task_name=task.name,
+            rand_state=self.seed,
+            num_threads=self.workers,
+        ).clone()
+        try:
+            ms.tune_tasks(
+                tasks=[context],
+                task_weights=[1.0],
+                work_dir=str(self.folder),
+                max_trials_global=count,
+                num_trials_per_iter=count,
+                builder=self.builder,
+                runner=self.runner,
+                database=self.database,
+                cost_model=self.model,
+                measure_callbacks=[
+                    ms.measure_callback.AddToDatabase(),
+                    ms.measure_callback.RemoveBuildArtifact(),
+                ],
+            )
+        except Exception as error:  # TVM's errors are of a dozen unrelated classes
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise EngineError(f"TVM's tuner failed at {task.name}: {lines[-1]}") from error
+
+
+def _builder(workers: int) -> Any:
+    """Builds candidates in threads of this process: a candidate takes 0.2 s to build, and the processes that TVM would
+    start for it take seconds to import TVM."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
+    from tvm.s_tir.meta_schedule.builder.local_builder import default_build
+
+    linker = compiling.linker()
+
+    def build(candidate: Any) -> Any:
+        folder = Path(tempfile.mkdtemp())  # TVM's callback removes the file and the folder after the run
+        try:
+            path = folder / "candidate.so"
+            default_build(candidate.mod, candidate.target, None).export_library(str(path), fcompile=linker)
+        except Exception as error:  # one that cannot be built is one that is not chosen
+            shutil.rmtree(folder, ignore_errors=True)
+            return BuilderResult(None, f"{type(error).__name__}: {error}")
+        return BuilderResult(str(path), None)
+
+    @derived_object
+    class Builder(PyBuilder):  # type: ignore[misc]
+        def build(self, build_inputs: list[Any]) -> list[Any]:
+            with ThreadPoolExecutor(workers) as threads:
+                return list(threads.map(build, build_inputs))
+
+    return Builder()
+
+
+def summary(tasks: list[Task]) -> list[tuple[str, float, int, float]]:
+    """(name, share of the operations, schedules measured, microseconds of the best) of each function."""
+    total = sum(task.operations for task in tasks) or 1.0
+    return [(task.name, task.operations / total, task.measured, task.best) for task in tasks]
+
+
+__all__ = ["BATCH", "LONGEST_SLICE", "Slice", "Task", "summary", "tasks_of", "tune"]

@@ -1,0 +1,128 @@
+"""Engine tvm on the CPU: against ONNX Runtime, from its cache, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.errors import CapabilityError, ModelError, UsageError
+from tests.cudnn_nets import Net
+
+pytest.importorskip("tvm")
+CPU = EngineOptions(device="cpu", threads=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "framefuse" / "tvm"
+
+
+def small(path: Path) -> Path:
+    net = Net()
+    x = net.conv("images", 8, stride=2)
+    y = net.conv(x, 8)
+    net.save(path, net.node("Add", x, y, channels=8))
+    return path
+
+
+def run(model: Path, size: tuple[int, int, int], options: EngineOptions = CPU) -> tuple[Any, Any, Any]:
+    """Engine, outputs and those of ONNX Runtime."""
+    ort = pytest.importorskip("onnxruntime")
+    batch, height, width = size
+    engine = open_engine("tvm", model, options)
+    lane = engine.lane(batch, height, width, 1)
+    slot = lane.acquire()
+    assert slot is not None
+    slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+    lane.submit(slot)
+    assert lane.wait(slot)
+    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {session.get_inputs()[0].name: slot.input})
+    return engine, slot.outputs, expected
+
+
+def test_it_gives_what_onnx_runtime_gives_and_is_built_once(tmp_path: Path, cache: Path) -> None:
+    model = small(tmp_path / "net.onnx")
+    engine, outputs, expected = run(model, (2, 17, 22))
+    assert [value.shape for value in outputs] == [value.shape for value in expected]
+    assert np.abs(outputs[0] - expected[0]).max() < 1e-4
+    assert any("built in" in reason for reason in engine.reasons) and any("not tuned" in r for r in engine.reasons)
+    sidecar = next(path for path in cache.glob("*.json"))
+    assert '"engine": "tvm"' in sidecar.read_text() and "[2, 3, 17, 22]" in sidecar.read_text()
+    sidecar.with_suffix(".so").unlink()  # not written over: this process has it mapped
+    sidecar.with_suffix(".so").write_bytes(b"torn")
+    again, outputs, _ = run(model, (2, 17, 22))
+    assert "is damaged (4 bytes): built again" in again.reasons[-1]
+    last, outputs, _ = run(model, (2, 17, 22))
+    assert "from the cache" in last.reasons[-1]
+    assert np.abs(outputs[0] - expected[0]).max() < 1e-4
+
+
+def test_half_precision_stays_near(tmp_path: Path) -> None:
+    engine, outputs, expected = run(
+        small(tmp_path / "net.onnx"), (1, 16, 16), EngineOptions(device="cpu", precision="fp16", threads=1)
+    )
+    error = np.abs(outputs[0] - expected[0]).max() / np.abs(expected[0]).max()
+    assert engine.precision == "fp16" and outputs[0].dtype == np.float32 and 1e-6 < error < 5e-3
+
+
+def test_an_operator_that_tvm_lacks_is_named(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    node = helper.make_node("MelWeightMatrix2", ["images"], ["y"], domain="com.example")
+    model = helper.make_model(
+        helper.make_graph([node], "g", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)],
+    )
+    onnx.save(model, tmp_path / "odd.onnx")
+    engine = open_engine("tvm", tmp_path / "odd.onnx", CPU)
+    with pytest.raises(ModelError, match=r"TVM has no MelWeightMatrix2 \(1\)"):
+        engine.lane(1, 16, 16, 1)
+
+
+def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+    model = small(tmp_path / "net.onnx")
+    with pytest.raises(CapabilityError, match="no int8"):
+        open_engine("tvm", model, EngineOptions(device="cpu", precision="int8"))
+    with pytest.raises(UsageError, match="workspace"):
+        open_engine("tvm", model, EngineOptions(device="cpu", workspace_mb=8))
+    with pytest.raises(CapabilityError, match="no CUDA device"):
+        open_engine("tvm", model, EngineOptions(device="cuda"))
+    (tmp_path / "torn.onnx").write_bytes(model.read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot be read"):
+        open_engine("tvm", tmp_path / "torn.onnx", CPU)
+
+
+def test_a_model_of_one_size_refuses_others(tmp_path: Path) -> None:
+    model = onnx.load(small(tmp_path / "net.onnx"))
+    for axis, size in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], (32, 64), strict=True):
+        axis.dim_value = size
+    onnx.save(model, tmp_path / "fixed.onnx")
+    engine = open_engine("tvm", tmp_path / "fixed.onnx", CPU)
+    with pytest.raises(ModelError, match=r"takes \(1, 3, 32, 64\) only, not \(1, 3, 64, 64\)"):
+        engine.lane(1, 64, 64, 1)
+
+
+def test_tvm_is_imported_only_when_it_is_chosen() -> None:
+    code = "import sys, framefuse.engines.tvm, framefuse.cli; print('tvm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_network_whose_shapes_are_computed_is_folded(tmp_path: Path) -> None:
+    from framefuse.engines.tvm.reading import static
+    from tests.small_models import write
+
+    model = static(write(tmp_path / "v8.onnx", "yolov8n"), (1, 3, 64, 96))
+    kinds = {node.op_type for node in model.graph.node}
+    assert not kinds & {"Shape", "Range", "Expand", "Gather", "ConstantOfShape", "Constant"}
+    assert [axis.dim_value for axis in model.graph.output[0].type.tensor_type.shape.dim] == [1, 84, 126]

@@ -6,7 +6,7 @@ Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA grap
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from framefuse.engines.tvm.package import tvm
 from framefuse.engines.tvm.records import Records, default_folder
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 from framefuse.machine import available_cores
+
+if TYPE_CHECKING:
+    from framefuse.engines.tvm.on_gpu import TvmExecution
 
 ALIGNMENT = 64
 """Bytes, of the arrays that compiled code reads; it does not check."""
@@ -69,20 +72,40 @@ class TvmEngine:
 
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
         shape = (batch, 3, height, width)
-        built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
-        self.reasons.append(built.reason)
-        main = self._load(built.path)
         if self.capturable:
-            from framefuse.engines.tvm.on_gpu import Request
+            from framefuse.engines.device_lane import device_lane
 
-            requests = [Request(main, shape, self.input_dtype) for _ in range(slots or 2)]
-            made = [Slot(request.input, handle=request) for request in requests]
-            return SlotLane(shape, made, start=lambda slot: slot.handle.start(), wait=_wait)
+            return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
+        main = self._compiled(shape)
         slot = Slot(_aligned(shape, self.input_dtype))
         return SlotLane(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
 
+    def execution(self, batch: int, height: int, width: int) -> TvmExecution:
+        """The network of one shape on the GPU, with memory of its own: `input`, `start`, `finish`, `results`.
+
+        Raises:
+            ModelError: TVM lacks one of its operators, or it takes another size.
+            EngineError: TVM cannot compile or run it.
+        """
+        from framefuse.engines.tvm.on_gpu import TvmExecution
+
+        shape = (batch, 3, height, width)
+        if self.cudnn:
+            from framefuse.engines.tvm import convolve
+
+            plans = convolve.register().plans
+        made = TvmExecution(self._compiled(shape), shape, self.input_dtype)
+        if self.cudnn:
+            plans.save()
+        return made
+
     def close(self) -> None:
         pass
+
+    def _compiled(self, shape: tuple[int, int, int, int]) -> Any:
+        built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
+        self.reasons.append(built.reason)
+        return self._load(built.path)
 
     def _load(self, path: Path) -> Any:
         """The compiled network as a function of one tensor."""
@@ -110,13 +133,6 @@ def _run(main: Any, slot: Slot) -> None:
 def tensors(result: Any) -> list[Any]:
     """Of a network's result: one tensor, or several."""
     return [result] if hasattr(result, "shape") else list(result)
-
-
-def _wait(slot: Slot, timeout: float | None) -> bool:
-    if not slot.handle.wait(timeout):
-        return False
-    slot.outputs = slot.handle.outputs
-    return True
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

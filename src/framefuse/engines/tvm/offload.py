@@ -123,7 +123,11 @@ class _Rewriter:
         """The convolution that a binding makes, and what follows it, if cuDNN can take it."""
         relax = tvm().relax
         call = binding.value
-        if _name(call) != "relax.nn.conv2d" or call.attrs.groups != 1 or not isinstance(call.args[1], tvm().ir.Constant):
+        if (
+            _name(call) != "relax.nn.conv2d"
+            or call.attrs.groups != 1
+            or not isinstance(call.args[1], tvm().ir.Constant)
+        ):
             return None
         outputs = int(call.args[1].value.shape[0])
         if outputs % GRAIN:

@@ -1,0 +1,70 @@
+"""Convolutions that are left to cuDNN: on the CPU, with NumPy in cuDNN's place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cudnn_nets import Net, onnx_runtime, pictures
+
+pytest.importorskip("tvm")
+
+SEEN: list[tuple[Any, ...]] = []
+
+
+def convolve(x: Any, weight: Any, bias: Any, *rest: Any) -> None:
+    """What cuDNN computes, NHWC, in float32."""
+    *residual, how, out = rest
+    given = json.loads(str(how))
+    top, left, bottom, right = given["pads"]
+    x, weight, bias = (np.from_dlpack(value).astype(np.float32) for value in (x, weight, bias))
+    x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    y = np.from_dlpack(out)
+    rows, columns = weight.shape[1:3]
+    total = np.zeros(y.shape, np.float32) + bias
+    for row in range(rows):
+        for column in range(columns):
+            window = x[:, row : row + x.shape[1] - rows + 1, column : column + x.shape[2] - columns + 1]
+            window = window[:, :: given["stride"][0], :: given["stride"][1]]
+            total += window @ weight[:, row, column].T
+    if given["activation"] == "silu":
+        total *= 1 / (1 + np.exp(-total))
+    elif given["activation"] == "relu":
+        total = np.maximum(total, 0)
+    for other in residual:
+        total += np.from_dlpack(other)
+    SEEN.append((x.shape[3], weight.shape[0], given["activation"], len(residual)))
+    np.copyto(y, total.astype(np.float16))
+
+
+def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
+    import tvm_ffi
+
+    from framefuse.engines.tvm import compiling, offload, reading, targets
+    from framefuse.engines.tvm.package import tvm
+
+    net = Net()
+    x = net.conv("images", 16, stride=2)
+    left, right = net.split(x, [8, 8])
+    right = net.node("Add", right, net.conv(net.conv(right, 8), 8), channels=8)
+    x = net.node("Concat", left, right, channels=16, axis=1)
+    x = net.conv(x, 8, kernel=1, act="relu")
+    outputs = net.conv(x, 16, kernel=1, act=""), net.conv(x, 3, kernel=1)  # 3 is nothing that tensor cores take
+    path = net.save(tmp_path / "net.onnx", *outputs)
+
+    tvm_ffi.register_global_func(offload.FUNCTION, convolve, override=True)
+    target = targets.this_cpu(1)
+    lowered = compiling.lower(reading.read(path, (2, 3, 18, 22)), target, "fp16", cudnn=True)
+    compiling.compile_to(tmp_path / "net.so", lowered, target)
+    main = tvm().relax.VirtualMachine(tvm().runtime.load_module(str(tmp_path / "net.so")), tvm().cpu())["main"]
+    images = pictures(2, 18, 22)
+    SEEN.clear()
+    results = [np.from_dlpack(value) for value in main(tvm().runtime.tensor(images))]
+    assert SEEN == [(8, 16, "silu", 0), (8, 8, "silu", 0), (8, 8, "silu", 1), (16, 8, "relu", 0), (8, 16, "", 0)]
+    for result, expected in zip(results, onnx_runtime(path, images), strict=True):
+        assert result.shape == expected.shape and result.dtype == np.float32
+        assert np.abs(result - expected).max() < 5e-3 * np.abs(expected).max()

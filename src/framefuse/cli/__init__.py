@@ -37,6 +37,7 @@ app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --cal
 app.command(cls=Command, epilog="Example: framefuse parity yolov8n.onnx --source video.mp4 --out parity.html")(
     parity.parity
 )
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(bench.app)

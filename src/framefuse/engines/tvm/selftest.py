@@ -51,7 +51,9 @@ def write(path: Path) -> Path:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    rng, nodes, weights = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    nodes: list[Any] = []
+    weights: list[Any] = []
 
     def weight(*shape: int) -> str:
         value = rng.normal(0, (2 / np.prod(shape[1:] or (1e4,))) ** 0.5, shape).astype(np.float32)

@@ -1,0 +1,125 @@
+"""Tuning: slices, resuming, torn databases, and what tuned code gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framefuse.errors import EngineError, UsageError
+from tests.cudnn_nets import Net
+from tests.test_tvm import run
+
+pytest.importorskip("tvm")
+pytest.importorskip("cloudpickle")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "framefuse" / "tvm" / "tuning"
+
+
+def target(arch: str = "generic") -> Any:
+    from framefuse.engines.tvm.targets import Target
+
+    return Target("llvm", arch)
+
+
+def command(model: Path, *options: str) -> list[str]:
+    words = ["tune", str(model), "--size", "16x16", "--tasks", "1", "--threads", "1", *options]
+    return [sys.executable, "-m", "framefuse", *words]
+
+
+def small(path: Path) -> Path:
+    net = Net()
+    return net.save(path, net.conv("images", 16))
+
+
+def database(folder: Path, *records: str, functions: int = 1, name: str = "llvm-generic") -> Path:
+    folder.mkdir()
+    (folder / "target.json").write_text(json.dumps({"target": name, "tvm": "x"}))
+    (folder / "database_workload.json").write_text('["hash", "module"]\n' * functions)
+    (folder / "database_tuning_record.json").write_text("".join(records))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_killed_tuner_goes_on_and_what_it_found_is_used(tmp_path: Path, cache: Path) -> None:
+    model = small(tmp_path / "net.onnx")
+    first = subprocess.Popen(command(model, "--trials", "400"), stderr=subprocess.PIPE, start_new_session=True)
+    records: list[Path] = []
+    end = time.monotonic() + 100
+    while time.monotonic() < end and not (records and records[0].stat().st_size):
+        records = list(cache.glob("*/database_tuning_record.json"))
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    found = records[0].read_bytes().count(b"\n")
+    assert found
+    with records[0].open("ab") as file:
+        file.write(b'[0, [[["GetSBl')  # as a kill in the middle of a line leaves it
+    second = subprocess.run(command(model, "--trials", str(found + 4)), capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "its last line was torn and is cut off" in second.stderr
+    lines = records[0].read_text().splitlines()
+    assert len(lines) >= found + 1 and all(json.loads(line) for line in lines)
+    third = subprocess.run(command(model, "--trials", "1"), capture_output=True, text=True)
+    assert "0 schedules in" in third.stderr and "every function has its trials" in third.stderr
+    engine, (value,), (expected,) = run(model, (1, 16, 16))
+    assert abs(value - expected).max() < 1e-4
+    assert not any("not tuned" in reason for reason in engine.reasons)
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    from framefuse.engines.tvm.records import Records
+
+    folder = database(tmp_path / "db", "[0, [1]]\n", "[0, [2")
+    records = Records(folder, target())
+    assert "torn and is cut off" in records.note
+    assert (folder / "database_tuning_record.json").read_text() == "[0, [1]]\n"
+    assert Records(folder, target()).note == "" and records.digest
+
+
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    from framefuse.engines.tvm.records import Records
+
+    with pytest.raises(EngineError, match=r"line 2 of database_tuning_record.json.*\n.*rm -r"):
+        Records(database(tmp_path / "middle", "[0, [1]]\n", "[0, [2\n", "[0, [3]]\n"), target())
+    with pytest.raises(EngineError, match=r"it is of function 4, and database_workload.json has 1"):
+        Records(database(tmp_path / "lost", "[4, [1]]\n", "[0, [3]]\n"), target())
+    with pytest.raises(EngineError, match="tuned for llvm-generic, not for llvm-znver5"):
+        Records(database(tmp_path / "other"), target("znver5"))
+    nameless = database(tmp_path / "nameless", "[0, [1]]\n")
+    (nameless / "target.json").unlink()
+    with pytest.raises(EngineError, match=r"target.json is missing"):
+        Records(nameless, target())
+    (nameless / "target.json").write_text("{")
+    with pytest.raises(EngineError, match=r"target.json cannot be read"):
+        Records(nameless, target())
+
+
+def test_one_tuner_at_a_time(tmp_path: Path) -> None:
+    from framefuse.engines.tvm.records import Records
+
+    records = Records(tmp_path / "db", target())
+    with records.locked(), pytest.raises(EngineError, match="another tuner"), records.locked():
+        pass
+
+
+def test_wrong_words_are_refused() -> None:
+    from framefuse.engines.tvm import targets
+
+    for text in ("gpu", "metal-x", "cuda-90"):
+        with pytest.raises(UsageError):
+            targets.parse(text, 1)
+    assert targets.parse("cuda-sm_90", 1).text == "cuda-sm_90"
+    done = subprocess.run(command(Path("squares"), "--slice", "900"), capture_output=True, text=True)
+    assert done.returncode == 2 and "--slice 900 is not between 1 and 480" in done.stderr

@@ -309,10 +309,12 @@ def test_models_that_cannot_be_lowered_are_refused(
     with pytest.raises(UsageError, match="precision 'int4'"):
         build(models["tiny_v5"], "int4")
     model = onnx.load(models["tiny_v5"])
-    model.opset_import[0].version = 9
-    onnx.save(model, tmp_path / "ancient.onnx")
-    with pytest.raises(ModelError, match="has opset 9; 11 to"):
-        build(tmp_path / "ancient.onnx")
+    for opset in (9, 99):
+        model.opset_import[0].version = opset
+        onnx.save(model, tmp_path / "strange.onnx")
+        with pytest.raises(ModelError, match=f"has opset {opset}; 11 to") as caught:
+            build(tmp_path / "strange.onnx")
+        assert "opset 17" in str(caught.value.remedy)
     model = onnx.load(models["tiny_v5"])
     model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 3
     onnx.save(model, tmp_path / "other.onnx")

@@ -19,7 +19,7 @@ import av
 import pytest
 
 from framefuse import __version__
-from framefuse.cli import main
+from framefuse.cli import demo, main
 from framefuse.cli.config import commented_yaml
 from framefuse.cli.options import normalise
 from framefuse.cli.reference import markdown
@@ -427,6 +427,19 @@ def test_demo_fails_when_nothing_is_found(run: Any) -> None:
     code, _, err = run("demo", "--frames", "6", "--engine", "null", "--quiet")
     assert code == 4
     assert "recall 0.000" in err
+
+
+def test_demo_is_held_to_what_the_model_has_reached(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Settings()
+    held, loose = demo.required(demo.FRAMES, usual), demo.required(30, usual)
+    assert all(0 < demo.RECORDED[name] - held[name] <= 0.03 and loose[name] < held[name] for name in held)
+    assert demo.required(demo.FRAMES, Settings(conf=0.5)) == demo.required(demo.FRAMES, Settings(imgsz=[320])) == loose
+    assert demo.required(demo.FRAMES, Settings(engine="onnxruntime", precision="fp32")) == held
+    monkeypatch.setattr(demo, "FRAMES", 6)
+    monkeypatch.setattr(demo, "RECORDED", {"precision": 1.5, "recall": 0.5})
+    code, _, err = run("demo", "--frames", "6", "--quiet")
+    assert code == 4
+    assert "at least 1.480 and 0.480 were expected" in err
 
 
 def test_doctor_says_what_works(run: Any) -> None:

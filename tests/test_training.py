@@ -56,7 +56,7 @@ def recipe(name: str = "scout-n", **changes: Any) -> Recipe:
     what = BODIES if name == "body-n" else STREET
     settings: dict[str, Any] = {
         "renders": (what,), "validate_on": what, "test_on": what, "steps": 8, "batch": 4, "size": SIZE, "warmup": 2,
-        "checks": 1, "bfloat16": False,
+        "checks": 1, "bfloat16": False, "half": 0.0,
     }  # fmt: skip
     return replace(RECIPES[name], **settings | changes)
 
@@ -77,6 +77,17 @@ def test_it_learns(cache: Path, tmp_path: Path, name: str) -> None:
     found = losses_of(trained)
     assert np.mean(found[-10:]) < 0.75 * np.mean(found[:10])
     assert any("map50_95" in row or "miou" in row for row in trained.curve)
+
+
+def test_a_part_of_the_batches_is_at_half_the_size_and_made_of_the_largest_frames(tmp_path: Path) -> None:
+    large = replace(STREET, size=(320, 192))
+    for what in (STREET, large):
+        render(what, tmp_path, processes=1)
+    trained = trainer(tmp_path, tmp_path, renders=(STREET, large), size=(64, 128), half=0.5)
+    assert {trained.supply.pick(k / 9, largest=True).pictures.shape[2] for k in range(10)} == {320}
+    assert {trained.supply.pick(k / 9).pictures.shape[2] for k in range(10)} == {160, 320}
+    trained.run()
+    assert set(trained.warm) == {torch.Size((4, 3, 64, 128)), torch.Size((8, 3, 32, 64))}
 
 
 def test_a_resumed_training_gives_the_curve_of_an_uninterrupted_one(cache: Path, tmp_path: Path) -> None:

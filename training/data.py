@@ -90,14 +90,16 @@ class Supply:
             self.waiting.remove(what)
         return [what.name for what in ready]
 
-    def pick(self, chance: float) -> Frames:
-        """One of the renderings, by a number 0..1; a larger one more often, in proportion to its frames."""
-        place = chance * sum(len(frames) for frames in self.frames)
-        for frames in self.frames:
+    def pick(self, chance: float, *, largest: bool = False) -> Frames:
+        """One of the renderings, by a number 0..1, in proportion to its frames; `largest`: of the largest."""
+        widths = [frames.pictures.shape[2] for frames in self.frames]
+        offered = [f for f, width in zip(self.frames, widths, strict=True) if width == max(widths) or not largest]
+        place = chance * sum(len(frames) for frames in offered)
+        for frames in offered:
             place -= len(frames)
             if place < 0:
                 return frames
-        return self.frames[-1]
+        return offered[-1]
 
 
 def wait_for(what: Render, cache: Path, patience: float) -> Path:

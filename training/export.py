@@ -56,13 +56,14 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
         "batch": "1",
     }
     path = write_onnx(net, folder / f"{name}.onnx", metadata, binary=binary)
+    data = f"held-out worlds (version {record['world']}, split=test)"
     about = {
         "description": description,
         "licence": LICENCE,
         "seeds": [stage["recipe"]["seed"] for stage in (record.get("earlier"), record) if stage],
         "world": record["world"],
         "parameters": record["parameters"],
-        "scores": {"on": "held-out worlds (split=test) of 1280x720, by training/scores.py, at 640", **scores},
+        "scores": {"on": f"{data} of 1280x720, by training/scores.py, at 640", **scores},
     }
     path.with_suffix(".yaml").write_text(card(task, about))
     return path

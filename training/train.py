@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ LOOK = 50
 KEEP = 60.0
 """Seconds between two checkpoints."""
 EAGER = 12
-"""Steps before a step is captured: cuDNN chooses its algorithms in them, the optimizer makes its state."""
+"""Steps of a shape before they are captured: cuDNN chooses its algorithms in them, the optimizer makes its state."""
 
 
 class Trainer:
@@ -64,10 +65,10 @@ class Trainer:
         self.lr = torch.tensor(recipe.rate, device=self.device) if cuda else recipe.rate
         self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.99), fused=True, capturable=cuda)
         self.capture = cuda and capture
-        self.captured: Captured | None = None
+        self.captured: dict[torch.Size, Captured] = {}
+        self.warm: Counter[torch.Size] = Counter()
+        """Steps that were not captured, by shape of their pictures."""
         self.step, self.seconds = 0, 0.0
-        self.began = 0
-        """The step at which this run began."""
         self.curve: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {
             "torch": str(torch.__version__),
@@ -89,12 +90,14 @@ class Trainer:
     def batch(self) -> Batch:
         """What this step learns from: a function of seed and step alone, so that a resumed run sees the same."""
         seed = self.recipe.seed * 1_000_003 + self.step
-        which, kind = torch.rand(2, generator=torch.Generator().manual_seed(seed)).tolist()
-        how = self.recipe.augmentation
-        mosaic = kind < how.mosaic and self.progress < 1 - self.recipe.settle
+        which, kind, scale = torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
+        how, count, (height, width) = self.recipe.augmentation, self.recipe.batch, self.recipe.size
         generator = torch.Generator(self.device).manual_seed(seed)
-        frames = self.supply.pick(which)
-        return draw(frames, how, self.recipe.batch, self.recipe.size, generator, mosaic=mosaic)
+        if scale < self.recipe.half:
+            frames = self.supply.pick(which, largest=True)
+            return draw(frames, how, 2 * count, (height // 2, width // 2), generator, mosaic=False)
+        mosaic = kind < how.mosaic and self.progress < 1 - self.recipe.settle
+        return draw(self.supply.pick(which), how, count, (height, width), generator, mosaic=mosaic)
 
     def learn(self) -> dict[str, Tensor]:
         """One step; the parts of its loss, still on the device.
@@ -104,11 +107,14 @@ class Trainer:
         """
         batch = self.batch()
         self._set_rate()
-        if self.capture and self.step - self.began >= EAGER:
-            self.captured = self.captured or Captured(self, batch)
-            parts = self.captured.replay(batch)
+        shape = batch.pictures.shape
+        if self.capture and self.warm[shape] >= EAGER:
+            if shape not in self.captured:
+                self.captured[shape] = Captured(self, batch)
+            parts = self.captured[shape].replay(batch)
         else:
             parts = self.update(batch)
+            self.warm[shape] += 1
         self.step += 1
         self._follow()
         return parts
@@ -158,7 +164,7 @@ class Trainer:
             self._run(until, validate)
 
     def _run(self, until: int | None, validate: Frames | None) -> None:
-        begin, before, self.began = time.monotonic(), self.seconds, self.step
+        begin, before = time.monotonic(), self.seconds
         saved = time.monotonic()
         sums: list[dict[str, Tensor]] = []
         checks = self.recipe.checks

@@ -27,17 +27,17 @@ class Shipped:
 SHIPPED = {
     "scout-n": Shipped(
         "scout-n.onnx",
-        "0ff9acf1357fec4e7bd98e999b2e89de349c4585e43f4fa811b5700a3e8fb70d",
+        "4ef4b0eb4748fe8dc70c4e45a4d2af6c0a627deca27da67eef7d262640ce010a",
         "finds the ten classes of the synthetic street; FP32, 0.7 M parameters",
     ),
     "scout-n-int8": Shipped(
         "scout-n-int8.onnx",
-        "4fdaffa9ec21c60453b8b5573d9686f271bb5431f21276a6179b01566d4e2ede",
+        "22d537f643662d93ad0f63d251e521d2dcd631d96f351aaa6003740b3f34a7d2",
         "scout-n in INT8, stem and head in FP32; 3.3 times smaller",
     ),
     "scout-s": Shipped(
         "scout-s.onnx",
-        "310814e32fceb13bb82122ec8a2f2301cf207ad02e6069746f4ebeb2f29332bf",
+        "47a45fea5d1deffa5bccbc449a4011fda99f225fd4458bdca31d2e167669c676",
         "the same classes, better on small objects; FP16, 4.4 M parameters",
     ),
     "body-n": Shipped(

@@ -24,6 +24,8 @@ UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.75, 7: 0.7, 8: 0.85, 9: 0.8
 
 CALM = 3
 """Objects of the calm scene, all of them large."""
+CALM_SIZES = 0.60, 0.70
+"""Theirs, in frame heights: so large that half the resolution shows a detector about as much as all of it."""
 SMALLEST, LARGEST = 0.048, 0.36
 """Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
 TINY, TINY_SHARE = 0.03, 0.06
@@ -199,7 +201,7 @@ class Traffic:
         decoy = chance.happens(0.12) and not calm
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
         low, high = (TINY, SMALLEST) if chance.happens(TINY_SHARE) else (SMALLEST, LARGEST)
-        size = chance.uniform(0.34, 0.54) if calm else low * (high / low) ** chance.unit()
+        size = chance.uniform(*CALM_SIZES) if calm else low * (high / low) ** chance.unit()
         size *= UPRIGHT.get(class_id, 1.15)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
         baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near

@@ -27,6 +27,7 @@ from framefuse.evaluation.data import Key
 from framefuse.models import list_models
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.synthetic import World
 
 PAGE = ROOT / "docs" / "results" / "accuracy.md"
 BY_CLASS = "openvino", "auto"
@@ -133,7 +134,7 @@ def page(tables: dict[str, list[Row]]) -> str:
         scored = [row.scores for row in rows if row.scores]
         lines += ["", f"## {SETS[name].title}", ""]
         if scored:
-            lines += [f"{scored[0].frames:,} frames, evenly spread over", ""]
+            lines += [f"{scored[0].frames:,} frames of world version {World.version}, evenly spread over", ""]
             lines += [f"    {uri}" for uri in SETS[name].data]
             lines += ["", *markdown_table(table(rows)), "", *legend(scored), ""]
             lines += [f"- {row.title}: {row.error.message}" for row in rows if row.error]

@@ -9,6 +9,7 @@ Rows, each in a process of its own:
 - `source`: framefuse's own decoding of the same files, frames released as they come
 - `rgb`: the same, each frame turned into float32 RGB (1080, 1920, 3) on the GPU
 - `detect`: `Pipeline([file, file, ...], model, device="cuda", batch=8)` with its default settings otherwise
+- `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU
 
 The clock runs while all streams are being read: from when each has given its first frames, to the end of the first.
 """
@@ -86,6 +87,8 @@ class Clock:
         self.counts = dict.fromkeys(range(streams), 0)
         self.begin: tuple[float, int] | None = None
         self.last: tuple[float, int] | None = None
+        self.marks: list[tuple[float, int]] = []
+        """Every 16 frames of a stream between begin and last: when, and how many there were in all."""
         self._lock = threading.Lock()
 
     def frame(self, stream: int) -> None:
@@ -93,6 +96,8 @@ class Clock:
         if self.begin is None and min(self.counts.values()) >= WARMUP:
             with self._lock:
                 self.begin = self.begin or (time.perf_counter(), sum(self.counts.values()))
+        if self.begin and not self.last and self.counts[stream] % 16 == 0:
+            self.marks.append((time.monotonic(), sum(self.counts.values())))
 
     def end(self) -> None:
         with self._lock:
@@ -103,7 +108,7 @@ class Clock:
         return (self.last[1] - self.begin[1]) / (self.last[0] - self.begin[0])
 
 
-def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> dict[str, Any]:
+def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> tuple[dict[str, Any], Clock]:
     """Our own decoding, one thread a file."""
     import cupy as cp
     import numpy as np
@@ -116,12 +121,16 @@ def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> dict[str, 
 
     def read(number: int) -> None:
         stream, read = cp.cuda.Stream(non_blocking=True), cp.cuda.Event(disable_timing=True)
+        calls: dict[int, Any] = {}
         with stream:
             out = cp.empty((1080, 1920, 3), np.float32) if rgb else None
             for frame in sources[number]:
                 if out is not None:
                     stream.wait_event(frame.ready)
-                    kernels.yuv_to_rgb(frame, out, scale=1 / 255)
+                    address = frame.planes[0].data.ptr
+                    if address not in calls:  # a decoder has a few surfaces
+                        calls[address] = kernels.recorded(kernels.yuv_to_rgb, frame, out, scale=1 / 255)
+                    calls[address](stream.ptr)
                     read.record(stream)
                 frame.lease.release(read if rgb else None)
                 clock.frame(number)
@@ -135,22 +144,17 @@ def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> dict[str, 
     for thread in threads:
         thread.join()
     count = sum(clock.counts.values())
-    return {"fps": round(clock.fps(), 1), "frames": count, "seconds": round(time.perf_counter() - started, 2),
-            "cpu_us_a_frame": round((time.process_time() - cpu) / count * 1e6), "notes": notes}  # fmt: skip
+    seconds, used = time.perf_counter() - started, time.process_time() - cpu
+    return {"fps": round(clock.fps(), 1), "frames": count, "seconds": round(seconds, 2),
+            "cpu_us_a_frame": round(used / count * 1e6), "notes": notes}, clock  # fmt: skip
 
 
 def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[str, Any]) -> dict[str, Any]:
     """The pipeline on a list of files."""
     from framefuse.pipeline import Pipeline
 
-    links = []
-    for number in range(streams):  # a file named twice would be one source
-        link = clip.parent / f"{number}_{clip.name}"
-        if not link.exists():
-            os.link(clip, link)
-        links.append(str(link))
     begun = time.perf_counter()
-    pipeline = Pipeline(links, model, device="cuda", batch=batch, readers=streams, **options)
+    pipeline = Pipeline(links(clip, streams), model, device="cuda", batch=batch, readers=streams, **options)
     opened = time.perf_counter() - begun
     clock, numbers, boxes = Clock(streams), dict[str, int](), 0
     length = None
@@ -176,26 +180,38 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
             "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
 
 
-def queue_row(clip: Path, streams: int, held: int) -> dict[str, Any]:
-    from framefuse.channel import Threaded
-    from framefuse.pipeline import decode
-    from framefuse.sources import SourceOptions, open_source
+def fleet_row(clip: Path, model: Path, streams: int, processes: int) -> dict[str, Any]:
+    """The same by a `Fleet` that gives the GPU several processes."""
+    from framefuse.fleet import Fleet
 
-    sources = [open_source(clip, SourceOptions(device="cuda", held=held)) for _ in range(streams)]
-    numbers = {id(source): number for number, source in enumerate(sources)}
-    clock, count = Clock(streams), 0
+    fleet = Fleet(links(clip, streams), model, devices=["cuda:0"] * processes, readers=-(-streams // processes))
+    report = fleet.run()
+    return {"fps": round(report.fps, 1), "frames": report.frames, "seconds": round(report.seconds, 2),
+            "start_seconds": round(report.start_seconds, 2)}  # fmt: skip
 
-    def tagged(source: Any) -> Any:
-        for frame in decode(source):
-            yield numbers[id(source)], frame
 
-    for number, frame in Threaded([tagged(source) for source in sources], name="decode", capacity=3):
-        frame.lease.release()
-        clock.frame(number)
-        count += 1
-        if clock.counts[number] == 1200:
-            clock.end()
-    return {"fps": round(clock.fps(), 1), "frames": count}
+def links(clip: Path, count: int) -> list[Path]:
+    """The clip under several names: a file that is named twice is read twice, one after the other."""
+    made = [clip.parent / f"{number}_{clip.name}" for number in range(count)]
+    for link in made:
+        if not link.exists():
+            os.link(clip, link)
+    return made
+
+
+def spread(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
+    """A row in several processes, each with its share of the streams; counted while all of them run."""
+    processes, streams = plan["processes"], plan["streams"]
+    shares = [streams // processes + (number < streams % processes) for number in range(processes)]
+    plans = [{**plan, "streams": share, "processes": 1, "marks": True} for share in shares]
+    children = [subprocess.Popen(command(one, clip, model), stdout=subprocess.PIPE, text=True) for one in plans]
+    found = [json.loads(child.communicate()[0].strip().splitlines()[-1]) for child in children]
+    begin, end = max(row["marks"][0][0] for row in found), min(row["marks"][-1][0] for row in found)
+    count = 0
+    for row in found:
+        inside = [total for moment, total in row["marks"] if begin <= moment <= end]
+        count += inside[-1] - inside[0]
+    return {"fps": round(count / (end - begin), 1), "frames": sum(row["frames"] for row in found)}
 
 
 def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str, Any]:
@@ -209,12 +225,15 @@ def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     name, streams = plan["row"], plan["streams"]
     if "switch" in plan:
         sys.setswitchinterval(plan["switch"])
-    if name == "queue":
-        return queue_row(clip, streams, plan.get("held", 1))
+    if name == "fleet":
+        return fleet_row(clip, model, streams, plan["processes"])
+    if name in ("source", "rgb") and plan.get("processes", 1) > 1:
+        return spread(plan, clip, model)
     if name == "decode":
         return decode_row(clip, plan["decoder"], streams, plan.get("processes", 1))
     if name in ("source", "rgb"):
-        return source_row(clip, streams, name == "rgb", plan.get("held", 1))
+        found, clock = source_row(clip, streams, name == "rgb", plan.get("held", 1))
+        return found | ({"marks": clock.marks} if plan.get("marks") else {})
     return detect_row(clip, model, streams, plan.get("batch", 8), plan.get("options", {}))
 
 
@@ -223,8 +242,15 @@ def plans(streams: list[int]) -> list[dict[str, Any]]:
     for count in streams:
         made += [{"row": "decode", "decoder": kind, "streams": count} for kind in ("threaded", "core", "simple")]
         made += [{"row": name, "streams": count} for name in ("source", "rgb", "detect")]
+        for processes in (2, 3):
+            made += [{"row": name, "streams": count, "processes": processes} for name in ("rgb", "fleet")]
         made.append({"row": "decode", "decoder": "threaded", "streams": count, "processes": 2})
     return made
+
+
+def command(plan: dict[str, Any], clip: Path, model: Path) -> list[str]:
+    module = [sys.executable, "-m", "benchmarks.gpu_files"]
+    return [*module, str(clip), "--model", str(model), "--row", json.dumps(plan)]
 
 
 def run(plan: dict[str, Any], clip: Path, model: Path, seconds: float) -> dict[str, Any]:
@@ -256,7 +282,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         mine = [row for row in rows if row["streams"] == count and "fps" in row]
         best = max((row["fps"] for row in mine if row["row"] == "decode"), default=0.0)
         line: dict[str, Any] = {"streams": count, "decode_only_fps": best}
-        for name in ("source", "rgb", "detect"):
+        for name in ("source", "rgb", "detect", "fleet"):
             fps = max((row["fps"] for row in mine if row["row"] == name), default=None)
             if fps and best:
                 line |= {f"{name}_fps": fps, f"{name}_of_decode": round(fps / best, 3)}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import media
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.models.card import read_card
 from framefuse.models.squares import squares_clip, write_squares
@@ -77,6 +78,65 @@ def test_a_held_surface_is_not_overwritten(clip: Path) -> None:
     reader.join(10)
     assert following[0].index == 1
     source.close()
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_a_surface_waits_for_a_reader_that_is_late(clip: Path, held: int) -> None:
+    """The reader is queued behind work of many milliseconds, and the decoder goes on at once."""
+    import cupy
+
+    ballast = cupy.zeros(1 << 30, cupy.uint8), cupy.empty(1 << 30, cupy.uint8)
+    stream, pictures = cupy.cuda.Stream(non_blocking=True), []
+    source = open_source(clip, SourceOptions(device="cuda", held=held))
+    with stream:
+        for _, frame in zip(range(12), source, strict=False):
+            stream.wait_event(frame.ready)
+            for _ in range(20):
+                ballast[1].data.copy_from_device_async(ballast[0].data, ballast[0].nbytes, stream)
+            pictures.append(frame.planes[0].copy())
+            ended = cupy.cuda.Event(disable_timing=True)
+            ended.record(stream)
+            frame.lease.release(after=ended)
+        stream.synchronize()
+    for picture, expected in zip(pictures, open_source(clip), strict=False):
+        np.testing.assert_array_equal(cupy.asnumpy(picture), expected.planes[0])
+    source.close()
+
+
+@pytest.mark.parametrize("sizes", [[(640, 360), (320, 192)], [(320, 192), (640, 360)]])
+def test_a_size_that_changes_in_the_stream_runs_another_graph(model: Path, tmp_path: Path, sizes: list[Any]) -> None:
+    stream = tmp_path / "changes.ts"
+    with stream.open("wb") as joined:
+        for number, size in enumerate(sizes):
+            part = tmp_path / f"{number}.ts"
+            squares_clip(part, frames=12, size=size, seed=number)
+            joined.write(part.read_bytes())
+    expected = [(frame.index, frame.width) for frame in open_source(stream)]
+    for batch in (1, 3):
+        pipeline = Pipeline(stream, model, device="cuda", engine="null", batch=batch)
+        assert [(result.frame.index, result.frame.width) for result in pipeline] == expected
+
+
+def test_a_corrupt_stream_among_eight_is_the_only_one_that_suffers(model: Path, tmp_path: Path) -> None:
+    clips = [squares_clip(tmp_path / f"{number}.mp4", frames=40, size=(320, 192), seed=number) for number in range(8)]
+    paths = [tmp_path / f"{number}.mp4" for number in range(8)]
+    assert len(clips) == 8
+    media.scramble(paths[3], 0.4, 0.6)
+    counts: dict[str, int] = {}
+    for result in Pipeline(paths, model, device="cuda", engine="null"):
+        counts[result.frame.source_id] = counts.get(result.frame.source_id, 0) + 1
+    damaged = counts.pop(str(paths[3]), 0)
+    assert list(counts.values()) == [40] * 7 and 5 < damaged <= 40
+
+
+def test_auto_takes_the_gpu(clip: Path, tmp_path: Path) -> None:
+    from framefuse.choices import cuda_missing
+
+    assert cuda_missing() is None
+    pipeline = Pipeline(clip, write_squares(tmp_path / "squares.onnx"))
+    assert pipeline.settings.device in ("cuda", "cpu")
+    assert any(text.startswith(f"device {pipeline.settings.device}: ") for text in pipeline.report.choices)
+    pipeline.close()
 
 
 def test_closing_ends_a_wait_for_a_lease(clip: Path) -> None:

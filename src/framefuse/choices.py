@@ -18,21 +18,27 @@ CUDA_BATCH = 8
 the time of one."""
 
 
-def choose_device(settings: Settings, card: Card, unreadable: Callable[[], str | None]) -> tuple[Settings, str]:
+def choose_device(
+    settings: Settings, card: Card, unreadable: Callable[[], str | None], engine: object = None
+) -> tuple[Settings, str]:
     """Settings whose device is cuda or cpu, and why.
 
     Args:
         unreadable: why engine cudnn cannot run this model, None where it can; asked last, since it reads the model.
+        engine: one that is open already.
     """
     if settings.device != "auto":
         return settings, f"device {settings.device}: as asked"
-    why = _against_cuda(settings, card) or cuda_missing() or unreadable()
+    if engine is not None:
+        device = "cuda" if hasattr(engine, "execution") else "cpu"
+        return settings.model_copy(update={"device": device}), f"device {device}: that of the engine given"
+    why = _against_cuda(settings) or cuda_missing() or unreadable()
     if why:
         return settings.model_copy(update={"device": "cpu"}), f"device cpu: {why}"
     return settings.model_copy(update={"device": "cuda"}), "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
 
 
-def _against_cuda(settings: Settings, card: Card) -> str | None:
+def _against_cuda(settings: Settings) -> str | None:
     """What was asked for that keeps a run on the CPU."""
     if settings.engine not in ("auto", "cudnn"):
         return f"engine {settings.engine} was asked for, and no device"

@@ -167,7 +167,8 @@ class Pipeline:
         if settings.show:
             load_opencv()
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
-        settings, device_reason = choose_device(settings, self.card, partial(_unreadable, self.card))
+        opened_engine = None if isinstance(engine, str) else engine
+        settings, device_reason = choose_device(settings, self.card, partial(_unreadable, self.card), opened_engine)
         self.settings = settings
         engine_name, engine_reason = choose_engine(settings)
         check_task(self.card, settings)

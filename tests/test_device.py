@@ -1,0 +1,99 @@
+"""Where a run happens when nobody says: with and without a GPU, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_standin
+from framefuse import choices
+from framefuse.choices import choose_batch, choose_device, cuda_missing
+from framefuse.config import settings_from
+from framefuse.engines.null import CudaNullEngine
+from framefuse.errors import CapabilityError
+from framefuse.models.card import Card, read_card
+from framefuse.models.squares import squares_clip, write_squares
+from framefuse.pipeline import Pipeline
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    return read_card(write_squares(tmp_path_factory.mktemp("device") / "squares.onnx"))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has everything."""
+    monkeypatch.setattr(choices, "_check_cuda", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+
+def chosen(card: Card, unreadable: str | None = None, **options: Any) -> tuple[str, str]:
+    settings, reason = choose_device(settings_from(options), card, lambda: unreadable)
+    return settings.device, reason
+
+
+def test_a_gpu_with_everything_is_taken(card: Card, gpu: None) -> None:
+    assert chosen(card) == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here")
+    assert chosen(card, engine="cudnn", precision="fp16")[0] == "cuda"
+
+
+def test_what_is_asked_for_stays(card: Card, gpu: None) -> None:
+    assert chosen(card, device="cpu") == ("cpu", "device cpu: as asked")
+    assert chosen(card, device="cuda") == ("cuda", "device cuda: as asked")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"engine": "openvino"}, "engine openvino was asked for"),
+        ({"precision": "int8"}, "precision int8 was asked for"),
+        ({"unreadable": "engine cudnn cannot run it"}, "engine cudnn cannot run it"),
+    ],
+)
+def test_why_a_gpu_is_not_taken(card: Card, gpu: None, options: dict[str, Any], reason: str) -> None:
+    device, said = chosen(card, **options)
+    assert device == "cpu" and reason in said
+
+
+@pytest.mark.parametrize("missing", ["cudnn", "PyNvVideoCodec"])
+def test_a_package_that_is_missing_is_named(
+    card: Card, gpu: None, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
+    device, reason = chosen(card)
+    assert device == "cpu" and "not installed" in reason and "framefuse[cuda13]" in reason
+
+
+def test_without_a_driver_it_is_the_cpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CapabilityError("there is no NVIDIA driver on this machine (libcuda.so.1 is missing)")
+
+    monkeypatch.setattr(choices, "_check_cuda", missing)
+    assert cuda_missing() == "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
+    assert chosen(card)[0] == "cpu"
+
+
+def test_the_batch_grows_only_where_nobody_asked(card: Card) -> None:
+    def batch(readers: int, **options: Any) -> int:
+        return choose_batch(card, settings_from(options), readers)[0]
+
+    assert batch(4, device="cuda") == 8
+    assert batch(1, device="cuda") == 1
+    assert batch(4, device="cpu") == 1
+    assert batch(4, device="cuda", batch=2) == 2
+    assert batch(4, device="cuda", batch=1) == 1
+
+
+def test_a_run_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
+    squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
+    gpu_standin.install(monkeypatch)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    engine: Any = CudaNullEngine(lambda batch, height, width: [])
+    pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device="auto", engine=engine)
+    assert pipeline.settings.device == "cuda"
+    assert "device cuda: that of the engine given" in pipeline.report.choices
+    pipeline.close()

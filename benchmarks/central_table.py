@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_files import environment, source_hash
+from benchmarks.gpu_files import environment
 from benchmarks.gpu_program import HEIGHT, WIDTH, frames, pictures
+from benchmarks.gpu_sources import stamp
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.kernels import cuda
 from framefuse.models.card import read_card
@@ -270,6 +271,10 @@ def main() -> None:
         paths["torch"] = lambda n: torch_path(surfaces[n])
     except Exception as error:  # no PyTorch here: the other paths count
         notes.append(f"torch: {type(error).__name__} {error}"[:200])
+    notes.append(
+        "boxes are compared for the same model input only: the weights are random, and OpenCV's chroma, 0.4 grey "
+        "levels off on average, already changes which boxes they find"
+    )
     times: dict[str, list[Stages]] = {name: [] for name in paths}
     boxes: dict[str, list[Any]] = {name: [] for name in paths}
     for name, path in paths.items():
@@ -284,15 +289,16 @@ def main() -> None:
     for name, measured in times.items():
         stages = {stage: round(float(np.median([one[stage] for one in measured])), 4) for stage in measured[0]}
         total = float(np.median([sum(one.values()) for one in measured]))
-        alike = float(np.mean([agree(ours, other) for ours, other in zip(boxes["fused"], boxes[name], strict=True)]))
         rows.append({"path": name, "ms": round(total, 4), "fps": round(1e3 / total, 1), "stages_ms": stages,
-                     "boxes_a_frame": round(float(np.mean([len(one) for one in boxes[name]])), 2),
-                     "boxes_of_fused_found": round(alike, 4)})  # fmt: skip
+                     "boxes_a_frame": round(float(np.mean([len(one) for one in boxes[name]])), 2)})  # fmt: skip
+        if name == "our host path":
+            alike = [agree(ours, other) for ours, other in zip(boxes["fused"], boxes[name], strict=True)]
+            rows[-1]["boxes_of_fused_found"] = round(float(np.mean(alike)), 4)
     ours = next(row["ms"] for row in rows if row["path"] == "fused")
     for row in rows:
         row["of_fused"] = round(row["ms"] / ours, 2)
     result = {"benchmark": "central_table", "command": "python -m benchmarks.central_table yolov8n.onnx",
-              "source_hash": source_hash(), "environment": environment(), "model": options.model.name,
+              "sources": stamp(), "environment": environment(), "model": options.model.name,
               "clip": "8 frames of the benchmark clip's scene, 1080p, batch 1", "notes": notes,
               "rows": rows}  # fmt: skip
     for row in rows:

@@ -15,7 +15,6 @@ The clock runs while all streams are being read: from when each has given its fi
 """
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -27,22 +26,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.gpu_sources import stamp
+
 WARMUP = 40
 """Frames a stream that are not counted."""
-SOURCES = ("sources", "program_cuda.py", "pipeline.py", "channel.py", "batching.py", "engines/cudnn", "kernels/tir",
-           "kernels/preprocess_cuda.py", "kernels/boxes_cuda.py", "kernels/head_cuda.py")  # fmt: skip
-"""What a result rests on, in src/framefuse."""
-
-
-def source_hash(names: tuple[str, ...] = SOURCES) -> str:
-    """SHA-256 over the sources that a result of the GPU path rests on, shortened."""
-    digest, base = hashlib.sha256(), ROOT / "src" / "framefuse"
-    for name in names:
-        path = base / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(base).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def environment() -> dict[str, Any]:
@@ -164,7 +151,7 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
         clock.frame(number)
         boxes += len(result.detections.confidence)
         length = length or pipeline.sources[0].info.frames
-        if clock.last is None and clock.counts[number] == 1200:
+        if clock.last is None and clock.counts[number] == length:
             clock.end()
     wall = time.perf_counter() - started
     clock.end()
@@ -316,8 +303,9 @@ def main() -> None:
         rows.append(run(plan, options.clip, options.model, options.seconds))
         print({key: value for key, value in rows[-1].items() if key not in ("stages", "notes")}, flush=True)
         result = {"benchmark": "gpu_files", "command": "python -m benchmarks.gpu_files CLIP.mp4",
-                  "source_hash": source_hash(), "environment": environment(), "model": options.model.name,
-                  "clip": "the benchmark clip four times: 1,200 frames, 1080p H.264, 2.6 Mb/s",
+                  "sources": stamp("kernel", "engine", "program", "feed"), "environment": environment(),
+                  "model": options.model.name,
+                  "clip": "the benchmark clip again and again, 1080p H.264, 2.6 Mb/s",
                   "summary": summary(rows), "rows": rows}  # fmt: skip
         if options.out:
             options.out.write_text(json.dumps(result, indent=1))

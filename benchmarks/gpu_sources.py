@@ -33,6 +33,7 @@ GROUPS = {
         "outlets_cuda.py",
         "sources/nvdec.py",
     ),
+    "feed": ("pipeline.py", "stages.py", "channel.py", "batching.py", "readers.py", "fleet*.py", "sources/*.py"),
 }
 
 

@@ -282,7 +282,7 @@ def codec(**refused: str) -> Any:
 def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     """Pretend that there is a GPU, CuPy and PyNvVideoCodec."""
     from framefuse import choices, outlets_cuda, program_cuda
-    from framefuse.sources import nvdec
+    from framefuse.sources import decoders
 
     gpu = Gpu()
     cupy, module = gpu.cupy(), module or codec()
@@ -293,6 +293,6 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
     monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
-    monkeypatch.setattr(nvdec, "load", lambda: module)
+    monkeypatch.setattr(decoders, "load", lambda: module)
     monkeypatch.setattr(choices, "_check_cuda", lambda: None)
     return gpu

@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"frame", "kernels", "ledger"},
     "outlets_cuda": {"kernels", "memory", "models", "postprocess", "prediction", "preprocess", "program"},
     "readers": {"config", "sources"},
+    "stages": {"batching", "channel", "frame", "prediction", "profiling", "program", "sinks", "sources"},
     "outputs": {"config", "sinks", "sources"},
     "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "plain_yaml", "prediction", "sources"},
     "building": {"engines", "kernels", "lowering", "models"},

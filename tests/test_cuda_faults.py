@@ -25,7 +25,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cuda
 from framefuse.kernels.cuda_errors import in_words
 from framefuse.models.squares import squares_clip, write_squares
-from framefuse.sources.nvdec import _refusal
+from framefuse.sources.decoders import _refusal
 
 
 class Runtime(SimpleNamespace):

@@ -129,14 +129,14 @@ def test_a_corrupt_stream_among_eight_is_the_only_one_that_suffers(model: Path, 
     assert list(counts.values()) == [40] * 7 and 5 < damaged <= 40
 
 
-def test_auto_takes_the_gpu(clip: Path, tmp_path: Path) -> None:
+def test_auto_takes_the_gpu(clip: Path) -> None:
     from framefuse.choices import cuda_missing
 
     assert cuda_missing() is None
-    pipeline = Pipeline(clip, write_squares(tmp_path / "squares.onnx"))
-    assert pipeline.settings.device in ("cuda", "cpu")
-    assert any(text.startswith(f"device {pipeline.settings.device}: ") for text in pipeline.report.choices)
-    pipeline.close()
+    pipeline = Pipeline(clip, "scout-n")
+    assert pipeline.settings.device == "cuda" and pipeline.engine.name == "cudnn"
+    assert len(list(pipeline)) == FRAMES
+    assert "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here" in pipeline.report.choices
 
 
 def test_closing_ends_a_wait_for_a_lease(clip: Path) -> None:

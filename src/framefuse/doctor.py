@@ -313,7 +313,7 @@ def _nvdec() -> str:
 
     from framefuse.kernels import cuda
     from framefuse.sources import SourceOptions, open_source
-    from framefuse.sources.nvdec import load
+    from framefuse.sources.decoders import load
 
     load()
     cp = cuda.cupy()

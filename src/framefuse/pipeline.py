@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from framefuse.batching import Batcher
-from framefuse.channel import EMPTY, Threaded
+from framefuse.channel import Threaded
 from framefuse.choices import check_classes, check_task, choose_batch, choose_device, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Device, Engine, EngineOptions, open_engine
@@ -32,87 +31,17 @@ from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 from framefuse.outputs import SinkFactory, sinks_for, writes
 from framefuse.prediction import Result
-from framefuse.profiling import Recorder, StageClock
-from framefuse.program import Done, HostProgram, Program, Selection
+from framefuse.profiling import Recorder
+from framefuse.program import HostProgram, Program, Selection
 from framefuse.readers import count, open_sources, plan
 from framefuse.report import CopyFacts, ModelFacts, Report, build_report
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
-from framefuse.sources import Source, SourceInfo
+from framefuse.sources import SourceInfo
+from framefuse.stages import begun, decode, infer, write
 
 DEFAULT_MODEL = "squares"
-POLL_SECONDS = 0.002
-"""While the engine is busy and no frame waits, how soon a new frame is noticed."""
-
-
-def decode(source: Source) -> Iterator[Frame]:
-    """Frames of a source, stamped with the time at which they were there."""
-    for frame in source:
-        yield frame if frame.arrival is not None else replace(frame, arrival=monotonic())
-
-
-def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[Done]:
-    """Frames through the program, in batches; what is in flight is finished even if the source fails."""
-    try:
-        while True:
-            frame = frames.get(_patience(program, batcher))
-            if frame is None:
-                break
-            now = monotonic()
-            if frame is EMPTY:
-                batches = batcher.due(now)
-                if not batches:
-                    yield from program.finish(timeout=POLL_SECONDS)
-            else:
-                batches = batcher.add(frame, shape=program.input_size(frame), source=frame.source_id, now=now)
-            for batch in batches:
-                yield from program.submit(batch)
-    except Exception:
-        yield from program.drain()
-        raise
-    for batch in batcher.flush():
-        yield from program.submit(batch)
-    yield from program.drain()
-
-
-def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
-    """Seconds to wait for the next frame before there is something else to do; None: there is nothing else."""
-    if program.in_flight:
-        return 0.0
-    return None if batcher.deadline is None else max(0.0, batcher.deadline - monotonic())
-
-
-def write(
-    found: Iterable[Done],
-    sinks: SinkSet,
-    info_of: Callable[[str], SourceInfo],
-    clock: StageClock,
-    *,
-    reader_of: Callable[[str], int],
-) -> Iterator[Result]:
-    """Results through the sinks, which are completed whatever happens.
-
-    Args:
-        reader_of: number of what reads a source. It reads one after the other, so that a new one means that the
-            outputs of its last are complete.
-    """
-    previous: dict[int, str] = {}
-    try:
-        for result, frame in found:
-            started, cpu_started = perf_counter(), thread_time()
-            source_id = result.frame.source_id
-            reader = reader_of(source_id)
-            if previous.setdefault(reader, source_id) != source_id:
-                sinks.end(previous[reader])
-                previous[reader] = source_id
-            sinks.write(result, frame, info_of(source_id))
-            if frame is not None and frame.lease is not None:
-                frame.lease.release()
-            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
-            yield result
-    finally:
-        sinks.close()
 
 
 class Pipeline:
@@ -292,6 +221,9 @@ class Pipeline:
                 self.folder = folder
             inputs = [file for source in self.sources for file in source.info.files]
             self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
+        readers: list[Iterable[Frame]] = list(self.sources)
+        if settings.device == "cuda" and not live:
+            readers[0] = begun(self.sources[0], self._program)
         recorder.start()
         recorder.stage("inference", parallel=self.engine.streams)
         decode_clock = recorder.stage(
@@ -299,7 +231,7 @@ class Pipeline:
         )
         first, last = recorder.stage("preprocess"), recorder.stage("postprocess")
         frames = self._last = Threaded(
-            [decode(source) for source in self.sources],
+            [decode(source) for source in readers],
             name="decode",
             cancel=self._close_sources,
             capacity=1 if live else settings.queue,

@@ -54,6 +54,9 @@ class Program(Protocol):
     def prepare(self, width: int, height: int) -> None:
         """Make ready for pictures of this size, so that the first of them does not wait for a compiler."""
 
+    def begin(self, frame: Frame) -> None:
+        """Make ready for frames like this one, the first of a run, which is submitted later."""
+
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         """Start a batch; yields what had to be finished to make room."""
 
@@ -183,6 +186,9 @@ class HostProgram:
     def prepare(self, width: int, height: int) -> None:
         size = self._preprocess.place(width, height).size[::-1]
         self._lanes[size] = self._make_lane(size)
+
+    def begin(self, frame: Frame) -> None:
+        """Its size is all that counts, and `prepare` was told."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         lane = yield from self._lane(self.input_size(frames[0]))

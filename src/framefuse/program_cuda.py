@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any, Literal, Protocol
 
 from framefuse import memory
@@ -32,6 +32,10 @@ from framefuse.program import Batch, Done, Moment, Selection, Stages
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
+CAPTURES = 5
+"""Tries to capture a graph: what a decoder does in another thread, such as setting itself up, can spoil one."""
+SPIN_SECONDS = 0.001
+"""How long a batch of one is looked at without a pause before the thread sleeps, since waking takes 0.1 ms."""
 MAX_SIZES = 64
 """Picture sizes whose place in the model input is remembered."""
 LANES = 2
@@ -137,6 +141,10 @@ class CudaProgram:
     def prepare(self, width: int, height: int) -> None:
         """Load the model for pictures of this size. The first frame captures, since only it tells the pixel format."""
         self._models(self._preprocess.place(width, height).size[::-1])
+
+    def begin(self, frame: Frame) -> None:
+        for _ in self._captured(frame):
+            """Nothing is in flight yet."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         lanes = yield from self._captured(frames[0])
@@ -334,13 +342,23 @@ class _Lane:
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
         """What launches these steps as one graph."""
+        for left in reversed(range(CAPTURES)):
+            try:
+                graph = self._capture(list(steps))
+                break
+            except Exception as error:  # CuPy's own, or an EngineError of a kernel
+                if not left or "captureinvalidated" not in str(error).replace("_", "").lower():
+                    raise
+        return lambda: graph.launch(self._stream)
+
+    def _capture(self, steps: Iterable[Callable[[], None]]) -> Any:
         self._stream.begin_capture(cuda.cupy().cuda.runtime.streamCaptureModeThreadLocal)
         try:
             for step in steps:
                 step()
         finally:
             graph = self._stream.end_capture()
-        return lambda: graph.launch(self._stream)
+        return graph
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: which surfaces, and where each of them goes. Rows beyond the frames keep the last ones."""
@@ -366,6 +384,12 @@ class _Lane:
 
     def wait(self, timeout: float | None) -> bool:
         """Until the results are here; False after `timeout` seconds."""
+        if self._batch == 1:
+            end = perf_counter() + SPIN_SECONDS
+            while perf_counter() < end:
+                if self.ended.done:
+                    return True
+                sleep(0)  # other threads may run
         if timeout is None:
             self.ended.synchronize()
             return True

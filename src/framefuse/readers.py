@@ -18,8 +18,8 @@ from framefuse.sources import SCHEMES, Source, SourceOptions, is_camera, open_so
 from framefuse.sources.chain import SharedList
 from framefuse.sources.paths import videos_in
 
-READERS = 16
-"""On CUDA. Eight keep the decoders of an H200 busy; more only even out files of different cost."""
+READERS = 8
+"""On CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
 
 
 def plan(source: Any, settings: Settings) -> Any:

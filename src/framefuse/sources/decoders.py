@@ -1,0 +1,149 @@
+"""Which decoder a file gets on a GPU, and why: NVDEC where it takes codec, format and size, else FFmpeg on the host."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.frame import Frame
+from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources.planes import note
+
+if TYPE_CHECKING:
+    from framefuse.sources.files import Decoder
+
+CODECS = {
+    "h264": ("H264", "h264_mp4toannexb"),
+    "hevc": ("HEVC", "hevc_mp4toannexb"),
+    "av1": ("AV1", None),
+    "vp9": ("VP9", None),
+    "vp8": ("VP8", None),
+    "mpeg2video": ("MPEG2", None),
+    "mpeg4": ("MPEG4", None),
+}
+"""FFmpeg's name of a codec -> PyNvVideoCodec's, and the filter that turns packets into what the hardware reads."""
+
+SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
+"""Pixel format that FFmpeg's decoder gives -> that of NVDEC's surface for the same stream."""
+
+ROOM = 600_000_000
+"""Free bytes on the GPU without which NVDEC is not asked: it makes a CUDA context of its own, and where there is no
+room for that, PyNvVideoCodec 2.2 crashes the process."""
+
+
+def load() -> Any:
+    """The module PyNvVideoCodec.
+
+    Raises:
+        CapabilityError: it is missing, or finds no driver.
+    """
+    try:
+        import PyNvVideoCodec
+    except ImportError as error:
+        raise CapabilityError(
+            f"PyNvVideoCodec cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
+        ) from error
+    except Exception as error:  # RuntimeError, of its own check of the driver
+        raise CapabilityError(
+            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
+            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+        ) from error
+    return PyNvVideoCodec
+
+
+def choose_decoder(stream: Any, path: Path, options: SourceOptions, info: SourceInfo) -> tuple[Decoder, str]:
+    """NVDEC where it can decode this stream, else FFmpeg on the host; and why.
+
+    The first picture is decoded on the host as well: it tells what the header leaves open (colours, rotation).
+    """
+    from framefuse.sources.files import HostDecoder
+
+    try:
+        module = load()
+    except CapabilityError as error:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {error.message}"
+    name = stream.codec_context.name
+    if name not in CODECS:
+        return HostDecoder(), f"decoded by FFmpeg on the host: NVDEC has no {name}"
+    try:
+        sample = _first_frame(path, info)
+    except FramefuseError as error:
+        return HostDecoder(), f"decoded by FFmpeg on the host: its first picture cannot be looked at ({error.message})"
+    reason = _refusal(module, CODECS[name][0], sample)
+    if reason:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
+    if options.held > 1:
+        note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
+    from framefuse.sources.nvdec import NvDecoder
+
+    decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+    return decoder, f"decoded by NVDEC ({name})"
+
+
+def _first_frame(path: Path, info: SourceInfo) -> Frame:
+    """Without its pixels' owner: what they mean is all that counts."""
+    from framefuse.sources.files import open_file
+
+    source = open_file(path, SourceOptions())
+    try:
+        frame = next(source)
+    except StopIteration:
+        raise CapabilityError("it has none") from None
+    finally:
+        source.close()
+    for text in source.info.notes:
+        note(info, text)
+    return frame
+
+
+def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
+    """Why this GPU's decoder cannot take the stream; None: it can."""
+    width, height, format = sample.coded_width, sample.coded_height, sample.format
+    if format.name not in SURFACES:
+        return f"NVDEC gives no surface for {format.name}"
+    if width % 2 or height % 2:
+        return f"{width}x{height} is odd, and NVDEC rounds it up"
+    known = getattr(module.cudaVideoCodec, codec, None)
+    if known is None:
+        return f"this PyNvVideoCodec has no {codec}"
+    free = _free()
+    if free < ROOM:
+        return f"{free / 1e6:.0f} MB of the GPU's memory are free, and NVDEC wants {ROOM / 1e6:.0f}"
+    limits = _limits(module, device(), known, format.bits)
+    if isinstance(limits, str):
+        return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({limits})"
+    if not limits.get("num_decoder_engines"):
+        return f"this GPU's NVDEC has no {codec} of {format.bits} bits"
+    if not (limits["width_min"] <= width <= limits["width_max"]):
+        return f"a width of {width} is not {limits['width_min']} to {limits['width_max']}"
+    if not (limits["height_min"] <= height <= limits["height_max"]):
+        return f"a height of {height} is not {limits['height_min']} to {limits['height_max']}"
+    if width * height > limits["mb_num_max"] * 256:
+        return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
+    return None
+
+
+@lru_cache
+def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] | str:
+    """What the decoder can do, or why it cannot. Asking takes 0.2 s, so it is done once."""
+    chroma = getattr(module.cudaVideoChromaFormat, "420")
+    try:
+        limits: dict[str, int] = module.GetDecoderCaps(gpuid=device, codec=codec, chromaformat=chroma, bitdepth=bits)
+    except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
+        return str(error).splitlines()[0][:120]
+    return limits
+
+
+def _free() -> int:
+    """Bytes of the GPU's memory that are free."""
+    from framefuse.kernels import cuda
+
+    return int(cuda.cupy().cuda.runtime.memGetInfo()[0])
+
+
+def device() -> int:
+    from framefuse.kernels import cuda
+
+    return int(cuda.cupy().cuda.runtime.getDevice())

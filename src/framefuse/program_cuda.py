@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
 from framefuse import memory
@@ -34,8 +34,6 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
 CAPTURES = 5
 """Tries to capture a graph: what a decoder does in another thread, such as setting itself up, can spoil one."""
-SPIN_SECONDS = 0.001
-"""How long a batch of one is looked at without a pause before the thread sleeps, since waking takes 0.1 ms."""
 MAX_SIZES = 64
 """Picture sizes whose place in the model input is remembered."""
 LANES = 2
@@ -384,12 +382,6 @@ class _Lane:
 
     def wait(self, timeout: float | None) -> bool:
         """Until the results are here; False after `timeout` seconds."""
-        if self._batch == 1:
-            end = perf_counter() + SPIN_SECONDS
-            while perf_counter() < end:
-                if self.ended.done:
-                    return True
-                sleep(0)  # other threads may run
         if timeout is None:
             self.ended.synchronize()
             return True

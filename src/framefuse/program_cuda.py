@@ -129,20 +129,18 @@ class CudaProgram:
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lands; remembered, since a stream's frames are of one size."""
         size = frame.width, frame.height
-        found = self._placements.get(size)
-        if found is None:
+        if size not in self._placements:
             if len(self._placements) >= MAX_SIZES:
                 self._placements.clear()
-            found = self._placements[size] = self._preprocess.place(*size)
-        return found
+            self._placements[size] = self._preprocess.place(*size)
+        return self._placements[size]
 
     def prepare(self, width: int, height: int) -> None:
         """Load the model for pictures of this size. The first frame captures, since only it tells the pixel format."""
         self._models(self._preprocess.place(width, height).size[::-1])
 
     def begin(self, frame: Frame) -> None:
-        for _ in self._captured(frame):
-            """Nothing is in flight yet."""
+        deque(self._captured(frame), maxlen=0)  # nothing is in flight yet
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
         lanes = yield from self._captured(frames[0])

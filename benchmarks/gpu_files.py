@@ -210,8 +210,6 @@ def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str,
 def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     """One row, in this process."""
     name, streams = plan["row"], plan["streams"]
-    if "switch" in plan:
-        sys.setswitchinterval(plan["switch"])
     if name == "fleet":
         return fleet_row(clip, model, streams, plan["processes"])
     if name in ("source", "rgb") and plan.get("processes", 1) > 1:

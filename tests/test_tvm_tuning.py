@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from framefuse.errors import EngineError, UsageError
+from framefuse.errors import CapabilityError, EngineError, UsageError
 from tests.cudnn_nets import Net
 from tests.test_tvm import run
 
@@ -76,6 +76,17 @@ def test_a_killed_tuner_goes_on_and_what_it_found_is_used(tmp_path: Path, cache:
     engine, (value,), (expected,) = run(model, (1, 16, 16))
     assert abs(value - expected).max() < 1e-4
     assert not any("not tuned" in reason for reason in engine.reasons)
+
+
+def test_without_what_the_tuner_needs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from framefuse.engines.tvm import package
+
+    monkeypatch.setattr(package, "version", lambda name: "0.1.15.post2")
+    with pytest.raises(CapabilityError, match=r"cannot save its database with apache-tvm-ffi 0\.1\.15\.post2"):
+        package.check_tuner()
+    monkeypatch.setattr(package.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CapabilityError, match="needs cloudpickle and psutil"):
+        package.check_tuner()
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:

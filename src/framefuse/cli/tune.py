@@ -30,7 +30,7 @@ def tune(
 ) -> int:
     """Measure schedules for a model's heaviest functions; a tuner that was stopped goes on where it was."""
     from framefuse.engines.tvm import compiling, reading, records, targets, tuning
-    from framefuse.engines.tvm.package import tvm
+    from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.machine import available_cores
     from framefuse.models import find_model
 
@@ -44,6 +44,7 @@ def tune(
     path = find_model(model)
     width, height = _size(size, path)
     tvm()
+    check_tuner()
     cores = threads or available_cores()
     where = targets.parse(target, cores)
     kept = records.Records(database or records.default_folder(where), where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import cache
 from importlib.metadata import version
@@ -10,6 +11,9 @@ from typing import Any
 from framefuse.errors import CapabilityError
 
 INSTALL = "pip install 'framefuse[tvm]'"
+
+SAVING_FFI = "0.1.14"
+"""The last apache-tvm-ffi that can save TVM's objects."""
 
 
 @cache
@@ -29,6 +33,20 @@ def tvm() -> Any:
     except ImportError as error:
         raise CapabilityError(f"engine tvm needs the package apache-tvm: {error}", remedy=INSTALL) from error
     return tvm
+
+
+def check_tuner() -> None:
+    """Raise CapabilityError where TVM's tuner cannot run."""
+    absent = [name for name in ("cloudpickle", "psutil") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise CapabilityError(f"the tuner needs {' and '.join(absent)}", remedy=INSTALL)
+    ffi = version("apache-tvm-ffi")
+    if not ffi.startswith(SAVING_FFI):
+        # It would not fail but crash: its JSON writer does not know TVM's objects.
+        raise CapabilityError(
+            f"the tuner cannot save its database with apache-tvm-ffi {ffi}",
+            remedy=f"{INSTALL}, which takes {SAVING_FFI}, in an environment of its own if others need a later one",
+        )
 
 
 def versions() -> str:

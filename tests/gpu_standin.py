@@ -294,5 +294,5 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
     monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
     monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
     monkeypatch.setattr(decoders, "load", lambda: module)
-    monkeypatch.setattr(choices, "_check_cuda", lambda: None)
+    monkeypatch.setattr(choices, "check_cuda", lambda: None)
     return gpu

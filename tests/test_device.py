@@ -27,7 +27,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has everything."""
-    monkeypatch.setattr(choices, "_check_cuda", lambda: None)
+    monkeypatch.setattr(choices, "check_cuda", lambda: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
 
@@ -72,7 +72,7 @@ def test_without_a_driver_it_is_the_cpu(card: Card, monkeypatch: pytest.MonkeyPa
     def missing() -> None:
         raise CapabilityError("there is no NVIDIA driver on this machine (libcuda.so.1 is missing)")
 
-    monkeypatch.setattr(choices, "_check_cuda", missing)
+    monkeypatch.setattr(choices, "check_cuda", missing)
     assert cuda_missing() == "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
     assert chosen(card)[0] == "cpu"
 

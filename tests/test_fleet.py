@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from framefuse import Fleet
+from framefuse import Fleet, choices
+from framefuse.cli import main
 from framefuse.errors import CapabilityError, SourceError, UsageError
 from framefuse.fleet import parse_devices
 from framefuse.sources import SourceOptions
@@ -47,9 +48,49 @@ def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     assert "broken.mp4 skipped" in report.table()
 
 
+def test_a_bad_input_is_no_error_whichever_worker_gets_it(tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    good = clips(tmp_path, 1)[0]
+    for inputs in ([good, tmp_path / "broken.mp4"], [tmp_path / "broken.mp4", good]):
+        report = Fleet(inputs, devices=["cpu", "cpu"], engine="null").run()
+        assert report.frames == 12 and not report.errors
+        assert "broken.mp4" in report.table()
+
+
+def test_inputs_of_a_worker_that_cannot_start_are_done_by_others(tmp_path: Path) -> None:
+    files = clips(tmp_path, 6, frames=300)
+    report = Fleet(files, devices=["cuda:7", "cpu"]).run()
+    failed, other = report.workers
+    assert failed.error is not None and failed.error.kind == "CapabilityError" and not failed.inputs
+    assert report.frames == 6 * 300 and len(other.inputs) == 6
+
+
+def test_a_terminated_worker_completes_what_it_wrote(tmp_path: Path) -> None:
+    fleet = Fleet(video(tmp_path / "long.mp4", frames=3000), devices=["cpu"], project=tmp_path, save_jsonl=True)
+    sent: list[int] = []
+
+    def terminate(frames: int) -> None:
+        if frames and not sent:
+            sent.append(fleet._workers[0]._process.pid)
+            os.kill(sent[0], signal.SIGTERM)
+
+    report = fleet.run(terminate)
+    (worker,) = report.workers
+    assert worker.error is not None and worker.error.kind == "KeyboardInterrupt" and worker.report is not None
+    assert fleet.folder is not None
+    assert len((fleet.folder / "0_cpu" / "long.jsonl").read_text().splitlines()) >= report.frames > 0
+
+
+def test_what_is_printed_in_a_worker_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('good morning')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    report = Fleet(clips(tmp_path, 1), devices=["cpu"], engine="null").run()
+    assert report.frames == 12 and not report.errors
+
+
 def test_no_frame_from_anywhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
-    with pytest.raises(SourceError, match=r"cpu: none of reader 1 of a shared list could be read: .*broken\.mp4"):
+    with pytest.raises(SourceError, match=r"no frame came out of 1 inputs: .*broken\.mp4"):
         Fleet(tmp_path / "broken.mp4", devices=["cpu", "cpu"], engine="null").run()
 
 
@@ -146,6 +187,22 @@ def test_a_worker_without_its_gpu_says_so(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="cuda:7: ") as caught:
         fleet.run()
     assert caught.value.remedy
+
+
+def test_the_command_line_needs_a_gpu_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise CapabilityError("there is no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(choices, "check_cuda", missing)
+    monkeypatch.chdir(tmp_path)
+    clip = str(clips(tmp_path, 1)[0])
+    assert main(["predict", clip, "--gpus", "0,1"]) == 3
+    assert "--gpus 0,1: there is no NVIDIA driver" in capsys.readouterr().err
+    assert main(["predict", clip, "--gpus", "0,1", "--device", "cpu"]) == 2
+    assert "--gpus and --device cpu contradict each other" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,41 +52,45 @@ WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
 # Disks that are full, folders that are none
 
 
-@pytest.fixture
-def limit_file_size() -> Iterator[Callable[[int], None]]:
-    """Any file that grows beyond the limit fails as on a full disk (EFBIG for ENOSPC)."""
+@contextmanager
+def file_size_limited(size: int) -> Iterator[None]:
+    """Any file that grows beyond the limit fails as on a full disk (EFBIG for ENOSPC).
+
+    No fixture: pytest writes its log before it tears those down, and that may be a long file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_video_on_a_full_disk_stays_playable(tmp_path: Path, limit_file_size: Callable[[int], None]) -> None:
+def test_video_on_a_full_disk_stays_playable(tmp_path: Path) -> None:
     sink = open_sink("video")
     sink.open(context(tmp_path))
     frames = [frame(i, 320, 240, seed=i) for i in range(10)]
-    limit_file_size(2_000_000)
-    with pytest.raises(SinkError, match=r"cannot write .*clip\.mp4: File too large\n.*free some space"):
-        for i in range(1000):
-            again = frames[i % 10]
-            stamped = Frame(again.planes, again.format, index=i, pts=i * 40, time_base=MS, source_id="clip.mp4")
-            sink.write(result(stamped), stamped)
-    sink.close()
+    with file_size_limited(2_000_000):
+        with pytest.raises(SinkError, match=r"cannot write .*clip\.mp4: File too large\n.*free some space"):
+            for i in range(1000):
+                again = frames[i % 10]
+                stamped = Frame(again.planes, again.format, index=i, pts=i * 40, time_base=MS, source_id="clip.mp4")
+                sink.write(result(stamped), stamped)
+        sink.close()
     found = len(decoded(sink.paths[0]))
     assert 0 < found < i
     assert boxes_of(sink.paths[0])[:3] == ["ftyp", "moov", "moof"]
 
 
 @pytest.mark.parametrize("name", ["jsonl", "csv"])
-def test_text_on_a_full_disk_ends_with_a_whole_record(
-    tmp_path: Path, name: str, limit_file_size: Callable[[int], None]
-) -> None:
+def test_text_on_a_full_disk_ends_with_a_whole_record(tmp_path: Path, name: str) -> None:
     sink = open_sink(name)
     sink.open(context(tmp_path))
-    limit_file_size(20_001)
-    with pytest.raises(SinkError, match="File too large"):
-        for i in range(10_000):
-            sink.write(result(frame(i)), None)
-    sink.close()
+    with file_size_limited(20_001):
+        with pytest.raises(SinkError, match="File too large"):
+            for i in range(10_000):
+                sink.write(result(frame(i)), None)
+        sink.close()
     lines = (tmp_path / f"clip.{name}").read_text().splitlines()
     assert len(lines) == i + (name == "csv")
     if name == "jsonl":

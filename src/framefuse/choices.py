@@ -50,7 +50,7 @@ def _against_cuda(settings: Settings) -> str | None:
 def cuda_missing() -> str | None:
     """What is missing here for device cuda to be chosen by itself; None: nothing."""
     try:
-        _check_cuda()
+        check_cuda()
     except CapabilityError as error:
         return error.message
     for module, package in (("cudnn", "nvidia-cudnn-frontend"), ("PyNvVideoCodec", "PyNvVideoCodec")):
@@ -66,7 +66,7 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
         CapabilityError: a device was asked for that is not here.
     """
     if settings.device == "cuda":
-        _check_cuda()
+        check_cuda()
         if settings.engine not in ("auto", *CUDA_ENGINES):
             raise CapabilityError(
                 f"engine {settings.engine} was asked for on device cuda, but it leaves nothing on the GPU",
@@ -79,7 +79,7 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
     return "openvino", "engine openvino: the fastest one on CPUs"
 
 
-def _check_cuda() -> None:
+def check_cuda() -> None:
     """Raise CapabilityError where there is no GPU that can be used."""
     import ctypes
 

@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
     # model
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where everything after decoding runs")
-    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, null, or auto")
+    engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null, or auto")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
         "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
     )
@@ -103,7 +103,9 @@ class Settings(BaseModel):
     save_jsonl: bool = Field(False, description="write one JSON line a frame")
     save_csv: bool = Field(False, description="write one CSV row a detection")
     project: Path = Field(Path("runs/predict"), description="folder of the runs")
-    name: str | None = Field(None, min_length=1, description="folder of this run; default: predict, predict2, ...")
+    name: str | None = Field(
+        None, min_length=1, description="folder of this run; default: the command's, as in predict, predict2, ..."
+    )
     exist_ok: bool = Field(False, description="write into the folder of an earlier run, whose other files stay")
     encoder: str = Field("libx264", min_length=1, description="video encoder of --save (FFmpeg name)")
     crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")

@@ -45,8 +45,11 @@ class WorkerFacts:
     """"cuda:0", or "cpu"."""
     inputs: list[str] = field(default_factory=list)
     """What it took, in that order."""
+    frames: int = 0
     report: Report | None = None
     """None: it had nothing to do, or it ended before it had one."""
+    skipped: list[str] = field(default_factory=list)
+    """Why inputs could not be read."""
     error: ErrorFacts | None = None
     """What ended it early."""
 
@@ -91,11 +94,10 @@ class FleetReport:
         warnings = []
         for worker in self.workers:
             report = worker.report
-            frames, fps, limiter = (report.frames, report.fps, report.limiter) if report else (0, 0.0, None)
-            lines.append(f"{worker.device:<10}{len(worker.inputs):>7}{frames:>10,}{fps:>10,.1f}  {limiter or '-'}")
-            if report:
-                warnings += [note for source in report.sources for note in source.notes if "skipped" in note]
-                warnings += report.warnings
+            fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
+            count = f"{len(worker.inputs):>7}{worker.frames:>10,}"
+            lines.append(f"{worker.device:<10}{count}{fps:>10,.1f}  {limiter or '-'}")
+            warnings += [*worker.skipped, *(report.warnings if report else [])]
         lines += ["", *(f"warning  {text}" for text in warnings)] if warnings else []
         for worker in self.workers:
             if worker.error:
@@ -125,6 +127,7 @@ class Fleet:
 
     Attributes:
         folder: where the outputs are; None while, or because, there are none.
+        report: what was done, once a run has ended in whatever way.
 
     Raises:
         UsageError: no device, a camera or a stream among the sources, or a wrong option.
@@ -150,6 +153,7 @@ class Fleet:
         self._model = None if model is None else str(model)
         self._environments = {device: _environment(device) for device in devices}
         self._devices = tuple(devices)
+        self.report: FleetReport | None = None
         self._workers: list[_Worker] = []
 
     def run(self, on_count: Callable[[int], None] = lambda frames: None) -> FleetReport:
@@ -175,18 +179,25 @@ class Fleet:
             while any(worker.running(0.2) for worker in self._workers):
                 on_count(sum(worker.frames for worker in self._workers))
         except BaseException:
+            waiting.clear()
+            for worker in self._workers:
+                worker.interrupt()
             for worker in self._workers:
                 worker.stop()
             raise
         finally:
-            report = self._report(started)
+            report = self.report = self._report(started)
             if self.folder is not None:
                 self._save(report, self.folder)
         on_count(report.frames)
         if not report.frames:
             if report.errors:
                 raise report.failure()
-            raise SourceError(f"no frame came out of {len(self.inputs)} inputs", remedy="each of them is empty")
+            skipped = "; ".join(text for worker in report.workers for text in worker.skipped)
+            raise SourceError(
+                f"no frame came out of {len(self.inputs)} inputs: {skipped or 'each of them is empty'}",
+                remedy="check that they are videos, or run one of them alone",
+            )
         return report
 
     def _job(self, number: int) -> dict[str, Any]:
@@ -227,16 +238,23 @@ class _Worker:
         """When its first and its last frame were done, by the clock of this machine."""
         self._waiting = waiting
         self._inputs: list[str] = []
+        self._skipped: list[str] = []
         self._report: Report | None = None
         self._error: ErrorFacts | None = None
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "framefuse.fleet_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            start_new_session=True,  # an interruption at the terminal reaches it once, through `stop`
-        )
+        reading, writing = os.pipe()  # of its own: libraries print on stdout
+        self._messages = os.fdopen(reading, encoding="utf-8")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "framefuse.fleet_worker", str(writing)],
+                stdin=subprocess.PIPE,
+                stdout=2,
+                pass_fds=(writing,),
+                env=environment,
+                text=True,
+                start_new_session=True,  # an interruption at the terminal reaches it once, through `interrupt`
+            )
+        finally:
+            os.close(writing)
         self._say(job)
         self._thread = threading.Thread(target=self._listen, name=f"fleet {device}", daemon=True)
         self._thread.start()
@@ -246,16 +264,20 @@ class _Worker:
         self._thread.join(seconds)
         return self._thread.is_alive()
 
-    def stop(self) -> None:
-        """Have it complete what it writes, and wait for that."""
+    def interrupt(self) -> None:
+        """Have it complete what it writes, and end."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """Wait for its end, within reason."""
         if self.running(30):
             self._process.kill()
             self._thread.join()
 
     def facts(self) -> WorkerFacts:
-        return WorkerFacts(self.device, self._inputs, self._report, self._error)
+        inputs = [redact_source(item) for item in self._inputs]
+        return WorkerFacts(self.device, inputs, self.frames, self._report, self._skipped, self._error)
 
     def _say(self, message: Any) -> None:
         assert self._process.stdin is not None
@@ -264,9 +286,8 @@ class _Worker:
             self._process.stdin.flush()
 
     def _listen(self) -> None:
-        with self._process as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+        with self._process as process, self._messages as messages:
+            for line in messages:
                 message = json.loads(line)
                 if message["kind"] == "next":
                     self._hand_out()
@@ -274,11 +295,16 @@ class _Worker:
                     self.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
                     self._report = Report.from_json(json.dumps(message["report"]))
+                elif message["kind"] == "skipped":
+                    self._skipped += message["texts"]
                 else:
                     self._error = ErrorFacts(**message["error"])
+                    if not self.frames:  # its device or engine failed: others may be luckier
+                        self._waiting.extendleft(reversed(self._inputs))
+                        self._inputs.clear()
         code = process.returncode
         if code and self._error is None:
-            last = ", ".join(self._inputs[-READERS:]) or "nothing yet"
+            last = ", ".join(map(redact_source, self._inputs[-READERS:])) or "nothing yet"
             self._error = ErrorFacts(
                 "EngineError",
                 f"the process ended with exit code {code}; it had taken {last}",
@@ -291,7 +317,7 @@ class _Worker:
         except IndexError:
             self._say(None)
             return
-        self._inputs.append(redact_source(item))
+        self._inputs.append(item)
         self._say(item)
 
 

@@ -1,10 +1,10 @@
-"""One process of a `Fleet`: python -m framefuse.fleet_worker, which talks in lines of JSON on stdin and stdout.
+"""One process of a `Fleet`: python -m framefuse.fleet_worker FD, which reads lines of JSON on stdin and writes on FD.
 
 <- {"model": ..., "settings": {...}, "readers": 8}     once
 -> {"kind": "next"}                                    the next input, please
 <- "clip.mp4" or null
 -> {"kind": "frames", "frames": 120, "first": t, "last": t}
--> {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
+-> {"kind": "skipped", "texts": [...]}, {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any, TextIO
@@ -31,7 +32,7 @@ class Line:
         self._reading, self._writing, self._lock = reading, writing, threading.Lock()
 
     def say(self, kind: str, **values: Any) -> None:
-        with self._lock:
+        with self._lock, suppress(BrokenPipeError):  # the fleet was killed: what is begun is completed all the same
             self._writing.write(json.dumps({"kind": kind, **values}) + "\n")
             self._writing.flush()
 
@@ -50,13 +51,19 @@ class Line:
 
 def main() -> int:
     """Exit code of the process."""
-    signals = iter([signal.default_int_handler])
-    signal.signal(signal.SIGINT, lambda number, frame: next(signals, lambda *_: None)(number, frame))
-    line = Line(sys.stdin, os.fdopen(os.dup(1), "w"))
-    os.dup2(2, 1)  # what libraries print is no message
-    job = line.hear()
+    signals = iter([signal.default_int_handler])  # the first interrupts, later ones find it completing its outputs
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: next(signals, lambda *_: None)(number, frame))
+    line = Line(sys.stdin, os.fdopen(int(sys.argv[1]), "w"))
+    try:
+        return _work(line)
+    except KeyboardInterrupt:  # while it started
+        return 130
 
-    from framefuse.errors import FramefuseError
+
+def _work(line: Line) -> int:
+    job = line.hear()
+    from framefuse.errors import FramefuseError, SourceError
     from framefuse.pipeline import Pipeline
     from framefuse.report import ErrorFacts
     from framefuse.sources.chain import SharedList
@@ -70,6 +77,8 @@ def main() -> int:
         shared = SharedList(itertools.chain([first], inputs), job["readers"])
         pipeline = Pipeline(shared, job["model"], **job["settings"])
         _follow(pipeline, line)
+    except SourceError as error:  # nothing that it took can be read: that is no fault of this process
+        line.say("skipped", texts=[error.message])
     except KeyboardInterrupt as error:
         line.say("error", error=asdict(ErrorFacts.of(error)))
         return 130
@@ -78,7 +87,9 @@ def main() -> int:
         return error.exit_code
     finally:
         if pipeline is not None:
-            line.say("report", report=pipeline.report.to_dict())
+            report = pipeline.report
+            line.say("skipped", texts=[note for source in report.sources for note in source.notes if "skipped" in note])
+            line.say("report", report=report.to_dict())
     return 0
 
 

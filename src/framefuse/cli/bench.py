@@ -64,7 +64,8 @@ def engines(
     batch, _, height, width = report.shape
     title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs; errors against {report.reference}"
     header, rows = report.table()
-    print_table(header, [(title,), *rows])
+    typer.echo(f"{title}\n")
+    print_table(header, rows)
     return 0
 
 

@@ -67,6 +67,7 @@ def parity(
             out.write_text(page, encoding="utf-8")
         except OSError as error:
             raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+        say(f"wrote {out}")
     if print_json:
         typer.echo(certificate.to_json())
     elif not quiet:

@@ -9,7 +9,7 @@ import typer
 
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
 from framefuse.config import load_settings
-from framefuse.errors import UsageError
+from framefuse.errors import CapabilityError, UsageError
 
 DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
 """What `predict` does unless told otherwise, beyond the defaults of Settings: somebody at a terminal wants a result."""
@@ -65,9 +65,16 @@ def predict(
     if gpus is not None:
         if stdout:
             raise UsageError("--gpus writes files, and --stdout none", remedy="leave one of them out")
+        if effective.settings.device == "cpu":
+            raise UsageError("--gpus and --device cpu contradict each other", remedy="leave one of them out")
+        from framefuse.choices import check_cuda
         from framefuse.cli.run import run_fleet
         from framefuse.fleet import Fleet, parse_devices
 
+        try:
+            check_cuda()
+        except CapabilityError as error:
+            raise CapabilityError(f"--gpus {gpus}: {error.message}", remedy="leave --gpus out") from error
         fleet = Fleet(chosen, chosen_model, devices=parse_devices(gpus), settings=effective.settings)
         run_fleet(fleet, quiet=quiet, print_report=print_report)
         return 0

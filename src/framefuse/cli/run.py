@@ -64,10 +64,13 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
     """Run a fleet to the end, then print what its workers did on stderr."""
     console = stderr()
     shown = console.is_terminal and not quiet
-    report = fleet.run(lambda frames: console.print(f"{frames:,} frames", end="\r") if shown else None)
-    if not quiet:
-        lines = [report.table(), *([f"report   {fleet.folder / 'fleet.json'}"] if fleet.folder else [])]
-        console.print("\n".join(lines), markup=False)
+    try:
+        report = fleet.run(lambda frames: console.print(f"{frames:,} frames", end="\r") if shown else None)
+    finally:
+        done = fleet.report
+        if done is not None and not quiet and (done.frames or fleet.folder):
+            lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
+            console.print("\n".join(lines), markup=False)
     if print_report:
         typer.echo(report.to_json())
     if report.errors:

@@ -95,8 +95,8 @@ class FleetReport:
         for worker in self.workers:
             report = worker.report
             fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
-            count = f"{len(worker.inputs):>7}{worker.frames:>10,}"
-            lines.append(f"{worker.device:<10}{count}{fps:>10,.1f}  {limiter or '-'}")
+            counted = f"{len(worker.inputs):>7}{worker.frames:>10,}"
+            lines.append(f"{worker.device:<10}{counted}{fps:>10,.1f}  {limiter or '-'}")
             warnings += [*worker.skipped, *(report.warnings if report else [])]
         lines += ["", *(f"warning  {text}" for text in warnings)] if warnings else []
         for worker in self.workers:

@@ -102,3 +102,18 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words, "--out", str(tmp_path)]) == 1
     assert main([*words[:3], "--device", "tpu"]) == 2
     assert main([*words[:3], "--imgsz", "0"]) == 2
+
+
+def test_a_shape_that_the_model_does_not_have(tmp_path: Path) -> None:
+    fixed = small_models.write_segmenter(tmp_path / "fixed.onnx")
+    with pytest.raises(UsageError, match=r"batch 8 was asked for, but fixed\.onnx has a fixed batch of 1"):
+        bench_engines(fixed, engines=("onnxruntime",), batch=8, runs=1, warmups=0)
+
+
+def test_a_result_that_cannot_be_kept_is_refused_before_it_is_measured(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "engines", str(model), "--out", str(tmp_path / "nowhere" / "x.json")]) == 1
+    assert "no folder" in capsys.readouterr().err
+    assert main(["parity", str(model), "--out", str(tmp_path / "nowhere" / "x.html")]) == 1
+    assert "no folder" in capsys.readouterr().err

@@ -123,3 +123,22 @@ def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match=r"cannot export Broken .*not today"):
         framefuse.build_engine(Broken(), shapes=SHAPES, device="cpu", output=tmp_path / "broken.onnx")
+
+
+def test_a_build_that_fails_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import framefuse.building
+
+    def broken(*_: Any) -> Any:
+        raise CapabilityError("no such engine today")
+
+    monkeypatch.setattr(framefuse.building, "_run_once", broken)
+    mine = tmp_path / "mine.onnx"
+    mine.write_bytes(b"mine")
+    with pytest.raises(CapabilityError, match="no such engine today"):
+        framefuse.build_engine(model, shapes=SHAPES, device="cpu", output=mine, exist_ok=True)
+    assert mine.read_bytes() == b"mine"
+    with pytest.raises(CapabilityError):
+        framefuse.build_engine(model, shapes=SHAPES, device="cpu", output=tmp_path / "new.onnx")
+    assert list(tmp_path.iterdir()) == [mine]
+    with pytest.raises(UsageError, match="is the model itself"):
+        framefuse.build_engine(model, shapes=SHAPES, device="cpu", output=model, exist_ok=True)

@@ -256,6 +256,13 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
             f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of pictures, (b, 3, h, w)"
         )
     height, width = imgsz or (stated[2] or 640, stated[3] or 640)
+    asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
+    for name, (wanted, fixed) in asked.items():
+        if fixed and wanted != fixed and not (name == "batch" and wanted == 1):
+            raise UsageError(
+                f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
+                remedy="export the model with a dynamic shape, or leave it out",
+            )
     return stated[0] or batch, stated[1] or 3, height, width
 
 

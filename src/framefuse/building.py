@@ -24,7 +24,7 @@ from typing import Any, Literal
 from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
-from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
+from framefuse.errors import CapabilityError, ModelError, SinkError, UsageError
 
 OPSET = 17
 FOLLOW_THE_FILE = ("tensorrt",)
@@ -93,7 +93,10 @@ def build_engine(
     target = _target(model, output, precision)
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
+    if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
+        raise UsageError(f"output {target} is the model itself", remedy="choose another output")
     reasons = []
+    before = target.read_bytes() if target.is_file() else None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         if _is_module(model):
@@ -120,8 +123,11 @@ def build_engine(
             real, more = _plan(target, profile)
         else:
             real, more = _run_once(name, target, profile, EngineOptions(device, precision))
-    except FramefuseError:
-        target.unlink(missing_ok=True)
+    except BaseException:
+        if before is None:
+            target.unlink(missing_ok=True)
+        else:  # what was there stays
+            target.write_bytes(before)
         raise
     return BuiltEngine(
         target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]

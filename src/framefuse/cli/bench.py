@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,8 @@ def engines(
         if value not in known:
             raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
     console = stderr()
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise SinkError(f"cannot write {out}: no folder {out.parent} to write into", remedy="choose another --out")
 
     def say(line: str) -> None:
         stop_if_interrupted()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -46,6 +47,8 @@ def parity(
     if out is not None and out.suffix not in PAGES:
         raise UsageError(f"--out {out} is none of {', '.join(PAGES)}", remedy=f"use --out {out.with_suffix('.html')}")
     settings = load_settings(config, None, given).settings
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise SinkError(f"cannot write {out}: no folder {out.parent} to write into", remedy="choose another --out")
 
     from framefuse.parity import certify
     from framefuse.parity.report import LEGEND, head, verdict

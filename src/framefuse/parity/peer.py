@@ -68,7 +68,9 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
     """
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": str(model.resolve()), "video": str(video.resolve()), "frames": frames, "out": folder}
-        words = [str(python), str(SCRIPT), json.dumps({**asked, "options": options})]
+        # Without links resolved: that of a virtual environment would be another Python.
+        called = str(python.absolute()) if python.exists() else str(python)
+        words = [called, str(SCRIPT), json.dumps({**asked, "options": options})]
         try:
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
         except OSError as error:

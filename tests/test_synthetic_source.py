@@ -118,6 +118,11 @@ def test_coco_round_trip(written: Path, capsys: pytest.CaptureFixture[str]) -> N
     capsys.readouterr()
 
 
+def test_synth_takes_a_scene_without_the_scheme(tmp_path: Path) -> None:
+    assert main(["synth", "street?seed=3&frames=2&size=64x64", "--out", str(tmp_path), "--quiet"]) == 0
+    assert (tmp_path / "street-train-3.mp4").exists()
+
+
 def test_synth_does_not_overwrite(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (written / "street-train-5.json").read_bytes()
     assert main(["synth", URI, "--out", str(written)]) == 1

@@ -20,7 +20,7 @@ from training.augment import Augmentation, draw, fitted, look  # noqa: E402
 from training.checkpoint import TrainingStopped  # noqa: E402
 from training.data import Frames, Supply  # noqa: E402
 from training.losses import Objects, detection_loss, segmentation_loss  # noqa: E402
-from training.recipe import POLISH, RECIPES, Recipe  # noqa: E402
+from training.recipe import RECIPES, Recipe  # noqa: E402
 from training.rendering import IGNORED, NONE, Render, render  # noqa: E402
 from training.train import Trainer  # noqa: E402
 
@@ -88,6 +88,20 @@ def test_a_part_of_the_batches_is_at_half_the_size_and_made_of_the_largest_frame
     assert {trained.supply.pick(k / 9).pictures.shape[2] for k in range(10)} == {160, 320}
     trained.run()
     assert set(trained.warm) == {torch.Size((4, 3, 64, 128)), torch.Size((8, 3, 32, 64))}
+
+
+def test_calm_frames_are_scored_at_both_sizes_on_the_way(tmp_path: Path) -> None:
+    calm = Render("street", 2, 3, "val", size=(320, 192), seed=9, complexity=0.0)
+    large = Render("street", 2, 3, size=(320, 192), seed=8, busy=True)
+    for what in (calm, large):
+        render(what, tmp_path, processes=1)
+    frames = Frames.load(tmp_path / calm.name, "cpu")
+    assert float(frames.complexity.max()) == 0
+    trained = trainer(tmp_path, tmp_path, renders=(large,), size=(192, 320), steps=2, batch=2)
+    assert trained.half_size == (96, 160)
+    trained.run(validate=frames, calm=frames)
+    (row,) = [row for row in trained.curve if "calm" in row]
+    assert row["calm"] == [row["map50_95"], trained.score(frames, (96, 160))["map50_95"]]
 
 
 def test_a_resumed_training_gives_the_curve_of_an_uninterrupted_one(cache: Path, tmp_path: Path) -> None:
@@ -160,18 +174,6 @@ def test_seed_and_recipe_are_recorded(cache: Path, tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "results" / "scout-n.json").read_text())
     assert kept["recipe"]["seed"] == 77 and kept["curve"][-1]["step"] == 2
     assert (tmp_path / "results" / "scout-n.png").stat().st_size < 100_000
-
-
-def test_the_second_stage_begins_with_the_weights_of_the_first(cache: Path, tmp_path: Path) -> None:
-    first = trainer(cache, tmp_path, steps=2)
-    first.run()
-    weights = first.release({"test": {}})
-    second = trainer(cache, tmp_path / "second", steps=2, seed=3)
-    second.begin_with(weights)
-    for mine, theirs in zip(second.net.parameters(), first.average.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    assert second.facts["earlier"]["recipe"]["seed"] == first.recipe.seed
-    assert all(POLISH[name].seed != RECIPES[name].seed for name in POLISH)
 
 
 def test_frames_that_are_not_rendered_are_an_error(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
     about = {
         "description": description,
         "licence": LICENCE,
-        "seeds": [stage["recipe"]["seed"] for stage in (record.get("earlier"), record) if stage],
+        "seeds": [record["recipe"]["seed"]],
         "world": record["world"],
         "parameters": record["parameters"],
         "scores": {"on": f"{data} of 1280x720, by training/scores.py, at 640", **scores},
@@ -84,16 +84,14 @@ def keep_record(record: dict[str, Any], folder: Path) -> None:
     """NAME.json: recipe, seed, curve and scores; NAME.png: the curve."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.5g}"))
-    curves = [rounded.pop("curve")]
-    if "earlier" in rounded:
-        curves.insert(0, rounded["earlier"].pop("curve"))
-    rows = ",\n".join(json.dumps({"stage": stage, **row}) for stage, curve in enumerate(curves, 1) for row in curve)
+    curve = rounded.pop("curve")
+    rows = ",\n".join(json.dumps(row) for row in curve)
     head = json.dumps(rounded, indent=1)
     (folder / f"{record['name']}.json").write_text(f'{head[:-2]},\n "curve": [\n{rows}\n]\n}}\n')
-    plot(record["name"], curves, folder / f"{record['name']}.png")
+    plot(record["name"], curve, folder / f"{record['name']}.png")
 
 
-def plot(name: str, curves: list[list[dict[str, Any]]], path: Path) -> None:
+def plot(name: str, curve: list[dict[str, Any]], path: Path) -> None:
     """Loss and validation score over the steps."""
     import matplotlib
 
@@ -102,15 +100,12 @@ def plot(name: str, curves: list[list[dict[str, Any]]], path: Path) -> None:
 
     figure, left = pyplot.subplots(figsize=(7, 3.5), dpi=90)
     right = left.twinx()
-    start = 0
-    for curve in curves:
-        losses = [(start + row["step"], row["loss"]) for row in curve if "loss" in row]
-        checks = [(start + row["step"], row.get("map50_95", row.get("miou"))) for row in curve if "loss" not in row]
-        checks = [(step, score) for step, score in checks if score is not None]
-        left.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1)
-        if checks:
-            right.plot(*zip(*checks, strict=True), color="tab:orange", marker="o")
-        start = losses[-1][0]
+    losses = [(row["step"], row["loss"]) for row in curve if "loss" in row]
+    checks = [(row["step"], row.get("map50_95", row.get("miou"))) for row in curve if "loss" not in row]
+    checks = [(step, score) for step, score in checks if score is not None]
+    left.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1)
+    if checks:
+        right.plot(*zip(*checks, strict=True), color="tab:orange", marker="o")
     left.set(xlabel="step", ylabel="training loss (blue)", yscale="log", title=name)
     right.set(ylabel=f"{'mAP50-95' if nets.TASKS[name] == 'detect' else 'mean IoU'}, validation (orange)", ylim=(0, 1))
     figure.tight_layout()

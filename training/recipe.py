@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from training.augment import Augmentation
@@ -18,6 +18,8 @@ class Recipe:
     """What it learns from; a batch is drawn from one of them, at random by number of frames."""
     validate_on: Render
     test_on: Render
+    calm: tuple[Render, Render] | None = None
+    """Calm frames to validate and to test on, at the whole size and at half of it: a detector should find as much."""
     steps: int = 12000
     seconds: float | None = None
     """Wall-clock limit: the schedule then follows whichever of steps and seconds is further along."""
@@ -46,7 +48,8 @@ class Recipe:
     @property
     def everything(self) -> tuple[Render, ...]:
         """All that has to be rendered, in the order in which a training asks for it."""
-        return (self.renders[0], self.validate_on, *self.renders[1:], self.test_on)
+        calm = self.calm or ()
+        return (self.renders[0], self.validate_on, *calm[:1], *self.renders[1:], self.test_on, *calm[1:])
 
     def record(self) -> dict[str, Any]:
         """As plain values, for JSON and checkpoints."""
@@ -64,6 +67,7 @@ WIDE, LARGE = (640, 360), (1280, 720)
 STREET = (
     Render("street", 400, 10, size=WIDE, seed=10_000, busy=True),
     Render("street", 200, 10, size=LARGE, seed=22_000),
+    Render("street", 200, 10, size=LARGE, seed=24_000, complexity=0.0),
     Render("street", 800, 10, size=WIDE, seed=11_000, busy=True),
     Render("street", 250, 10, size=LARGE, seed=20_000, busy=True),
     Render("street", 800, 10, size=WIDE, seed=13_000),
@@ -75,34 +79,20 @@ BODIES = (
     Render("bodies", 300, 10, size=WIDE, seed=31_000, busy=True),
     Render("bodies", 70, 10, size=LARGE, seed=41_000, stereo="sbs", busy=True),
 )
-MORE_STREET = (
-    Render("street", 400, 10, size=WIDE, seed=10_000, busy=True),
-    Render("street", 800, 10, size=WIDE, seed=13_000),
-    Render("street", 150, 10, size=LARGE, seed=22_000),
-    Render("street", 1200, 10, size=WIDE, seed=14_000, busy=True),
-    Render("street", 100, 10, size=LARGE, seed=23_000, busy=True),
-)
 STREET_CHECK = Render("street", 40, 5, "val", size=LARGE)
 STREET_TEST = Render("street", 100, 10, "test", size=LARGE)
+CALM = (
+    Render("street", 120, 3, "val", size=LARGE, seed=200, complexity=0.0),
+    Render("street", 120, 3, "test", size=LARGE, seed=200, complexity=0.0),
+)
 BODIES_CHECK = Render("bodies", 30, 3, "val", size=LARGE, stereo="sbs")
 BODIES_TEST = Render("bodies", 60, 5, "test", size=LARGE, stereo="sbs")
 
 RECIPES = {
-    "scout-n": Recipe("scout-n", STREET, STREET_CHECK, STREET_TEST, half=0.3, seed=1),
-    "scout-s": Recipe("scout-s", STREET, STREET_CHECK, STREET_TEST, half=0.3, rate=1.5e-3, seed=2),
+    "scout-n": Recipe("scout-n", STREET, STREET_CHECK, STREET_TEST, CALM, half=0.5, seed=1),
+    "scout-s": Recipe("scout-s", STREET, STREET_CHECK, STREET_TEST, CALM, half=0.5, rate=1.5e-3, seed=2),
     "body-n": Recipe(
         "body-n", BODIES, BODIES_CHECK, BODIES_TEST, batch=32, steps=6000, seed=3,
         augmentation=Augmentation(zoom=(0.7, 1.5), mosaic=0.0),
     ),
 }  # fmt: skip
-
-SMALLER = Augmentation(zoom=(0.4, 1.5), plain=0.5, mosaic=0.5)
-"""Half of the batches are mosaics, half of whose views are whole frames at half the size: what a model sees at 320."""
-POLISH = {
-    name: replace(
-        RECIPES[name], renders=MORE_STREET, augmentation=SMALLER, rate=1e-3, warmup=100, settle=0.0, steps=4000,
-        seed=RECIPES[name].seed + 100,
-    )
-    for name in ("scout-n", "scout-s")
-}  # fmt: skip
-"""A second stage, from the weights of the first: more scales, more calm frames."""

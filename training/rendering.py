@@ -44,6 +44,8 @@ class Render:
     busy: bool = False
     """Three worlds of four have a fixed complexity, more often high than low, instead of the schedule: there is more to
     learn from a crowded frame."""
+    complexity: float | None = None
+    """Of all worlds, where it is given, instead of the schedule: 0 is calm."""
 
     @property
     def count(self) -> int:
@@ -58,7 +60,9 @@ class Render:
     def world(self, number: int) -> World:
         """World `number`, from 0."""
         seed = self.seed + number
-        complexity = float(np.random.default_rng([seed, 1]).random() ** 0.5) if self.busy and seed % 4 else None
+        complexity = self.complexity
+        if self.busy and seed % 4:
+            complexity = float(np.random.default_rng([seed, 1]).random() ** 0.5)
         settings: Any = {"split": self.split, "stereo": self.stereo, "complexity": complexity}
         return World(scene=self.scene, seed=seed, frames=LENGTH, size=self.size, **settings)
 
@@ -137,17 +141,15 @@ def _render_world(what: Render, target: Path, number: int) -> None:
 
 def main() -> None:
     """The command line."""
-    from training.recipe import POLISH, RECIPES
+    from training.recipe import RECIPES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=RECIPES)
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"))
     parser.add_argument("--processes", type=int, help="default: one for each core")
-    parser.add_argument("--polish", action="store_true", help="for the second stage")
     options = parser.parse_args()
     # The first part of each, then the second of each, and so on: trainings can begin with the first.
-    recipes = POLISH if options.polish else RECIPES
-    parts = zip_longest(*(recipes[name].everything for name in options.names))
+    parts = zip_longest(*(RECIPES[name].everything for name in options.names))
     for what in dict.fromkeys(what for part in parts for what in part if what is not None):
         begin = time.monotonic()
         folder = render(what, options.cache, processes=options.processes)

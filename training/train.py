@@ -26,8 +26,8 @@ from training.augment import Batch, draw
 from training.checkpoint import TrainingStopped
 from training.data import Frames, Supply, wait_for
 from training.losses import Objects, detection_loss, segmentation_loss
-from training.recipe import POLISH, RECIPES, Recipe
-from training.rendering import render
+from training.recipe import RECIPES, Recipe
+from training.rendering import Render, render
 
 FINAL = 0.02
 """Learning rate at the end, as a fraction of the peak."""
@@ -81,6 +81,12 @@ class Trainer:
         """0..1: how much of the schedule lies behind."""
         done = self.step / self.recipe.steps
         return min(1.0, done if self.recipe.seconds is None else max(done, self.seconds / self.recipe.seconds))
+
+    @property
+    def half_size(self) -> tuple[int, int]:
+        """What a picture fills at half the size: multiples of 32, as networks take them."""
+        height, width = (-(-side // 64) * 32 for side in self.recipe.size)
+        return height, width
 
     def rate(self) -> float:
         """The learning rate of this step."""
@@ -150,8 +156,8 @@ class Trainer:
         keep = min(self.recipe.average, (1 + self.step) / (20 + self.step))
         torch._foreach_lerp_(self.followers, self.leaders, 1 - keep)
 
-    def run(self, *, until: int | None = None, validate: Frames | None = None) -> None:
-        """Train to the end of the schedule, or to step `until`.
+    def run(self, *, until: int | None = None, validate: Frames | None = None, calm: Frames | None = None) -> None:
+        """Train to the end of the schedule, or to step `until`; tested on the way on `validate` and on `calm` frames.
 
         Raises:
             TrainingStopped: the loss is NaN or infinite; the checkpoint before it is kept.
@@ -159,11 +165,11 @@ class Trainer:
         if self.device.type == "cuda":
             # Not the default stream: what has run there cannot be captured.
             with torch.cuda.stream(torch.cuda.Stream()):
-                self._run(until, validate)
+                self._run(until, validate, calm)
         else:
-            self._run(until, validate)
+            self._run(until, validate, calm)
 
-    def _run(self, until: int | None, validate: Frames | None) -> None:
+    def _run(self, until: int | None, validate: Frames | None, calm: Frames | None) -> None:
         begin, before = time.monotonic(), self.seconds
         saved = time.monotonic()
         sums: list[dict[str, Tensor]] = []
@@ -181,7 +187,7 @@ class Trainer:
                     self.save()
                     saved = time.monotonic()
             if validate is not None and int(self.progress * checks) > check:
-                self._check(validate)
+                self._check(validate, calm)
         if sums:
             self._note(sums)
         self.save()
@@ -201,8 +207,10 @@ class Trainer:
         self.curve.append(row)
         print(f"{self.recipe.name} " + " ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
 
-    def _check(self, frames: Frames) -> None:
+    def _check(self, frames: Frames, calm: Frames | None) -> None:
         row = {"step": self.step, "seconds": round(self.seconds, 1), **self.score(frames)}
+        if calm is not None:
+            row["calm"] = [self.score(calm, size)["map50_95"] for size in (self.recipe.size, self.half_size)]
         self.curve.append(row)
         print(f"{self.recipe.name} check " + json.dumps(row), flush=True)
 
@@ -235,17 +243,6 @@ class Trainer:
         path = self.folder / "weights.pt"
         torch.save({"average": self.average.state_dict(), **record}, path)
         return path
-
-    def begin_with(self, weights: Path) -> None:
-        """Begin with the released weights of an earlier stage; its record becomes part of this one's.
-
-        Raises:
-            ModelError: there are none, or they are damaged.
-        """
-        earlier = checkpoint.load(weights, self.device, {"name", "average", "recipe"})
-        for net in (self.net, self.average):
-            net.load_state_dict(earlier["average"])
-        self.facts["earlier"] = {key: value for key, value in earlier.items() if key not in ("average", "names")}
 
     def resume(self) -> None:
         """Go on from last.pt.
@@ -322,32 +319,34 @@ def main() -> None:
         help="seconds to wait for training.rendering, instead of rendering",
     )
     parser.add_argument("--eager", action="store_true", help="do not capture the step into a CUDA graph")
-    parser.add_argument("--polish", type=Path, metavar="WEIGHTS", help="the second stage, from weights.pt of the first")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rate", type=float)
     options = parser.parse_args()
     given = {key: getattr(options, key) for key in ("steps", "seconds", "rate") if getattr(options, key) is not None}
-    recipe = replace((POLISH if options.polish else RECIPES)[options.name], **given)
+    recipe = replace(RECIPES[options.name], **given)
     if not options.patience:
         for what in recipe.everything:
             render(what, options.cache, processes=options.processes)
     supply = Supply(recipe.renders, options.cache, options.device, patience=options.patience)
-    validate = Frames.load(wait_for(recipe.validate_on, options.cache, options.patience), options.device)
+
+    def load(what: Render) -> Frames:
+        return Frames.load(wait_for(what, options.cache, options.patience), options.device)
+
     torch.backends.cudnn.benchmark = True
     folder = options.out / recipe.name
     trainer = Trainer(recipe, supply, options.device, folder, capture=not options.eager)
-    if options.polish:
-        trainer.begin_with(options.polish)
     if options.resume:
         trainer.resume()
-    trainer.run(validate=validate)
-    test = Frames.load(wait_for(recipe.test_on, options.cache, options.patience), options.device)
+    trainer.run(validate=load(recipe.validate_on), calm=load(recipe.calm[0]) if recipe.calm else None)
+    test = load(recipe.test_on)
     results = {"test": trainer.score(test)}
     if not trainer.semantic:
-        half = [-(-side // 64) * 32 for side in recipe.size]
-        results["test_half_size"] = trainer.score(test, (half[0], half[1]))
+        results["test_half_size"] = trainer.score(test, trainer.half_size)
+    if recipe.calm:
+        test = load(recipe.calm[1])
+        results |= {"calm": trainer.score(test), "calm_half_size": trainer.score(test, trainer.half_size)}
     trainer.release(results)
     print(json.dumps(results))
 

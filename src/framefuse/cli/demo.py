@@ -27,11 +27,11 @@ MODEL: Final = "scout-n"
 SCENE: Final = "synthetic://street?seed=9&size=1280x720&split=test"
 """Textures, shapes and schedule that the model has never seen."""
 FRAMES: Final = 300
-RECORDED: Final = {"precision": 0.837, "recall": 0.721}
+RECORDED: Final = {"precision": 0.833, "recall": 0.766}
 """What the shipped model reaches on the clip of FRAMES frames. What it misses is small, far or half hidden."""
 MARGIN: Final = 0.02
 """How far below that a run may be. Engines and precisions are within 0.005 of each other."""
-COLLAPSE: Final = {"precision": 0.7, "recall": 0.6}
+COLLAPSE: Final = {"precision": 0.6, "recall": 0.6}
 """Asked of what has no record: clips of another length, and settings that change what is found."""
 SAME: Final = ("conf", "iou", "max_det", "classes", "agnostic_nms", "imgsz", "rect", "vid_stride")
 """Settings that must be as they are by default for the record to hold."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def synth(
     uri: Annotated[
-        str, typer.Argument(help="synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI")
+        str,
+        typer.Argument(help="street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI"),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="folder for the video and its truth")],
     images: Annotated[bool, typer.Option("--images", help="write each frame as a PNG too, for COCO tools")] = False,
@@ -31,7 +32,7 @@ def synth(
 
     from framefuse.synthetic import World
 
-    world = World.parse(uri)
+    world = World.parse(uri if "://" in uri else f"synthetic://{uri}")
     console = stderr()
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("frames", total=world.frames)

@@ -82,7 +82,10 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
     text = {"images": "file_name", "categories": "name"}[kind]
     for record in records[kind]:
         if not _is_id(record.get("id")) or not isinstance(record.get(text), str):
-            raise DecodeError(f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}")
+            raise DecodeError(
+                f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}",
+                remedy=f"give it a whole number as id, and a text as {text}",
+            )
     counts = Counter(record["id"] for record in records[kind])
     if repeated := [number for number, count in counts.items() if count > 1]:
         raise SourceError(
@@ -119,13 +122,15 @@ def _objects(
                     remedy=f"correct it, or add the {key.removesuffix('_id')}",
                 )
         number = record.get("id")
-        if number in seen:
-            raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
         if _is_id(number):
+            if number in seen:
+                raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
             seen.add(int(number or 0))
         box = record.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
-            raise DecodeError(f"{path}: bbox is not [x, y, width, height]: {_short(record)}")
+            raise DecodeError(
+                f"{path}: bbox is not [x, y, width, height]: {_short(record)}", remedy="write four numbers, in pixels"
+            )
         if min(box[2:]) <= 0:
             flat += 1
         else:

@@ -77,7 +77,8 @@ def _curves(axes: Any, scores: Scores) -> None:
         f"overlap {IOU}: mAP50 {100 * scores.boxes.map50:.1f}, mAP50-95 {100 * scores.boxes.map50_95:.1f}", fontsize=9
     )
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
+    if curves:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def _shares(axes: Any, scores: Scores) -> None:

@@ -6,9 +6,9 @@ import difflib
 import os
 from pathlib import Path
 
-from framefuse.errors import ModelError
+from framefuse.errors import ModelError, UsageError
 from framefuse.models.shipped import SHIPPED, shipped_model
-from framefuse.redact import redact_source
+from framefuse.redact import brief, redact_source
 
 MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
 """Models that framefuse makes itself, by name, and what each does."""
@@ -23,8 +23,11 @@ def find_model(model: str | Path) -> Path:
     """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache.
 
     Raises:
+        UsageError: no text and no path.
         ModelError: neither a known name nor a file, a shipped file that was changed, or the cache cannot be written.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise UsageError(f"the model is {brief(model)}", remedy="pass a name, or the path of an ONNX file")
     if str(model) in SHIPPED:
         return shipped_model(str(model))
     if str(model) in MADE:
@@ -35,11 +38,12 @@ def find_model(model: str | Path) -> Path:
             return path
     except OSError as error:
         raise ModelError(f"{redact_source(model)} cannot be read: {error.strerror}", remedy="check the path") from error
-    near = difflib.get_close_matches(str(model), list_models(), 1)
-    raise ModelError(
-        f"there is no model {redact_source(model)!r}",
-        remedy=f"did you mean {near[0]!r}?" if near else f"pass a path, or one of the names {', '.join(list_models())}",
-    )
+    remedy = f"pass a path, or one of the names {', '.join(list_models())}"
+    if near := difflib.get_close_matches(str(model), list_models(), 1):
+        remedy = f"did you mean {near[0]!r}?"
+    elif path.suffix in (".pt", ".pth"):
+        remedy = f"export the PyTorch model first, for example: yolo export model={path.name} format=onnx dynamic=True"
+    raise ModelError(f"there is no model {redact_source(model)!r}", remedy=remedy)
 
 
 def _write_into_cache() -> Path:

@@ -20,7 +20,8 @@ from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph, reads
 
 LARGEST = 65504.0
 HEADROOM = 8.0
-ONLY_FP32 = ("Range", "NonMaxSuppression", "Upsample", "CumSum", "TopK", "GridSample", "RoiAlign", "RandomNormalLike")
+ONLY_FP32 = ("Range", "NonMaxSuppression", "Upsample", "CumSum", "TopK", "GridSample", "RoiAlign", "RandomNormalLike",
+             "QuantizeLinear", "DequantizeLinear")  # fmt: skip
 """Operators without FP16, or with FP16 only in newer opsets than most engines read."""
 TYPED_INPUTS = {"Resize": 1, "Clip": 3}
 """How many leading inputs follow the node's type, where it is not all of them."""
@@ -77,6 +78,10 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     constants: dict[str, Any] = {}
     here: dict[tuple[str, bool], str] = {}
     """(tensor, in half?) -> its name, once it has been made."""
+    taken = {name for node in model.graph.node for name in (*reads(node), *node.output)}
+    suffix = "_half"
+    while any(name + suffix in taken for name in taken):  # a file that was in half precision in parts before
+        suffix += "_"
     captured = {name for node in model.graph.node for name in reads(node) if name not in node.input}
     captured |= {value.name for value in model.graph.output}
 
@@ -85,7 +90,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
         if types.get(name) != "float32":
             return name
         if (name, as_half) not in here:
-            target = f"{name}_half" if as_half else name
+            target = name + suffix if as_half else name
             if name not in weights:
                 kind = TensorProto.FLOAT16 if as_half else TensorProto.FLOAT
                 nodes.append(helper.make_node("Cast", [here[name, not as_half]], [target], f"{target}/cast", to=kind))
@@ -107,7 +112,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
             _retype(node)
         for index, name in enumerate(node.output):
             if as_half and types.get(name) == "float32":
-                node.output[index] = here[name, True] = f"{name}_half"
+                node.output[index] = here[name, True] = name + suffix
             elif types.get(name) == "float32":
                 here[name, False] = name
         nodes.append(node)

@@ -27,17 +27,17 @@ class Shipped:
 SHIPPED = {
     "scout-n": Shipped(
         "scout-n.onnx",
-        "4ef4b0eb4748fe8dc70c4e45a4d2af6c0a627deca27da67eef7d262640ce010a",
+        "f261e439c7ffaa39809bf8e4d6a0ea76a986a259702ad46f4da0758d56dc0b45",
         "finds the ten classes of the synthetic street; FP32, 0.7 M parameters",
     ),
     "scout-n-int8": Shipped(
         "scout-n-int8.onnx",
-        "22d537f643662d93ad0f63d251e521d2dcd631d96f351aaa6003740b3f34a7d2",
+        "d6d020758ea28337c38ec29c9f817899407e872ba6dc35af177bec8c20e23518",
         "scout-n in INT8, stem and head in FP32; 3.3 times smaller",
     ),
     "scout-s": Shipped(
         "scout-s.onnx",
-        "47a45fea5d1deffa5bccbc449a4011fda99f225fd4458bdca31d2e167669c676",
+        "ad1ec1aa1e05d0198cf6b901683cc3f0c137cf072a00d0ab1f045ac51f3e39fe",
         "the same classes, better on small objects; FP16, 4.4 M parameters",
     ),
     "body-n": Shipped(

@@ -20,12 +20,18 @@ MOVING = (0, 1, 2, 3, 5, 6, 7)
 STANDING = (4, 8, 9)
 DECOY = -1
 UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.75, 7: 0.7, 8: 0.85, 9: 0.8}
-"""Length of a figure's unit as a share of its track's size, by class; 1.15 for the long ones."""
+"""Length of a figure's unit as a share of its track's size, by class; LONG for the others."""
+COMPACT = {5: 0.9, 6: 0.95, 7: 0.7, 8: 0.85, 9: 0.95}
+"""The same for calm objects: those that are narrow or have limbs are as large as the long ones, so that they cover as
+much of the picture."""
+LONG = 1.15
 
 CALM = 3
-"""Objects of the calm scene, all of them large."""
-CALM_SIZES = 0.60, 0.70
+"""Objects of the calm scene: large ones that pass in file, at the pace of the scenery, never in each other's way."""
+CALM_SIZES = 0.70, 0.80
 """Theirs, in frame heights: so large that half the resolution shows a detector about as much as all of it."""
+ROOM = 0.55
+"""Frame heights beside the picture in which the file, and what stands on the ground, begins and ends."""
 SMALLEST, LARGEST = 0.048, 0.36
 """Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
 TINY, TINY_SHARE = 0.03, 0.06
@@ -154,7 +160,11 @@ class Traffic:
         """Whether its tracks stand on the ground, how long each lasts, and when the first began, in seconds."""
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
         standing = chance.happens(0.3)
-        duration = (self.aspect + 1.1) / abs(self.speed) if standing else chance.uniform(4, 10) * self._hurry
+        passing = (self.aspect + 2 * ROOM) / abs(self.speed)
+        if number < CALM:
+            lead = Chance(self.split, f"file/{self.seed}").unit()
+            return standing, passing, passing * (number + lead) / CALM
+        duration = passing if standing else chance.uniform(4, 10) * self._hurry
         return standing, duration, chance.uniform(0, duration)
 
     def level(self, seconds: float) -> float:
@@ -202,13 +212,16 @@ class Traffic:
         class_id = DECOY if decoy else chance.pick(STANDING if standing else MOVING)
         low, high = (TINY, SMALLEST) if chance.happens(TINY_SHARE) else (SMALLEST, LARGEST)
         size = chance.uniform(*CALM_SIZES) if calm else low * (high / low) ** chance.unit()
-        size *= UPRIGHT.get(class_id, 1.15)
+        size *= (COMPACT if calm else UPRIGHT).get(class_id, LONG)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
         baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near
         margin = 0.6 * size + 0.1
         away = self.aspect + 2 * margin
-        if standing:
-            start, span = (-0.55, self.aspect + 1.1) if self.speed < 0 else (self.aspect + 0.55, -self.aspect - 1.1)
+        steady = standing or calm
+        if steady:
+            start, span = -ROOM, self.aspect + 2 * ROOM
+            if self.speed > 0:
+                start, span = self.aspect + ROOM, -span
         else:
             start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
         flies = class_id == 6
@@ -225,11 +238,11 @@ class Traffic:
             start=start,
             span=span,
             size=size,
-            growth=0.0 if standing else chance.uniform(-0.35, 0.35),
+            growth=0.0 if steady else chance.uniform(-0.35, 0.35),
             baseline=baseline,
             hover=chance.uniform(0.1, 0.7) * baseline if flies or (class_id == DECOY and chance.happens(0.5)) else 0.0,
-            wobble=0.0 if standing else chance.uniform(-0.8, 0.8),
-            bounce=chance.uniform(0.1, 0.9) * size if class_id == 7 and chance.happens(0.5) else 0.0,
+            wobble=0.0 if steady else chance.uniform(-0.8, 0.8),
+            bounce=chance.uniform(0.1, 0.9) * size if class_id == 7 and not calm and chance.happens(0.5) else 0.0,
             rhythm=chance.uniform(0.7, 1.6),
             horizon=self.horizon,
         )

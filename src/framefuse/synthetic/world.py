@@ -90,7 +90,7 @@ class World:
     stereo: str = "none"
     _drawn: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 5
     """Of look and difficulty. Scores are comparable within one version only."""
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Times YOLOv8n as engine cudnn runs it: planned memory, fused convolutions, one CUDA graph; no framework around it.
 
-    python -m benchmarks.cudnn_network [MODEL.onnx] [--batches 1 8 32] [--size 640] [--seconds 240]
+    python -m benchmarks.cudnn_network [MODEL.onnx] [--batches 1 8 32] [--size 640] [--quick]
 
 Measured for each batch, device time between two events around a graph launch (median of 50 launches):
 
@@ -12,8 +12,8 @@ Measured for each batch, device time between two events around a graph launch (m
 - `layers`: each convolution alone, as measured when its plan was chosen, and what it reaches of the peak
 
 Then: the error against ONNX Runtime, and how long the engine takes to build in a fresh process, twice: the first time
-cold where $XDG_CACHE_HOME has no plans yet, the second time from what the first has written.
-The last line of the output is JSON.
+cold where $XDG_CACHE_HOME has no plans yet, the second time from what the first has written. Recorded after each batch
+as benchmarks/results/cudnn_network.json, of other models cudnn_network_MODEL.json. The last line of the output is JSON.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import gpu_sources
+from benchmarks.protocol import save
 from framefuse.engines.cudnn.compiled import Compiled, plan
 from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
@@ -38,6 +39,10 @@ from framefuse.engines.cudnn.rewriting import prepare
 from framefuse.kernels import cuda
 
 LAUNCHES = 50
+NOTE = (
+    "`error` is against ONNX Runtime in float32 on random weights, which enlarge rounding; gpu_accuracy.json has "
+    "trained models. `build` in a fresh process: `open_s` is the CUDA context, `build_s` everything after it."
+)
 
 
 def device_us(graph: Any, stream: Any, launches: int = LAUNCHES) -> float:
@@ -185,7 +190,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--quick", action="store_true", help="two variants, no probes of the build")
-    parser.add_argument("--out", type=Path, help="where the JSON is written after each step")
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -195,9 +199,10 @@ def main() -> None:
     pictures = np.random.default_rng(3).random((max(options.batches), 3, options.size, options.size), np.float32)
     builder = Builder()
     rows, wanted = [], expected(options.model, pictures[:2])
+    name = "cudnn_network" if options.model.stem == "yolov8n" else f"cudnn_network_{options.model.stem}"
     result: dict[str, Any] = {
-        "benchmark": "cudnn_network", "sources": gpu_sources.stamp("kernel", "engine"),
-        "model": options.model.name, "size": options.size,
+        "note": NOTE, "sources": gpu_sources.stamp("kernel", "engine"), "model": options.model.name,
+        "size": options.size,
         "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "cudnn": builder.cudnn.backend_version(),
         "frontend": builder.cudnn.__version__, "rows": rows,
     }  # fmt: skip
@@ -210,16 +215,13 @@ def main() -> None:
         plans.save()
         row |= {"build": built, "candidates": builder.candidates,
                 "layers_sum_us": round(sum(layer["us"] for layer in row["layers"]), 1)}  # fmt: skip
-        for name, variant in row.items():
+        for kind, variant in row.items():
             if isinstance(variant, dict) and "result" in variant:
                 found = variant.pop("result")[:2]
                 variant["error"] = error(found, wanted[: len(found)])
-                print(batch, name, variant["error"], flush=True)
+                print(batch, kind, variant["error"], flush=True)
         rows.append(row)
-        if options.out:
-            options.out.write_text(json.dumps(result))
-    result["failed"] = len(builder.failed)
-    print(json.dumps(result))
+        save(name, {**result, "failed": len(builder.failed)})
 
 
 if __name__ == "__main__":

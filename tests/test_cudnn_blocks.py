@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cuda_fibres import Fibres
-from cuda_on_cpu import install, on_device
+from cuda_on_cpu import on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, onnx_runtime, pictures, relative, with_attention
+from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines.cudnn import execution, launch, reference
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors, decode_levels
 from framefuse.errors import ModelError
-from framefuse.kernels import cuda
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Fibres:
-    """Kernels that are compiled once for all tests here."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++ stands in for the GPU")
-    return Fibres(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Fibres) -> Fibres:
-    install(monkeypatch, tmp_path)
-    monkeypatch.setattr(cuda, "launch", built.launch)
-    return built
 
 
 def test_attention_is_recognised(tmp_path: Path) -> None:
@@ -47,14 +30,17 @@ def test_attention_is_recognised(tmp_path: Path) -> None:
     assert relative(reference.run(compiled, x, dtype=np.float16)[0], expected) < 3e-3
 
 
-@pytest.mark.parametrize(("heads", "keys", "values", "batch"), [(1, 32, 64, 1), (3, 8, 16, 2), (2, 16, 8, 1)])
+@pytest.mark.parametrize(
+    ("heads", "keys", "values", "batch", "size"),
+    [(1, 32, 64, 1, (6, 10)), (3, 8, 16, 2, (6, 10)), (2, 16, 8, 1, (6, 10)), (1, 64, 128, 1, (2, 150))],
+)
 def test_attention_on_the_pretended_gpu(
-    fibres: Fibres, tmp_path: Path, heads: int, keys: int, values: int, batch: int
+    fibres: Fibres, tmp_path: Path, heads: int, keys: int, values: int, batch: int, size: tuple[int, int]
 ) -> None:
     net = Net()
     x = net.conv("images", 24)
-    path = net.save(tmp_path / "net.onnx", net.conv(net.attention(x, heads, keys, values, 6, 10), 8, 1))
-    compiled, x = compile_network(path, batch, 6, 10), pictures(batch, 6, 10)
+    path = net.save(tmp_path / "net.onnx", net.conv(net.attention(x, heads, keys, values, *size), 8, 1))
+    compiled, x = compile_network(path, batch, *size), pictures(batch, *size)
     compare(compiled, x)
 
 
@@ -109,32 +95,11 @@ def test_what_is_nearly_attention_is_not_taken(tmp_path: Path, wrong: str) -> No
         compile_network(net.save(tmp_path / "net.onnx", y), 1, 16, 16)
 
 
-class Chain:
-    """A stream of the pretended GPU, where everything happens at once."""
-
-    ptr = 0
-
-    def __init__(self, **options: Any) -> None: ...
-    def record(self, stream: Any = None) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def synchronize(self) -> None: ...
-
-
 def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> list[Any]:
     """The results of a whole execution whose convolutions are NumPy's."""
-    module = cuda.cupy()
-    for name in ("float16", "float32", "uint8"):
-        setattr(module, name, getattr(np, name))
-    module.cuda.Stream = module.cuda.Event = Chain
-    module.cuda.get_current_stream = Chain
-    monkeypatch.setattr(
-        execution.Execution,
-        "convolve",
-        lambda self, index, step, number, stream: reference.step(self.compiled, np.asarray(self.arena), index),
-    )
+    plans = convolve_by_reference(monkeypatch)
     weights = execution.Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    no_plan: Any = SimpleNamespace(workspace=7)
-    runs = execution.Execution(compiled, None, weights, lambda layer: no_plan, fold=True)  # type: ignore[arg-type]
+    runs = execution.Execution(compiled, None, weights, plans, fold=True)  # type: ignore[arg-type]
     stream = Chain()
     runs.pack(on_device(x), stream)
     runs.start(stream)

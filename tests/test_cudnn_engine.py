@@ -41,7 +41,7 @@ def test_without_a_gpu_the_error_says_what_is_missing(tmp_path: Path) -> None:
 def test_what_it_cannot_do(tmp_path: Path) -> None:
     for options, kind in (
         (EngineOptions(device="cpu"), CapabilityError),
-        (EngineOptions(precision="int8"), CapabilityError),
+        (EngineOptions(precision="bf16"), CapabilityError),
         (EngineOptions(threads=4), UsageError),
     ):
         with pytest.raises(kind) as caught:

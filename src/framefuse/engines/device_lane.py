@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from framefuse.engines import Slot, SlotLane
 from framefuse.errors import EngineError
@@ -15,6 +15,7 @@ POLL = 0.0005
 """Seconds between looks at a slot that may time out."""
 
 
+@runtime_checkable
 class DeviceExecution(Protocol):
     """A model of one shape with memory of its own on the GPU; as `framefuse.program_cuda.Execution`."""
 

@@ -203,11 +203,62 @@ def _folded(call: Callable[..., Any]) -> Operator:
     return lambda inputs, a: functools.reduce(call, inputs)
 
 
+def quantize(inputs: Inputs, a: Attributes) -> Any:
+    x, scale, zero = _beside(inputs, a)
+    edges = torch.iinfo(inputs[2].dtype if len(inputs) > 2 else torch.uint8)
+    return (torch.round(x / scale) + zero).clamp(edges.min, edges.max).to(getattr(torch, edges.dtype))
+
+
+def dequantize(inputs: Inputs, a: Attributes) -> Any:
+    x, scale, zero = _beside(inputs, a)
+    return (x.to(scale.dtype) - zero) * scale
+
+
+def _beside(inputs: Inputs, a: Attributes) -> tuple[Any, Any, Any]:
+    """Values, and scale and zero point so that they lie along the axis of the values that is theirs."""
+    x, scale, *zero = inputs
+    if a.get("block_size"):
+        raise ModelError("engine torch has no quantisers of blocks", remedy="use another engine")
+    shape = [1] * x.dim()
+    if scale.dim():
+        shape[a.get("axis", 1)] = -1
+    offset = zero[0] if zero else torch.zeros_like(scale)
+    return x, scale.reshape(shape), offset.to(scale.dtype).reshape(shape)
+
+
+def top_k(inputs: Inputs, a: Attributes) -> Any:
+    """TopK: values and their indices."""
+    x, count = inputs
+    found = torch.topk(x, int(count[0]), a.get("axis", -1), bool(a.get("largest", 1)), bool(a.get("sorted", 1)))
+    return found.values, found.indices
+
+
+def gather_elements(inputs: Inputs, a: Attributes) -> Any:
+    x, index = inputs
+    axis = a.get("axis", 0)
+    return torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index))
+
+
+def arg(call: Callable[..., Any]) -> Operator:
+    """ArgMax or ArgMin; of equals the first."""
+
+    def run(inputs: Inputs, a: Attributes) -> Any:
+        if a.get("select_last_index"):
+            raise ModelError(
+                "engine torch has no ArgMax and ArgMin with select_last_index", remedy="use another engine"
+            )
+        return call(inputs[0], dim=a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
+
+    return run
+
+
 OPERATORS: dict[str, Operator] = {
+    "QuantizeLinear": quantize, "DequantizeLinear": dequantize,
     "Conv": conv, "ConvTranspose": conv_transpose, "MaxPool": max_pool, "AveragePool": average_pool, "Resize": resize,
     "Split": split, "Reshape": reshape, "Slice": cut, "Gather": gather, "Unsqueeze": unsqueeze, "Squeeze": squeeze,
     "Expand": expand, "Gemm": gemm, "BatchNormalization": batch_norm, "Clip": clip, "Div": divide,
-    "Pad": pad, "CumSum": cumulative_sum,
+    "Pad": pad, "CumSum": cumulative_sum, "TopK": top_k, "GatherElements": gather_elements,
+    "ArgMax": arg(torch.argmax), "ArgMin": arg(torch.argmin), "Tile": lambda inputs, a: inputs[0].repeat(*inputs[1]),
     "ReduceMean": reduce(torch.mean), "ReduceSum": reduce(torch.sum), "ReduceMax": reduce(torch.amax),
     "ReduceMin": reduce(torch.amin),
     "GlobalAveragePool": lambda inputs, a: inputs[0].mean((2, 3), keepdim=True),
@@ -229,6 +280,9 @@ OPERATORS: dict[str, Operator] = {
     "Tanh": _plain(torch.tanh), "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sqrt": _plain(torch.sqrt),
     "Erf": _plain(torch.erf), "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Floor": _plain(torch.floor),
     "Ceil": _plain(torch.ceil), "Max": _folded(torch.maximum), "Min": _folded(torch.minimum), "Equal": _plain(torch.eq),
+    "Less": _plain(torch.lt), "LessOrEqual": _plain(torch.le), "Greater": _plain(torch.gt),
+    "GreaterOrEqual": _plain(torch.ge), "And": _plain(torch.logical_and), "Or": _plain(torch.logical_or),
+    "Not": _plain(torch.logical_not),
     "Where": _plain(torch.where), "HardSwish": _plain(F.hardswish), "Softplus": _plain(F.softplus),
 }  # fmt: skip
 """By ONNX's name. Silu is a Sigmoid and the Mul behind it."""
@@ -236,7 +290,8 @@ OPERATORS: dict[str, Operator] = {
 PLAIN = {
     "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Resize": (1, 2, 3), "Expand": (1,), "Unsqueeze": (1,),
     "Squeeze": (1,), "ReduceMean": (1,), "ReduceSum": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "Clip": (1, 2),
-    "Range": (0, 1, 2), "Pad": (1, 2), "CumSum": (1,), "ConstantOfShape": (0,),
+    "Range": (0, 1, 2), "Pad": (1, 2), "CumSum": (1,), "ConstantOfShape": (0,), "TopK": (1,),
+    "Tile": (1,),
 }  # fmt: skip
 """Which inputs of an operator come as plain numbers."""
 

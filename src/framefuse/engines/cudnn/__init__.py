@@ -6,6 +6,12 @@ schedule.py      streams and shared memory          compiled.py            all o
 reference.py     the same in NumPy                  launch.py              kernels between convolutions
 convolutions.py  cuDNN's kernels, measured          plans.py, plan_cache.py  remembered
 execution.py     the network on a GPU               engine.py              the engine
+
+Precision, layer by layer, where it was asked for:
+precisions.py    what was asked for, the cache      choosing.py, measuring.py, workers.py, worker.py   measured choice
+mixing.py        which buffers hold 8 bits          agreement.py, rounding.py      what that does to the results
+eight_bits.py    INT8 and FP8 as numbers            scaled.py              weights and factors in memory
+quantisers.py    ranges that a file states
 """
 
 from framefuse.engines.cudnn.engine import CudnnEngine, open_engine

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 LARGEST = 64, 128
-"""Channels of a key and of a value of a head that the kernel takes."""
+"""Channels of a key and of a value of a head that the kernel takes, at most."""
+EIGHT = 8
+"""Those channels come in eights."""
 
 
 def take(reader: Reader, node: Any) -> bool:
@@ -54,7 +56,7 @@ def take(reader: Reader, node: Any) -> bool:
         expected, operation = attend(ours, step), step
     else:
         expected, operation = ours[:, 2 * heads * keys :], None
-    if keys > LARGEST[0] or values > LARGEST[1] or result.shape != expected.shape:
+    if keys > LARGEST[0] or values > LARGEST[1] or keys % EIGHT or values % EIGHT or result.shape != expected.shape:
         return False
     if np.abs(result - expected).max() > TOLERANCE:
         return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from framefuse.engines.cudnn import reading, rewriting
-from framefuse.engines.cudnn.network import Network
+from framefuse.engines.cudnn.network import Network, Type
 from framefuse.engines.cudnn.placement import Placement, View, place
 from framefuse.engines.cudnn.schedule import Memory, Schedule, plan_memory, schedule
 
@@ -22,6 +22,21 @@ class Compiled:
     batch: int
     height: int
     width: int
+    types: tuple[Type, ...] = ()
+    """Of each buffer; none: float16 everywhere. A buffer of 8 bits lies in the first half of its memory."""
+    scales: tuple[float, ...] = ()
+    """Of each buffer: its values are the numbers of 8 bits times this."""
+
+    def type(self, name: str) -> Type:
+        return self.types[self.view(name).buffer] if self.types else "fp16"
+
+    def scale(self, name: str) -> float:
+        return self.scales[self.view(name).buffer]
+
+    def byte(self, name: str) -> int:
+        """Where a value begins in the arena, in bytes."""
+        view = self.view(name)
+        return self.memory.offsets[view.buffer] * 2 + view.offset * (2 if self.type(name) == "fp16" else 1)
 
     def view(self, name: str) -> View:
         return self.placement.views[name]

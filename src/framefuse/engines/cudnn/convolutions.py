@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.kernels import cuda
 
-X, WEIGHT, BIAS, Y, RESIDUAL = 1001, 1002, 1003, 1004, 1005
-"""Unique ids of the tensors in every cuDNN graph."""
+X, WEIGHT, BIAS, Y, RESIDUAL, FACTOR, SHARE, OUT = range(1001, 1009)
+"""Unique ids of the tensors in every cuDNN graph; the last three where numbers of 8 bits are read or written:
+`y = round((activation(conv(x, weight) * FACTOR + bias) + residual * SHARE) * OUT)`."""
 
 CANDIDATES = 3
 """Plans that are measured for a layer: cuDNN mostly lists the fastest first or second, and builds three in a second."""
+
+_FLOATS = {"fp16": "float16", "fp32": "float32"}
 
 REPEATS = 20
 """Calls in the CUDA graph that times a plan."""
@@ -45,6 +48,10 @@ class Layer:
     pads: tuple[int, int, int, int]
     dilation: tuple[int, int]
     activation: str
+    x_type: Type = "fp16"
+    """Of x and of the weights: the convolution multiplies this."""
+    y_type: Type = "fp16"
+    residual_type: Type = "fp16"
 
     @classmethod
     def of(cls, compiled: Compiled, conv: Conv) -> Layer:
@@ -55,14 +62,23 @@ class Layer:
             view = compiled.view(name)
             return compiled.picture(name), 1, view.row, view.column
 
+        # Without an operation behind the bias cuDNN puts forward kernels that are two to four times slower.
+        activation = "identity" if conv.activation == "none" else conv.activation
         return cls(shape(conv.x), strides(conv.x), tuple(conv.weight.shape), shape(conv.y), strides(conv.y),
                    None if conv.residual is None else strides(conv.residual), conv.stride, conv.pads, conv.dilation,
-                   conv.activation)  # fmt: skip
+                   activation, compiled.type(conv.x), compiled.type(conv.y),
+                   "fp16" if conv.residual is None else compiled.type(conv.residual))  # fmt: skip
 
     @property
     def text(self) -> str:
         """Names the layer in a cache."""
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items()).replace(", ", ",")
+        values = {name: value for name, value in asdict(self).items() if value != "fp16"}
+        return " ".join(f"{name}={value}" for name, value in values.items()).replace(", ", ",")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it reads or writes numbers of 8 bits."""
+        return {self.x_type, self.y_type, self.residual_type} != {"fp16"}
 
     @property
     def operations(self) -> int:
@@ -134,29 +150,45 @@ class Builder:
     def graph(self, layer: Layer) -> Any:
         """The cuDNN graph of a layer, validated and lowered, without plans."""
         types = self.cudnn.data_type
+        kinds = {"fp16": types.HALF, "fp8": types.FP8_E4M3, "int8": types.INT8, "fp32": types.FLOAT}
         graph = self.cudnn.pygraph(io_data_type=types.HALF, intermediate_data_type=types.FLOAT,
                                    compute_data_type=types.FLOAT, handle=self.handle)  # fmt: skip
 
-        def tensor(uid: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
-            return graph.tensor(name=f"t{uid}", dim=list(shape), stride=list(strides), data_type=types.HALF, uid=uid)
+        def tensor(uid: int, shape: Sequence[int], strides: Sequence[int], kind: str = "fp16") -> Any:
+            return graph.tensor(name=f"t{uid}", dim=list(shape), stride=list(strides), data_type=kinds[kind], uid=uid)
 
         out, inner, rows, columns = layer.weight
-        x = tensor(X, layer.x, layer.x_strides)
-        weight = tensor(WEIGHT, layer.weight, (rows * columns * inner, 1, columns * inner, inner))
-        bias = tensor(BIAS, (1, out, 1, 1), (out, 1, out, out))
+        each, one = ((1, out, 1, 1), (out, 1, out, out)), ((1, 1, 1, 1), (1, 1, 1, 1))
+        x = tensor(X, layer.x, layer.x_strides, layer.x_type)
+        weight = tensor(WEIGHT, layer.weight, (rows * columns * inner, 1, columns * inner, inner), layer.x_type)
         top, left, bottom, right = layer.pads
+        sums = types.INT32 if layer.x_type == "int8" else types.FLOAT
         value = graph.conv_fprop(image=x, weight=weight, pre_padding=[top, left], post_padding=[bottom, right],
-                                 stride=list(layer.stride), dilation=list(layer.dilation))  # fmt: skip
-        value = graph.bias(input=value, bias=bias)
+                                 stride=list(layer.stride), dilation=list(layer.dilation),
+                                 compute_data_type=sums)  # fmt: skip
+        if layer.x_type == "fp16":
+            value = graph.bias(input=value, bias=tensor(BIAS, *each))
+        else:
+            value.set_data_type(sums)
+            value = graph.mul(a=value, b=tensor(FACTOR, *each, "fp32"))
+            value = graph.add(a=value, b=tensor(BIAS, *each, "fp32"))
         if layer.activation == "silu":
             value = graph.swish(input=value)
         elif layer.activation == "relu":
             value = graph.relu(input=value)
+        elif layer.activation == "identity":
+            value = graph.identity(input=value)
         if layer.residual_strides is not None:
             value.set_data_type(types.FLOAT)
-            value = graph.add(a=value, b=tensor(RESIDUAL, layer.y, layer.residual_strides))
-        value.set_output(True).set_data_type(types.HALF).set_dim(list(layer.y)).set_stride(list(layer.y_strides))
-        value.set_uid(Y)
+            beside = tensor(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
+            if layer.residual_type != "fp16":
+                beside = graph.mul(a=beside, b=tensor(SHARE, *one, "fp32"))
+            value = graph.add(a=value, b=beside)
+        if layer.y_type != "fp16":
+            value.set_data_type(types.FLOAT)
+            value = graph.mul(a=value, b=tensor(OUT, *one, "fp32"))
+        value.set_output(True).set_data_type(kinds[layer.y_type])
+        value.set_dim(list(layer.y)).set_stride(list(layer.y_strides)).set_uid(Y)
         graph.validate()
         graph.build_operation_graph()
         return graph
@@ -195,8 +227,8 @@ class Builder:
         Raises:
             EngineError: cuDNN has no kernel for the layer.
         """
-        offered = self._offered(layer)
-        measure = self._measurer(layer)
+        offered = self.offered(layer)
+        measure = self.measurer(layer)
         best: Plan | None = None
         for number, (engine, knobs) in enumerate(offered):
             if number >= self.candidates and best is not None:
@@ -221,7 +253,7 @@ class Builder:
             self.failed.append(str(error)[:300])
         return best
 
-    def _offered(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
+    def offered(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
         """Engines with knobs, in the order of cuDNN's heuristics."""
         modes = self.cudnn.heur_mode
         graph = self.graph(layer)
@@ -236,24 +268,30 @@ class Builder:
                 found.append((engine, named))
         return found
 
-    def _measurer(self, layer: Layer) -> Callable[[Plan], float]:
+    def measurer(self, layer: Layer) -> Callable[[Plan], float]:
         """A function that gives microseconds of a plan, over buffers with random values."""
         cp = cuda.cupy()
 
-        def room(shape: Sequence[int], strides: Sequence[int], scale: float = 1.0) -> Any:
+        def room(shape: Sequence[int], strides: Sequence[int], kind: str = "fp16", scale: float = 1.0) -> Any:
             size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
-            return (cp.random.standard_normal(size, cp.float32) * scale).astype(cp.float16)
+            if kind in EIGHT_BITS:  # small numbers, and no NaN of FP8 among them
+                return cp.random.randint(0, 0x30, size, dtype=cp.uint8)
+            return (cp.random.standard_normal(size, cp.float32) * scale).astype(_FLOATS[kind])
 
-        inputs = int(np.prod(layer.weight[1:]))
+        inputs, each = int(np.prod(layer.weight[1:])), ((layer.weight[0],), (1,))
+        wide = "fp16" if layer.x_type == "fp16" else "fp32"
         with self.stream:
             arrays = {
-                X: room(layer.x, layer.x_strides),
-                WEIGHT: room((int(np.prod(layer.weight)),), (1,), inputs**-0.5),
-                BIAS: room((layer.weight[0],), (1,)),
-                Y: room(layer.y, layer.y_strides),
+                X: room(layer.x, layer.x_strides, layer.x_type),
+                WEIGHT: room((int(np.prod(layer.weight)),), (1,), layer.x_type, inputs**-0.5),
+                BIAS: room(*each, wide),
+                Y: room(layer.y, layer.y_strides, layer.y_type),
             }
             if layer.residual_strides is not None:
-                arrays[RESIDUAL] = room(layer.y, layer.residual_strides)
+                arrays[RESIDUAL] = room(layer.y, layer.residual_strides, layer.residual_type)
+            if layer.mixed:
+                arrays |= {FACTOR: room(*each, "fp32", 0.01), SHARE: room((1,), (1,), "fp32"),
+                           OUT: room((1,), (1,), "fp32")}  # fmt: skip
         pointers = {uid: int(array.data.ptr) for uid, array in arrays.items()}
         start, stop = cp.cuda.Event(), cp.cuda.Event()
         self.rest()

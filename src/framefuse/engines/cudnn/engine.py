@@ -12,8 +12,9 @@ from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
-from framefuse.engines.cudnn.network import Conv
+from framefuse.engines.cudnn.network import EIGHT_BITS, Conv
 from framefuse.engines.cudnn.plans import Plans
+from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.kernels import cuda
 from framefuse.kernels.cuda_errors import in_words
@@ -26,14 +27,13 @@ POLL = 0.0005
 
 
 class CudnnEngine:
-    """A model on the current GPU, in float16.
+    """A model on the current GPU, in float16; layer by layer in 8 bits where that was asked for and is faster.
 
     Its slots are in pinned host memory: a launch copies pictures in and results out. `execution` gives the same network
     without copies, for programs whose pictures are on the GPU already.
     """
 
     name = "cudnn"
-    precision = "fp16"
     capturable = True
     streams = 1
     input_dtype: np.dtype[Any] = np.dtype(np.float16)
@@ -41,22 +41,24 @@ class CudnnEngine:
     def __init__(self, model: Path, options: EngineOptions) -> None:
         if options.device == "cpu":
             raise CapabilityError("engine cudnn runs on NVIDIA GPUs only", remedy="use --device cuda or another engine")
-        if options.precision not in ("auto", "fp16"):
+        if options.precision not in ("auto", "fp16", *EIGHT_BITS):
             raise CapabilityError(
-                f"engine cudnn has no {options.precision}", remedy="use --precision fp16 or another engine"
+                f"engine cudnn has no {options.precision}",
+                remedy=f"use --precision fp16, {', '.join(EIGHT_BITS)} or another engine",
             )
         if options.streams > 1 or options.threads:
             raise UsageError(
                 f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
             )
         cuda.cupy()
+        self._precisions = Precisions(model, options)
         self._model, self._fold = model, options.layout == "yolov8"
         self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
         version = frontend().backend_version()
         self.reasons = [
-            "precision fp16: convolutions multiply float16 and add in float32",
+            self._precisions.reason,
             f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, its kernels chosen by measurement",
         ]
 
@@ -69,11 +71,10 @@ class CudnnEngine:
             ModelError: the model has operators that are not known, or takes another size.
             EngineError: there is not enough memory on the GPU, or cuDNN has no kernel.
         """
-        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
-        return self._executions(compiled, 1, fold=self._fold)[0]
+        return self._executions(self._compiled(batch, height, width), 1, fold=self._fold)[0]
 
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
-        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
+        compiled = self._compiled(batch, height, width)
         requests = [Request(execution) for execution in self._executions(compiled, slots or 2)]
         return SlotLane(
             (batch, 3, height, width),
@@ -85,14 +86,31 @@ class CudnnEngine:
     def close(self) -> None:
         self._weights = None
 
+    @property
+    def precision(self) -> str:
+        """Of the last network that was made: "fp16", or with what some of its layers run in, such as "fp16+int8"."""
+        return self._precisions.precision
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Of the last network whose precision was chosen layer by layer: `Choice.layers`."""
+        return self._precisions.layers
+
+    def _compiled(self, batch: int, height: int, width: int) -> Compiled:
+        compiled = compile_network(self._model, batch, height, width, streams=STREAMS)
+        if self._weights is None:  # the same for every batch and size
+            self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+        compiled, reasons = self._precisions.apply(compiled, self._plans, self._weights)
+        self.reasons += [reason for reason in reasons if reason not in self.reasons]
+        return compiled
+
     def _executions(self, compiled: Compiled, count: int, *, fold: bool = False) -> list[Execution]:
         started = time.perf_counter()
         plans = self._plans
         before = plans.measured, plans.remembered, plans.rebuilt
         size = compiled.memory.size * 2 * count
         try:
-            if self._weights is None:  # the same for every batch and size
-                self._weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+            assert self._weights is not None
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except cuda.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} pictures of {compiled.width}x{compiled.height}"

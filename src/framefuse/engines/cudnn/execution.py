@@ -11,6 +11,7 @@ from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
+from framefuse.engines.cudnn.scaled import Scaled
 from framefuse.kernels import cuda, head_cuda
 
 GRAIN = 256
@@ -78,6 +79,7 @@ class Execution:
         for index, step in enumerate(compiled.placement.steps):
             if isinstance(step, Conv) and not step.depthwise:
                 self.plans[index] = plan_of(Layer.of(compiled, step))
+        self.scaled = Scaled(compiled)
         count = max(compiled.schedule.streams, default=0) + 1
         self.side = [cp.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
         sizes = [1] * count
@@ -168,11 +170,27 @@ class Execution:
             joined.record(streams[number])
             stream.wait_event(joined)
 
+    def step_by_step(self, stream: Any, after: Callable[[Any], None]) -> None:
+        """Start every step on its own, and `after` with it: for looks at values between steps."""
+        for step in self.compiled.placement.steps:
+            self.start(stream, skip=lambda other, step=step: other is not step)  # type: ignore[misc]
+            after(step)
+
+    def values(self, name: str) -> Any:
+        """A value of float16 in the arena, (batch, channels, rows, columns), until another takes its place."""
+        cp, view = cuda.cupy(), self.compiled.view(name)
+        strides = (self.compiled.picture(name), 1, view.row, view.column)
+        whole = self.arena[self.compiled.address(name) :]
+        return cp.lib.stride_tricks.as_strided(
+            whole, (self.compiled.batch, *view.shape), [count * launch.BYTES for count in strides]
+        )
+
     def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
         """Start one convolution on `stream`, with the scratch memory of stream `number`."""
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
-        self.plans[index].run(handle, self._pointers(step), int(self.workspaces[number].data.ptr))
+        pointers = self._pointers(step) | self.scaled.pointers(index)
+        self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
         self.builder.rest()
 
     def finish(self, stream: Any) -> None:
@@ -216,7 +234,7 @@ class Execution:
         weight, bias = self.weights.addresses(conv)
 
         def at(name: str) -> int:
-            return self._base + self.compiled.address(name) * launch.BYTES
+            return self._base + self.compiled.byte(name)
 
         pointers = {X: at(conv.x), WEIGHT: weight, BIAS: bias, Y: at(conv.y)}
         if conv.residual is not None:

@@ -24,21 +24,22 @@ def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> Non
     """One step. `arena` is the address of the planned memory."""
     x, y = compiled.view(step.x), compiled.view(step.y)
     channels, height, width = y.shape
+    pair = 1 if compiled.type(step.x) == "fp16" else 2  # of 8 bits the kernel moves two channels as one
     cuda.launch(
         "network_upsample",
         stream=stream,
-        x_=arena + compiled.address(step.x) * BYTES,
-        x_picture=compiled.picture(step.x),
-        x_row=x.row,
-        x_column=x.column,
-        y_=arena + compiled.address(step.y) * BYTES,
-        y_picture=compiled.picture(step.y),
-        y_row=y.row,
-        y_column=y.column,
+        x_=arena + compiled.byte(step.x),
+        x_picture=compiled.picture(step.x) // pair,
+        x_row=x.row // pair,
+        x_column=x.column // pair,
+        y_=arena + compiled.byte(step.y),
+        y_picture=compiled.picture(step.y) // pair,
+        y_row=y.row // pair,
+        y_column=y.column // pair,
         batch=compiled.batch,
         height=height,
         width=width,
-        groups=channels // 8,
+        groups=channels // 8 // pair,
         scale=step.scale,
     )
 

@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Activation = Literal["none", "silu", "relu"]
+Type: TypeAlias = Literal["fp16", "fp8", "int8"]
+"""Of the numbers in a buffer; fp8: E4M3."""
+EIGHT_BITS: tuple[Type, ...] = ("fp8", "int8")
 Shape: TypeAlias = tuple[int, int, int]
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -240,6 +243,9 @@ class Network:
     head: Head | AnchorHead | None = None
     padding: dict[str, list[int]] = field(default_factory=dict)
     """Values wider than the model's own: for each channel, that of the model, or -1 for one that is 0 or unused."""
+
+    ranges: dict[str, float] = field(default_factory=dict)
+    """Largest magnitude of a value, for those that the file quantises."""
 
     def channels(self, name: str) -> int:
         """Channels of a value that are the model's own; what is padded comes behind them."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
+from framefuse.engines.cudnn.measuring import fastest
 from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
 from framefuse.kernels import cuda
 
@@ -34,6 +37,7 @@ class Plans:
         measured, remembered: how many layers, so far.
         rebuilt: those of the remembered whose kernel had to be built.
         seconds: that building and measuring took.
+        without: layers for which cuDNN has no kernel, and what it says.
     """
 
     def __init__(self, builder: Builder, cache: PlanCache | None = None) -> None:
@@ -41,6 +45,8 @@ class Plans:
         self.cache = cache or PlanCache(environment(builder))
         self.measured = self.remembered = self.rebuilt = 0
         self.seconds = 0.0
+        self.workers: Workers | None = None
+        self.without: dict[Layer, str] = {}
         self._known: dict[Layer, Plan] = {}
         self._new: dict[str, dict[str, Any]] = {}
         self._images: dict[str, bytes] = {}
@@ -52,6 +58,39 @@ class Plans:
             plan = self._known[layer] = self._replayed(layer) or self._measured(layer)
             self.seconds += time.perf_counter() - started
         return plan
+
+    def measure(self, layers: Iterable[Layer], candidates: int) -> None:
+        """Find the fastest kernel of each layer whose time is not known; processes beside this one build them.
+
+        Where cuDNN has none, `microseconds` is infinite from then on.
+        """
+        unknown = [layer for layer in dict.fromkeys(layers) if self.microseconds(layer) is None]
+        if not unknown:
+            return
+        started = time.perf_counter()
+        self.workers = self.workers or Workers(self.builder.scratch)
+        for layer, found in fastest(self.builder, self.workers, unknown, candidates=candidates):
+            if isinstance(found, Plan):
+                self._known[layer] = found
+                self._remember(layer, found)
+            else:
+                self.without[layer] = found
+        self.seconds += time.perf_counter() - started
+
+    def microseconds(self, layer: Layer) -> float | None:
+        """That the fastest kernel of a layer takes, as measured now or then; infinite: there is none."""
+        if layer in self.without:
+            return float("inf")
+        if layer in self._known:
+            return self._known[layer].microseconds or None
+        entry = self.cache.get(layer.text)
+        return float(entry.get("us", 0)) or None if entry else None
+
+    def rest(self) -> None:
+        """End the processes that build kernels."""
+        if self.workers is not None:
+            self.workers.close()
+            self.workers = None
 
     def save(self) -> None:
         """Remember what was measured since the last time."""
@@ -81,8 +120,11 @@ class Plans:
 
     def _measured(self, layer: Layer) -> Plan:
         plan = self.builder.choose(layer)
+        self._remember(layer, plan)
+        return plan
+
+    def _remember(self, layer: Layer, plan: Plan) -> None:
         self.measured += 1
         self._new[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
         if plan.image:
             self._images[layer.text] = plan.image
-        return plan

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines.cudnn import attention, heads
+from framefuse.engines.cudnn import attention, heads, quantisers
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Shape, Split, Upsample
 from framefuse.engines.cudnn.nodes import attribute, evaluate
 from framefuse.errors import ModelError
@@ -90,7 +90,8 @@ class Reader:
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, str] = {}
         """Sigmoid of a value, by name: half of a SiLU."""
-        self.pending: dict[str, Any] = {}
+        self.ranges: dict[str, float] = {}
+        """Largest magnitude of values that the file quantises."""
 
     def name(self, name: str) -> str:
         return self.names.get(name, name)
@@ -98,6 +99,8 @@ class Reader:
     def take(self, node: Any) -> None:
         """Fold, translate or put off one node."""
         inputs = [self.name(name) for name in node.input if name]
+        if node.op_type in quantisers.KINDS and quantisers.take(self, node):
+            return
         if node.op_type == "Constant" or (inputs and all(name in self.constants for name in inputs)):
             try:
                 self._fold(node)
@@ -123,7 +126,7 @@ class Reader:
         """The network, once every node was taken."""
         wanted = [self.name(item.name) for item in self.model.graph.output]
         self.tail = self.leading_to(wanted)
-        network = Network(self.input, tuple(wanted), self.operations, self.shapes)
+        network = Network(self.input, tuple(wanted), self.operations, self.shapes, ranges=self.ranges)
         if self.tail or any(name not in self.shapes for name in wanted):
             head = heads.recognise(self) if len(wanted) == 1 else None
             if head is None:

@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.eight_bits import rounded, weight_scales
 from framefuse.engines.cudnn.network import Attention, Conv, Pool, attend
 
 Array = NDArray[Any]
@@ -24,7 +25,8 @@ def run(compiled: Compiled, pictures: Array, *, order: list[int] | None = None, 
     Args:
         pictures: (batch, 3, height, width) float32.
         order: of the steps; None: as they are listed.
-        dtype: in which values are stored between steps; float16 is what the GPU does.
+        dtype: in which values are stored between steps; float16 is what the GPU does. Those of 8 bits are rounded
+            to them, and stored as what they mean.
 
     Returns:
         The network's outputs, (batch, channels, height, width) each, padding left out.
@@ -55,7 +57,7 @@ def step(compiled: Compiled, arena: Array, index: int) -> None:
     operation = compiled.placement.steps[index]
     x = view(compiled, arena, operation.x).astype(np.float32)
     if isinstance(operation, Conv):
-        weight, bias = (value.astype(arena.dtype).astype(np.float32) for value in (operation.weight, operation.bias))
+        weight, bias = _stored(compiled, operation, arena.dtype)
         y = _conv(x, weight, operation) + bias[:, None, None]
         if operation.activation == "silu":
             y = y / (1 + np.exp(-y))
@@ -63,6 +65,8 @@ def step(compiled: Compiled, arena: Array, index: int) -> None:
             y = np.maximum(y, 0)
         if operation.residual is not None:
             y = y + view(compiled, arena, operation.residual).astype(np.float32)
+        if (kind := compiled.type(operation.y)) != "fp16":
+            y = rounded(y, kind, compiled.scale(operation.y))
         view(compiled, arena, operation.y)[...] = y
     elif isinstance(operation, Pool):
         margin = operation.kernel // 2
@@ -83,6 +87,14 @@ def outputs(compiled: Compiled, arena: Array) -> list[Array]:
         kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
         results.append(view(compiled, arena, name)[:, kept or slice(None)].copy())
     return results
+
+
+def _stored(compiled: Compiled, conv: Conv, dtype: Any) -> tuple[Array, Array]:
+    """Weights and bias as they are stored, in float32."""
+    kind = compiled.type(conv.x)
+    if kind == "fp16":
+        return conv.weight.astype(dtype).astype(np.float32), conv.bias.astype(dtype).astype(np.float32)
+    return rounded(conv.weight, kind, weight_scales(conv.weight, kind)[:, None, None, None]), conv.bias
 
 
 def _conv(x: Array, weight: Array, step: Conv) -> Array:

@@ -13,14 +13,19 @@ LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""
 THREADS = 256
 
-TILE = 32
-"""Queries of a block of attention, and keys of a turn."""
+QUERIES = 8
+"""Queries of a block of attention."""
+WARPS = THREADS // 32
 KEYS = 64
 """Channels of a query, at most."""
 VALUES = 128
 """Channels of a value, at most."""
-LANES = 8
-"""Threads of a query."""
+PAIRS = VALUES // 64
+"""Pairs of channels of a value that a lane of a warp adds up."""
+AHEAD = 8
+"""Values that a warp asks for before it adds the first of them."""
+LOWEST = T.float32(-3.0e38)
+ALL = T.uint32(0xFFFFFFFF)
 
 NONE, SILU, RELU = 0, 1, 2
 """Activations."""
@@ -159,79 +164,136 @@ def attention():
         pixels: T.int32,
         scale: T.float32,
     ):
-        """A block makes TILE queries of a head, eight threads each; keys come TILE at a time, their softmax with them.
+        """A block makes QUERIES queries of a head. Its warps share the keys, 32 at a time, each with a softmax of its
+        own: first a lane is a key, then two channels of every value. In the end the warps' sums are put together.
 
-        Channels of x: queries of all heads, then keys, then values. Every sum is float32.
+        Channels of x: queries of all heads, then keys, then values; eights of each a head. Every sum is float32.
         """
-        T.func_attr({"tirx.noalias": True, "global_symbol": "network_attention"})
+        T.func_attr({"tirx.noalias": True, "global_symbol": "network_attention", "resident": 2})
         T.device_entry()
-        tile, head, picture = T.cta_id([(pixels + TILE - 1) // TILE, heads, batch])
+        tile, head, picture = T.cta_id([(pixels + QUERIES - 1) // QUERIES, heads, batch])
         thread = T.thread_id([THREADS])
-        x = buffer(x_, "float16", 2)
+        x = buffer(x_, "uint32", 16)
+        halves = buffer(x_, "float16", 2)
         y = buffer(y_, "float16", 2)
-        query = T.alloc_shared((TILE, KEYS + 1), "float32")
-        key = T.alloc_shared((TILE, KEYS + 1), "float32")
-        value = T.alloc_shared((TILE, VALUES), "float32")
-        score = T.alloc_shared((TILE, TILE + 1), "float32")
-        sums = T.alloc_local((VALUES // LANES,), "float32")
-        start: T.let = wide(picture) * x_picture
-        mine: T.let = thread // LANES
-        lane: T.let = thread % LANES
-        for step in T.serial((TILE * KEYS) // THREADS):
+        query = T.alloc_shared((QUERIES * KEYS,), "float32")
+        shares = T.alloc_shared((THREADS * QUERIES,), "float32")
+        parts = T.alloc_shared((WARPS * QUERIES * VALUES,), "float32")
+        peaks = T.alloc_shared((WARPS * QUERIES,), "float32")
+        totals = T.alloc_shared((WARPS * QUERIES,), "float32")
+        sums = T.alloc_local((QUERIES * PAIRS * 2,), "float32")
+        highest = T.alloc_local((QUERIES,), "float32")
+        best = T.alloc_local((QUERIES,), "float32")
+        total = T.alloc_local((QUERIES,), "float32")
+        score = T.alloc_local((QUERIES,), "float32")
+        key = T.alloc_local((KEYS // 2,), "uint32")
+        value = T.alloc_local((AHEAD * PAIRS,), "uint32")
+        numbers = T.alloc_local((8,), "float32")
+        four = T.alloc_local((4,), "float32")
+        warp: T.let = thread // 32
+        lane: T.let = thread % 32
+        start: T.let = wide(picture) * (x_picture // T.int64(8))
+        column: T.let = wide(x_column // 8)
+        first_key: T.let = start + wide((heads + head) * (keys // 8))
+        first_value: T.let = (start + wide(2 * heads * (keys // 8) + head * (values // 8))) * T.int64(4) + wide(lane)
+        for step in T.unroll(QUERIES * KEYS // THREADS):
             item: T.let = step * THREADS + thread
-            if item < TILE * keys:
-                pixel: T.let = T.min(tile * TILE + item // keys, pixels - 1)
-                at: T.let = start + wide(pixel) * wide(x_column) + wide(head * keys + item % keys)
-                query[item // keys, item % keys] = x[at].astype("float32") * scale
-        for j in T.unroll(VALUES // LANES):
-            sums[j] = T.float32(0)
-        highest = T.float32(-3.0e38)
-        total = T.float32(0)
-        for turn in T.serial((pixels + TILE - 1) // TILE):
-            T.cuda.cta_sync()
-            for step in T.serial((TILE * KEYS) // THREADS):
-                item: T.let = step * THREADS + thread
-                if item < TILE * keys:
-                    pixel: T.let = T.min(turn * TILE + item // keys, pixels - 1)
-                    at: T.let = start + wide(pixel) * wide(x_column) + wide((heads + head) * keys + item % keys)
-                    key[item // keys, item % keys] = x[at].astype("float32")
-            for step in T.serial((TILE * VALUES) // THREADS):
-                item: T.let = step * THREADS + thread
-                if item < TILE * values:
-                    pixel: T.let = T.min(turn * TILE + item // values, pixels - 1)
-                    first: T.let = 2 * heads * keys + head * values
-                    at: T.let = start + wide(pixel) * wide(x_column) + wide(first + item % values)
-                    value[item // values, item % values] = x[at].astype("float32")
-            T.cuda.cta_sync()
-            for j in T.unroll(TILE // LANES):
-                other: T.let = j * LANES + lane
-                dot = T.float32(0)
-                for c in T.serial(keys):
-                    dot = dot + query[mine, c] * key[other, c]
-                score[mine, other] = T.Select(turn * TILE + other < pixels, dot, T.float32(-3.0e38))
-            T.cuda.cta_sync()
-            before: T.let = highest
-            for j in T.serial(TILE):
-                highest = T.max(highest, score[mine, j])
-            T.cuda.cta_sync()
-            for j in T.unroll(TILE // LANES):
-                score[mine, j * LANES + lane] = T.exp(score[mine, j * LANES + lane] - highest)
-            T.cuda.cta_sync()
-            less: T.let = T.exp(before - highest)
-            total = total * less
-            for j in T.unroll(VALUES // LANES):
-                sums[j] = sums[j] * less
-            for other in T.serial(TILE):
-                share: T.let = score[mine, other]
-                total = total + share
-                for j in T.unroll(VALUES // LANES):
-                    if j * LANES + lane < values:
-                        sums[j] = sums[j] + share * value[other, j * LANES + lane]
-        if tile * TILE + mine < pixels:
-            to: T.let = wide(picture) * y_picture + wide(tile * TILE + mine) * wide(y_column) + wide(head * values)
-            for j in T.unroll(VALUES // LANES):
-                if j * LANES + lane < values:
-                    y[to + wide(j * LANES + lane)] = (sums[j] / total).astype("float16")
+            if item % KEYS < keys:
+                pixel: T.let = T.min(tile * QUERIES + item // KEYS, pixels - 1)
+                at: T.let = wide(picture) * x_picture + wide(pixel) * wide(x_column) + wide(head * keys + item % KEYS)
+                query[item] = halves[at].astype("float32") * scale
+        for q in T.unroll(QUERIES):
+            highest[q] = LOWEST
+            total[q] = T.float32(0)
+        for k in T.unroll(QUERIES * PAIRS * 2):
+            sums[k] = T.float32(0)
+        T.cuda.cta_sync()
+        for turn in T.serial((pixels + THREADS - 1) // THREADS):
+            first: T.let = turn * THREADS + warp * 32
+            if first < pixels:
+                mine: T.let = first_key + wide(T.min(first + lane, pixels - 1)) * column
+                for group in T.unroll(KEYS // 8):
+                    if group * 8 < keys:
+                        for k in T.vectorized(4):
+                            key[group * 4 + k] = x[(mine + wide(group)) * T.int64(4) + wide(k)]
+                for q in T.unroll(QUERIES):
+                    score[q] = T.float32(0)
+                for group in T.unroll(KEYS // 8):
+                    if group * 8 < keys:
+                        for c in T.unroll(8):
+                            numbers[c] = half(key, group * 8 + c)
+                        for q in T.unroll(QUERIES):
+                            for part in T.unroll(2):
+                                for k in T.vectorized(4):
+                                    four[k] = query[q * KEYS + group * 8 + part * 4 + k]
+                                for k in T.unroll(4):
+                                    score[q] = score[q] + four[k] * numbers[part * 4 + k]
+                for q in T.unroll(QUERIES):
+                    score[q] = T.Select(first + lane < pixels, score[q], LOWEST)
+                    best[q] = score[q]
+                for bit in T.unroll(5):
+                    for q in T.unroll(QUERIES):
+                        best[q] = T.max(best[q], T.tvm_warp_shuffle_xor(ALL, best[q], 1 << bit, 32, 32))
+                for q in T.unroll(QUERIES):
+                    best[q] = T.max(best[q], highest[q])
+                    highest[q] = T.exp(highest[q] - best[q])
+                    score[q] = T.exp(score[q] - best[q])
+                    total[q] = total[q] * highest[q] + score[q]
+                    for k in T.unroll(PAIRS * 2):
+                        sums[q * PAIRS * 2 + k] = sums[q * PAIRS * 2 + k] * highest[q]
+                    highest[q] = best[q]
+                T.cuda.warp_sync()
+                for part in T.unroll(QUERIES // 4):
+                    for k in T.vectorized(4):
+                        shares[thread * QUERIES + part * 4 + k] = score[part * 4 + k]
+                T.cuda.warp_sync()
+                for some in T.serial(32 // AHEAD):
+                    for j in T.unroll(AHEAD):
+                        pixel: T.let = T.min(first + some * AHEAD + j, pixels - 1)
+                        for pair in T.unroll(PAIRS):
+                            if pair * 64 + lane * 2 < values:
+                                at: T.let = first_value + wide(pixel) * column * T.int64(4) + wide(pair * 32)
+                                value[j * PAIRS + pair] = x[at]
+                    for j in T.unroll(AHEAD):
+                        for pair in T.unroll(PAIRS):
+                            if pair * 64 < values:
+                                numbers[pair * 2] = half(value, (j * PAIRS + pair) * 2)
+                                numbers[pair * 2 + 1] = half(value, (j * PAIRS + pair) * 2 + 1)
+                        for part in T.unroll(QUERIES // 4):
+                            for k in T.vectorized(4):
+                                four[k] = shares[(warp * 32 + some * AHEAD + j) * QUERIES + part * 4 + k]
+                            for pair in T.unroll(PAIRS):
+                                if pair * 64 < values:
+                                    for k in T.unroll(4):
+                                        for odd in T.unroll(2):
+                                            to: T.let = (part * 4 + k) * PAIRS * 2 + pair * 2 + odd
+                                            sums[to] = sums[to] + four[k] * numbers[pair * 2 + odd]
+        for bit in T.unroll(5):
+            for q in T.unroll(QUERIES):
+                total[q] = total[q] + T.tvm_warp_shuffle_xor(ALL, total[q], 1 << bit, 32, 32)
+        for q in T.unroll(QUERIES):
+            if lane == 0:
+                peaks[warp * QUERIES + q] = highest[q]
+                totals[warp * QUERIES + q] = total[q]
+            for pair in T.unroll(PAIRS):
+                for k in T.vectorized(2):
+                    parts[(warp * QUERIES + q) * VALUES + pair * 64 + lane * 2 + k] = sums[(q * PAIRS + pair) * 2 + k]
+        T.cuda.cta_sync()
+        for step in T.serial((QUERIES * values + THREADS - 1) // THREADS):
+            item: T.let = step * THREADS + thread
+            q: T.let = item // values
+            if T.And(item < QUERIES * values, tile * QUERIES + q < pixels):
+                top = LOWEST
+                for other in T.unroll(WARPS):
+                    top = T.max(top, peaks[other * QUERIES + q])
+                whole = T.float32(0)
+                result = T.float32(0)
+                for other in T.unroll(WARPS):
+                    weight: T.let = T.exp(peaks[other * QUERIES + q] - top)
+                    whole = whole + weight * totals[other * QUERIES + q]
+                    result = result + weight * parts[(other * QUERIES + q) * VALUES + item % values]
+                to: T.let = wide(picture) * y_picture + wide(tile * QUERIES + q) * wide(y_column)
+                y[to + wide(head * values + item % values)] = (result / whole).astype("float16")
 
     return kernel
 

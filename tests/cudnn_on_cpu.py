@@ -1,0 +1,129 @@
+"""cuDNN's part of engine cudnn on the CPU: a plan that reads and writes memory at the addresses that it is given, as
+the graph of its layer says. With `cuda_on_cpu` for the other kernels, an execution runs without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from cuda_on_cpu import HostArray
+from framefuse.engines.cudnn import reference
+from framefuse.engines.cudnn.convolutions import BIAS, FACTOR, OUT, RESIDUAL, SHARE, WEIGHT, Layer, X, Y
+from framefuse.engines.cudnn.eight_bits import decode, encode
+from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.network import Conv
+from framefuse.kernels import cuda
+
+TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uint8}
+
+
+class Chain:
+    """A stream of the pretended GPU, where everything happens at once."""
+
+    ptr = 0
+
+    def __init__(self, **options: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What executions and choices take of CuPy, added to `cuda_on_cpu.install`'s."""
+    module = cuda.cupy()
+    names = "float16 float32 uint8 abs percentile clip rint frexp ldexp maximum lib"
+    for name in names.split():
+        setattr(module, name, getattr(np, name))
+    module.cuda.Stream = module.cuda.Event = Chain
+    module.cuda.get_current_stream = Chain
+    monkeypatch.setattr(HostArray, "get", lambda self, stream=None: np.array(self), raising=False)
+
+
+def convolve_by_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Layer], Any]:
+    """Convolutions of an execution are the reference's, and need no plan; what to pass as its plans."""
+    complete(monkeypatch)
+    monkeypatch.setattr(
+        Execution,
+        "convolve",
+        lambda self, index, step, number, stream: reference.step(self.compiled, np.asarray(self.arena), index),
+    )
+    return lambda layer: SimpleNamespace(workspace=7)
+
+
+def at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> Any:
+    """An array over memory; strides in elements."""
+    dtype = np.dtype(TYPES[kind])
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype)
+    return as_strided(memory, shape, [stride * dtype.itemsize for stride in strides])
+
+
+@dataclass
+class NumpyPlan:
+    """`y = round((activation(conv(x, weight) FACTOR + bias) + residual SHARE) OUT)`."""
+
+    layer: Layer
+    workspace: int = 7
+    microseconds: float = 1.0
+
+    def run(self, handle: Any, pointers: dict[int, int], workspace: int) -> None:
+        layer = self.layer
+
+        def read(uid: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> Any:
+            found = at(pointers[uid], shape, strides, kind)
+            return decode(found, kind) if kind in ("fp8", "int8") else found.astype(np.float32)  # type: ignore[arg-type]
+
+        out, inner, rows, columns = layer.weight
+        order = (rows * columns * inner, 1, columns * inner, inner)
+        x = read(X, layer.x, layer.x_strides, layer.x_type)
+        weight = read(WEIGHT, layer.weight, order, layer.x_type)
+        eight = layer.x_type != "fp16"
+        step = Conv("", "x", "y", weight, weight[:, 0, 0, 0], layer.stride, layer.pads, layer.dilation)
+        y = reference._conv(x, weight, step)
+        each = (out, 1, 1), (1, 1, 1)
+        if eight:
+            y = y * read(FACTOR, *each, "fp32")
+        y = y + read(BIAS, *each, "fp32" if eight else "fp16")
+        if layer.activation == "silu":
+            y = y / (1 + np.exp(-y))
+        elif layer.activation == "relu":
+            y = np.maximum(y, 0)
+        if layer.residual_strides is not None:
+            beside = read(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
+            y = y + beside * (1 if layer.residual_type == "fp16" else read(SHARE, (1,), (1,), "fp32"))
+        target = at(pointers[Y], layer.y, layer.y_strides, layer.y_type)
+        kind = layer.y_type
+        target[...] = y if kind == "fp16" else encode(y * read(OUT, (1,), (1,), "fp32"), kind)
+
+
+@dataclass
+class NumpyPlans:
+    """Stands in for `Plans`: every layer has a kernel, whose time is what `cost` says."""
+
+    cost: Callable[[Layer], float]
+    asked: list[Layer] = field(default_factory=list)
+    builder: Any = field(default_factory=lambda: SimpleNamespace(
+        handle=None, rest=lambda: None, cudnn=SimpleNamespace(set_stream=lambda **options: None)))  # fmt: skip
+    known: set[Layer] = field(default_factory=set)
+
+    def __call__(self, layer: Layer) -> Any:
+        self.asked.append(layer)
+        return NumpyPlan(layer)
+
+    def measure(self, layers: Iterable[Layer], candidates: int) -> None:
+        self.known.update(layers)
+
+    def microseconds(self, layer: Layer) -> float | None:
+        return self.cost(layer) if layer in self.known else None
+
+    def rest(self) -> None: ...
+    def save(self) -> None: ...

@@ -1,0 +1,241 @@
+"""How engine cudnn comes to a choice of precisions: workers, measurements, cache, options. No GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudnn_nets import Net
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.engines.cudnn import precisions, workers
+from framefuse.engines.cudnn.choosing import Choice
+from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.convolutions import Layer, Plan
+from framefuse.engines.cudnn.measuring import fastest
+from framefuse.engines.cudnn.precisions import Precisions
+from framefuse.engines.cudnn.workers import Workers
+from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.kernels import cuda
+from framefuse.models import find_model
+from framefuse.pipeline import Pipeline
+
+LAYER = Layer((1, 16, 4, 4), (256, 1, 64, 16), (16, 16, 3, 3), (1, 16, 4, 4), (256, 1, 64, 16), None, (1, 1),
+              (1, 1, 1, 1), (1, 1), "silu")  # fmt: skip
+
+WORKER = """
+    import os, pickle, sys
+    while True:
+        try:
+            layer, engine, knobs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        if engine == 13:
+            os._exit(3)
+        answer = (b"", "no such engine") if engine == 9 else (f"{layer.x_type} {engine} {sys.argv[1]}".encode(), "")
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that build nothing."""
+    (tmp_path / "worker_stand_in.py").write_text(textwrap.dedent(WORKER))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(workers, "PROGRAM", "worker_stand_in")
+
+
+def test_workers_build_side_by_side(stand_in: None) -> None:
+    with Workers(4096, 3) as pool:
+        built = [pool.build(replace(LAYER, x_type=kind), engine, {}) for kind in ("fp16", "int8") for engine in (1, 2)]
+        refused = pool.build(LAYER, 9, {})
+        assert [future.result(30) for future in built] == [b"fp16 1 4096", b"fp16 2 4096", b"int8 1 4096",
+                                                           b"int8 2 4096"]  # fmt: skip
+        with pytest.raises(EngineError, match="no such engine"):
+            refused.result(30)
+
+
+def test_a_worker_that_ends_is_replaced(stand_in: None) -> None:
+    with Workers(0, 1) as pool:
+        with pytest.raises(EngineError, match="ended with 3"):
+            pool.build(LAYER, 13, {}).result(30)
+        assert pool.build(LAYER, 1, {}).result(30) == b"fp16 1 0"
+
+
+class Offers:
+    """A builder whose plans take as long as their engine's number says."""
+
+    def __init__(self, offered: dict[str, list[int]]) -> None:
+        self.known, self.failed = offered, list[str]()
+
+    def offered(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
+        return [(engine, {}) for engine in self.known[layer.x_type]]
+
+    def measurer(self, layer: Layer) -> Any:
+        return lambda plan: float(plan.engine)
+
+    def load(self, image: bytes, engine: int, knobs: dict[str, int]) -> Plan:
+        return Plan(None, 0, engine, knobs, image=image)
+
+
+def test_the_fastest_of_the_first_is_taken(stand_in: None) -> None:
+    builder: Any = Offers({"fp16": [5, 3, 2], "fp8": [9], "int8": [9, 7]})
+    layers = [replace(LAYER, x_type=kind) for kind in ("fp16", "fp8", "int8")]
+    with Workers(0, 2) as pool:
+        found = dict(fastest(builder, pool, layers, candidates=2))
+        late = dict(fastest(builder, pool, layers[:1], candidates=2, deadline=time.monotonic() - 1))
+    assert isinstance(plan := found[layers[0]], Plan) and (plan.engine, plan.microseconds) == (3, 3.0)
+    assert plan.image == b"fp16 3 0"
+    assert found[layers[1]] == "no such engine"
+    assert isinstance(plan := found[layers[2]], Plan) and plan.engine == 7
+    assert late == {layers[0]: "out of time"}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A GPU that can be asked what it is; choosing is counted, and always gives INT8."""
+    device = SimpleNamespace(compute_capability="90")
+    module = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device))
+    monkeypatch.setattr(cuda, "cupy", lambda: module)
+    monkeypatch.setattr(precisions, "environment", lambda builder: {"gpu": "none", "cudnn": "91900"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    device.chosen = []
+
+    class Chooser:
+        def __init__(self, compiled: Any, plans: Any, weights: Any, pictures: Any, peaks: Any) -> None:
+            self.compiled, self.given = compiled, (pictures, peaks)
+
+        def choose(self, kinds: Any) -> Choice:
+            device.chosen.append((kinds, *self.given))
+            types = ("int8",) * len(self.compiled.placement.sizes)
+            layers = [{"name": "conv", "multiplies": "int8", "why": "1.0 us, 2.0 in fp16"}]
+            us = {"fp16": 4.0, "tuned": 3.0, "chosen": 2.0}
+            return Choice(types, (0.5,) * len(types), 0.97, us, layers)
+
+    monkeypatch.setattr(precisions, "Chooser", Chooser)
+    return device
+
+
+def network(tmp_path: Path, seed: int = 0) -> Path:
+    net = Net(seed)
+    return net.save(tmp_path / "net.onnx", net.conv(net.conv("images", 16), 16))
+
+
+PLANS: Any = SimpleNamespace(builder=None, rest=lambda: None, save=lambda: None)
+FRAMES = [np.full((1, 3, 32, 48), 0.5, np.float32)] * 2
+
+
+def test_a_choice_is_made_once(gpu: Any, tmp_path: Path) -> None:
+    path = network(tmp_path)
+    compiled = compile_network(path, 2, 32, 48)
+    for turn in range(2):
+        made = Precisions(path, EngineOptions("cuda", "auto", calibration=FRAMES))
+        assert made.kinds == ("fp8", "int8") and made.precision == "fp16"
+        mixed, reasons = made.apply(compiled, PLANS, None)  # type: ignore[arg-type]
+        assert set(mixed.types) == {"int8"} and mixed.scale(compiled.network.outputs[0]) == 0.5
+        assert made.precision == "fp16+int8" and made.layers[0]["name"] == "conv"
+        assert "1 in int8; 2 us a batch, 3 with all in fp16 chosen likewise, 4 by default" in reasons[0]
+        assert "97.0% (2 frames" in reasons[0]
+        assert ("from the cache" in reasons[1]) == bool(turn)
+        assert made.apply(compiled, PLANS, None)[1] == []  # type: ignore[arg-type]
+    assert len(gpu.chosen) == 1 and gpu.chosen[0][1].shape == (2, 3, 32, 48)
+    (file,) = (tmp_path / "cache" / "framefuse" / precisions.CACHE).glob("*" + precisions.SUFFIX)
+    assert json.loads(file.read_text())["layers"][0]["why"] == "1.0 us, 2.0 in fp16"
+
+
+@pytest.mark.parametrize("what", ["frames", "batch", "precision", "model"])
+def test_anything_else_is_chosen_again(gpu: Any, tmp_path: Path, what: str) -> None:
+    for changed in (False, True):
+        path = network(tmp_path, seed=int(changed and what == "model"))
+        frames = [np.full((1, 3, 32, 48), 0.7, np.float32)] if changed and what == "frames" else FRAMES
+        precision: Any = "int8" if changed and what == "precision" else "auto"
+        compiled = compile_network(path, 4 if changed and what == "batch" else 2, 32, 48)
+        made = Precisions(path, EngineOptions("cuda", precision, calibration=frames))
+        made.apply(compiled, PLANS, None)  # type: ignore[arg-type]
+    assert len(gpu.chosen) == 2
+
+
+def test_frames_of_another_size_are_sampled(gpu: Any, tmp_path: Path) -> None:
+    path = network(tmp_path)
+    frame = np.arange(3 * 8 * 8, dtype=np.float32).reshape(1, 3, 8, 8)
+    made = Precisions(path, EngineOptions("cuda", "fp8", calibration=[frame]))
+    made.apply(compile_network(path, 1, 16, 4), PLANS, None)  # type: ignore[arg-type]
+    kinds, pictures, _ = gpu.chosen[0]
+    assert kinds == ("fp8",) and np.array_equal(pictures, frame.repeat(2, 2)[..., ::2])
+
+
+def test_the_default_is_fp16(gpu: Any, tmp_path: Path) -> None:
+    path = network(tmp_path)
+    compiled = compile_network(path, 1, 32, 48)
+    for precision in ("auto", "fp16"):
+        made = Precisions(path, EngineOptions("cuda", precision))
+        assert made.apply(compiled, PLANS, None) == (compiled, [])  # type: ignore[arg-type]
+        assert made.precision == "fp16" and made.reason.startswith("precision fp16")
+    assert gpu.chosen == []
+    assert "quantisers of the file are left out" in Precisions(find_model("scout-n-int8"), EngineOptions()).reason
+
+
+def test_a_quantised_file_needs_no_frames(gpu: Any) -> None:
+    path = find_model("scout-n-int8")
+    made = Precisions(path, EngineOptions("cuda", "int8"))
+    _, reasons = made.apply(compile_network(path, 1, 64, 96), PLANS, None)  # type: ignore[arg-type]
+    kinds, pictures, peaks = gpu.chosen[0]
+    assert kinds == ("int8",) and len(pictures) == precisions.NOISES and len(peaks) == 51
+    assert "noise, since there are no frames" in reasons[0]
+
+
+def test_8_bits_need_frames(gpu: Any, tmp_path: Path) -> None:
+    path = network(tmp_path)
+    for precision in ("int8", "fp8"):
+        with pytest.raises(UsageError, match=f"needs frames to choose what runs in {precision}") as caught:
+            Precisions(path, EngineOptions("cuda", precision))
+        assert "--calib" in str(caught.value.remedy)
+
+
+def test_a_gpu_without_fp8(gpu: Any, tmp_path: Path) -> None:
+    gpu.compute_capability = "86"
+    path = network(tmp_path)
+    with pytest.raises(CapabilityError, match="no FP8"):
+        Precisions(path, EngineOptions("cuda", "fp8", calibration=FRAMES))
+    assert Precisions(path, EngineOptions("cuda", "auto", calibration=FRAMES)).kinds == ("int8",)
+
+
+def test_a_choice_of_another_network() -> None:
+    choice = Choice(("fp16",) * 99, (1.0,) * 99, 1.0, {})
+    with pytest.raises(ValueError, match="99 types"):
+        choice.applied(compile_network(find_model("scout-n"), 1, 64, 96))
+
+
+def test_other_engines_say_that_they_do_not_choose(tmp_path: Path) -> None:
+    path = network(tmp_path)
+    with pytest.raises(CapabilityError, match="engine openvino has no fp8"):
+        open_engine("openvino", path, EngineOptions(precision="fp8"))
+    with pytest.raises(UsageError, match="no use for calibration frames"):
+        open_engine("openvino", path, EngineOptions(calibration=FRAMES))
+
+
+def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipeline(calib=...) reads frames as the model's card says."""
+    from framefuse import pipeline
+
+    given: list[EngineOptions] = []
+
+    def opened(name: str, model: Path, options: EngineOptions) -> Any:
+        given.append(options)
+        raise EngineError("enough was seen")
+
+    monkeypatch.setattr(pipeline, "open_engine", opened)
+    source = "synthetic://street?seed=1&frames=40&size=320x192"
+    with pytest.raises(EngineError, match="enough was seen"):
+        Pipeline(source, "scout-n", device="cpu", engine="openvino", calib=source)
+    assert 8 <= len(given[0].calibration) <= pipeline.CALIBRATION_FRAMES
+    assert given[0].calibration[0].shape[:2] == (1, 3)

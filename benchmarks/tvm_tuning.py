@@ -1,10 +1,11 @@
 """What tuning gives: YOLOv8n and YOLOv5s on the CPU through TVM, untuned and tuned, at FP32 and FP16.
 
-    for p in fp32 fp16; do framefuse tune yolov8n.onnx --size 640x640 --precision $p --trials 8 --tasks 14; done
+    for p in fp32 fp16; do framefuse tune yolov8n.onnx --size 640x640 --precision $p --trials 4; done
     python -m benchmarks.tvm_tuning [MODEL ...] [--precisions fp32 fp16] [--database DIR] [--out FILE]
 
 Untuned is what TVM compiles without a database: fused plain loops. Tuned takes the best schedule that the database has
 for each function. The variants of a model run in turn, so that a busy machine slows all of them; ratios are of medians.
+`functions` is one more run of each with a clock around each call: microseconds in each function, heaviest first.
 The last line of the output is JSON.
 """
 
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +25,51 @@ from framefuse.engines.tvm import artifact, compiling, engine, package, reading,
 from framefuse.machine import available_cores
 
 SIZE = 640
-ROUNDS = 5
+ROUNDS = 3
 SOURCES = ("artifact", "compiling", "reading", "records", "tuning")
 
 
-def program(path: Path, target: targets.Target, precision: str, database: records.Records | None) -> Any:
-    """A function of a picture that gives the outputs."""
-    import tvm_ffi
-
+def machine(path: Path, target: targets.Target, precision: str, database: records.Records | None) -> Any:
+    """TVM's virtual machine over a compiled model."""
     tvm = package.tvm()
     built = artifact.artifact(path, (1, 3, SIZE, SIZE), target, precision, records=database)
-    machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
-    return lambda picture: engine.tensors(machine["main"](tvm_ffi.from_dlpack(picture)))
+    return tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
+
+
+def functions(machine: Any, picture: Any) -> dict[str, float]:
+    """Microseconds of all calls of each function in one run."""
+    import tvm_ffi
+
+    found: dict[str, float] = defaultdict(float)
+    started = [0.0]
+
+    def instrument(function: Any, name: str, before: bool, result: Any, *arguments: Any) -> None:
+        if before:
+            started[0] = time.perf_counter()
+        else:
+            found[str(name)] += (time.perf_counter() - started[0]) * 1e6
+
+    machine.set_instrument(instrument)
+    machine["main"](tvm_ffi.from_dlpack(picture))
+    machine.set_instrument(lambda *_: None)
+    return dict(found)
+
+
+def profile(slow: dict[str, float], fast: dict[str, float], operations: dict[str, float]) -> list[list[Any]]:
+    """[function, share of operations, microseconds untuned, tuned, share of the time untuned, tuned]."""
+    whole, before, after = sum(operations.values()), sum(slow.values()), sum(fast.values())
+    rows = []
+    for name in sorted(slow, key=lambda name: -slow[name]):
+        a, b = slow[name], fast.get(name, 0.0)
+        share = operations.get(name, 0.0) / whole
+        rows.append([name[:60], round(share, 3), round(a), round(b), round(a / before, 3), round(b / after, 3)])
+    return [row for row in rows if row[4] >= 0.002 or row[5] >= 0.002]
 
 
 def measure(path: Path, target: targets.Target, precisions: list[str], database: records.Records) -> dict[str, Any]:
     """Milliseconds of each variant of a model."""
     import onnxruntime
+    import tvm_ffi
 
     picture = engine._aligned((1, 3, SIZE, SIZE), np.dtype(np.float32))
     y, x = np.mgrid[0:SIZE, 0:SIZE] / SIZE
@@ -48,10 +78,13 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
     options.intra_op_num_threads = target.cores
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     runs = {"onnxruntime fp32": lambda: session.run(None, {session.get_inputs()[0].name: picture})}
+    machines = {}
     for precision in precisions:
         for name, used in (("untuned", None), ("tuned", database)):
-            run = program(path, target, precision, used)
-            runs[f"{name} {precision}"] = lambda run=run: [np.from_dlpack(value).copy() for value in run(picture)]
+            made = machines[f"{name} {precision}"] = machine(path, target, precision, used)
+            runs[f"{name} {precision}"] = lambda run=made["main"]: [
+                np.from_dlpack(value).copy() for value in engine.tensors(run(tvm_ffi.from_dlpack(picture)))
+            ]
     expected = runs["onnxruntime fp32"]()
     times: dict[str, list[float]] = {name: [] for name in runs}
     errors = {}
@@ -83,9 +116,10 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
             "tuned": len(found_tasks),
             "schedules": sum(task.measured for task in found_tasks),
             "share_of_operations": round(sum(task.operations for task in found_tasks) / whole, 3),
-            "heaviest": [[task.name, round(task.operations / whole, 3), task.measured, round(task.best)]
-                         for task in tasks[:14]],
-        }  # fmt: skip
+        }
+        operations = {task.name: task.operations for task in tasks}
+        slow, fast = (functions(machines[f"{name} {precision}"], picture) for name in ("untuned", "tuned"))
+        row[f"functions {precision}"] = profile(slow, fast, operations)
     return row
 
 
@@ -113,7 +147,8 @@ def main() -> None:
         result["models"][path.stem] = measure(path, target, options.precisions, database)
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(path.stem, {key: value for key, value in result["models"][path.stem].items() if "tuning" not in key})
+        said = result["models"][path.stem].items()
+        print(path.stem, {key: value for key, value in said if key.split()[0] not in ("tuning", "functions")})
     print(json.dumps(result))
 
 

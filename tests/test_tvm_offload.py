@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def convolve(x: Any, weight: Any, bias: Any, *rest: Any) -> None:
     given = json.loads(str(how))
     top, left, bottom, right = given["pads"]
     x, weight, bias = (np.from_dlpack(value).astype(np.float32) for value in (x, weight, bias))
+    whole = x.shape[3]
+    x = x[..., given["first"] : given["first"] + weight.shape[3]]
     x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
     y = np.from_dlpack(out)
     rows, columns = weight.shape[1:3]
@@ -36,8 +39,9 @@ def convolve(x: Any, weight: Any, bias: Any, *rest: Any) -> None:
     elif given["activation"] == "relu":
         total = np.maximum(total, 0)
     for other in residual:
-        total += np.from_dlpack(other)
-    SEEN.append((x.shape[3], weight.shape[0], given["activation"], len(residual)))
+        first = given["residual_first"]
+        total += np.from_dlpack(other)[..., first : first + total.shape[3]]
+    SEEN.append((f"{x.shape[3]} of {whole}", weight.shape[0], given["activation"], len(residual)))
     np.copyto(y, total.astype(np.float16))
 
 
@@ -50,21 +54,34 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
     net = Net()
     x = net.conv("images", 16, stride=2)
     left, right = net.split(x, [8, 8])
-    right = net.node("Add", right, net.conv(net.conv(right, 8), 8), channels=8)
-    x = net.node("Concat", left, right, channels=16, axis=1)
-    x = net.conv(x, 8, kernel=1, act="relu")
-    outputs = net.conv(x, 16, kernel=1, act=""), net.conv(x, 3, kernel=1)  # 3 is nothing that tensor cores take
+    added = net.node("Add", right, net.conv(net.conv(right, 8), 8), channels=8)
+    x = net.node("Concat", left, right, added, channels=24, axis=1)
+    x = net.node("Concat", right, net.conv(x, 8, kernel=1, act="relu"), left, channels=24, axis=1)
+    boxes, classes = net.conv(x, 8), net.conv(x, 16)
+    outputs = net.conv(classes, 8, kernel=1, act=""), net.node("Add", boxes, boxes), net.conv(x, 3, kernel=1)
     path = net.save(tmp_path / "net.onnx", *outputs)
 
     tvm_ffi.register_global_func(offload.FUNCTION, convolve, override=True)
     target = targets.this_cpu(1)
     lowered = compiling.lower(reading.read(path, (2, 3, 18, 22)), target, "fp16", cudnn=True)
-    compiling.compile_to(tmp_path / "net.so", lowered, target)
-    main = tvm().relax.VirtualMachine(tvm().runtime.load_module(str(tmp_path / "net.so")), tvm().cpu())["main"]
+    compiling.compile_to(tmp_path / "net.so", lowered, target, own_memory=True)
+    machine = tvm().relax.VirtualMachine(tvm().runtime.load_module(str(tmp_path / "net.so")), tvm().cpu())
+    first, second = machine["memory"](), machine["memory"]()
     images = pictures(2, 18, 22)
     SEEN.clear()
-    results = [np.from_dlpack(value) for value in main(tvm().runtime.tensor(images))]
-    assert SEEN == [(8, 16, "silu", 0), (8, 8, "silu", 0), (8, 8, "silu", 1), (16, 8, "relu", 0), (8, 16, "", 0)]
+    results = [np.from_dlpack(value) for value in machine["main"](tvm().runtime.tensor(images), *first)]
+    seen = list(SEEN)
+    machine["main"](tvm().runtime.tensor(0 * images), *second)  # in memory of its own: the results above stay
+    assert seen == [
+        ("8 of 8", 16, "silu", 0),
+        ("8 of 16", 8, "silu", 0),  # what is split off is read where it is, as the residual of the next one is
+        ("8 of 8", 8, "silu", 1),
+        ("24 of 24", 8, "relu", 0),
+        ("24 of 24", 24, "silu", 0),  # two of one input; the third has 3 channels, which tensor cores do not take
+        ("16 of 24", 8, "", 0),
+    ]
+    joined = re.findall(r"cls\.concatenate\w*, \(([^)]*)\)", lowered.script())
+    assert [len(names.split(",")) for names in joined] == [2], "both halves of a split, in order, are joined as one"
     for result, expected in zip(results, onnx_runtime(path, images), strict=True):
         assert result.shape == expected.shape and result.dtype == np.float32
         assert np.abs(result - expected).max() < 5e-3 * np.abs(expected).max()

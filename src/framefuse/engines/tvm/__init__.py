@@ -3,6 +3,8 @@
 package.py    the tvm package, imported late    targets.py   CPU and GPU by name
 reading.py    ONNX -> Relax at one shape        compiling.py Relax -> shared library
 offload.py    convolutions for cuDNN            artifact.py  under the cache rule
+convolve.py   what is called for them           schedules.py what TVM compiles, over a GPU's threads
+memory.py     each execution's own              jit.py       CUDA source -> machine code, kept
 records.py    the tuning database on disk       tuning.py    slices of tuning
 engine.py     the engine                        on_gpu.py    its slots on CUDA
 """

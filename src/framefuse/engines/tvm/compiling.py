@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from framefuse.engines.tvm import schedules
 from framefuse.engines.tvm.package import tvm
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import CapabilityError, EngineError
@@ -49,11 +50,16 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
         )(module)
 
 
-def compile_to(path: Path, lowered: Any, target: Target, *, database: Any = None) -> None:
+def compile_to(
+    path: Path, lowered: Any, target: Target, *, database: Any = None, own_memory: bool | None = None
+) -> None:
     """Write the shared library of a lowered module.
 
     A function that the database knows gets its best schedule there. Others stay as they are on the CPU (plain loops),
-    and get DLight's rules for GPUs.
+    and get the rules of `schedules.py` on GPUs.
+
+    Args:
+        own_memory: whether `main` is given its memory (`memory.py`); default: on CUDA.
 
     Raises:
         EngineError: TVM, or the compiler of CUDA that it calls, fails.
@@ -61,6 +67,7 @@ def compile_to(path: Path, lowered: Any, target: Target, *, database: Any = None
     """
     relax, made = tvm().relax, target.tvm()
     link = linker()
+    own_memory = target.kind == "cuda" if own_memory is None else own_memory
     with made, ExitStack() as stack:
         if database is not None:
             stack.enter_context(database)
@@ -68,11 +75,9 @@ def compile_to(path: Path, lowered: Any, target: Target, *, database: Any = None
         if target.kind == "cuda":
             from tvm.s_tir import dlight
 
-            gpu = dlight.gpu
-            rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-            lowered = dlight.ApplyDefaultSchedule(*rules)(lowered)
+            lowered = dlight.ApplyDefaultSchedule(*schedules.rules())(lowered)
         try:
-            compiled = tvm().compile(lowered, made, relax_pipeline=_rest(relax.transform))
+            compiled = tvm().compile(lowered, made, relax_pipeline=_rest(relax.transform, own_memory))
             compiled.export_library(str(path), fcompile=link)
         except CapabilityError:
             raise
@@ -80,8 +85,11 @@ def compile_to(path: Path, lowered: Any, target: Target, *, database: Any = None
             raise EngineError(f"TVM cannot compile for {target.name}: {_first_line(error)}") from error
 
 
-def _rest(passes: Any) -> Any:
+def _rest(passes: Any, own_memory: bool) -> Any:
     """What turns fused functions into a program of TVM's virtual machine."""
+    from framefuse.engines.tvm import memory
+
+    lift = tvm().ir.transform.module_pass(lambda module, _: memory.as_arguments(module), opt_level=0, name="memory")
     return tvm().transform.Sequential(
         [
             passes.RewriteDataflowReshape(),
@@ -90,6 +98,7 @@ def _rest(passes: Any) -> Any:
             passes.CallTIRRewrite(),
             passes.StaticPlanBlockMemory(),
             passes.LowerAllocTensor(),
+            *([lift] if own_memory else []),
             passes.KillAfterLastUse(),
             passes.LowerRuntimeBuiltin(),
             passes.ComputePrimValue(),

@@ -6,11 +6,14 @@ import json
 from functools import cache
 from typing import Any
 
-from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, X, Y
+from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.tvm.offload import FUNCTION
 from framefuse.engines.tvm.on_gpu import address
 from framefuse.kernels import cuda
+
+HALF = 2
+"""Bytes."""
 
 
 @cache
@@ -24,45 +27,55 @@ def register() -> Convolver:
 
 
 class Convolver:
-    """Plans of all convolutions that were called, and their scratch memory, which one stream at a time may use."""
+    """Plans of all convolutions that were called.
+
+    Attributes:
+        scratch: memory that kernels work in, by size; an execution puts its own there before it launches.
+    """
 
     def __init__(self) -> None:
         self.builder = Builder()
         self.plans = Plans(self.builder)
-        self._known: dict[Any, tuple[Any, Any]] = {}
+        self.scratch: dict[int, Any] = {}
+        self._known: dict[Any, tuple[dict[str, Any], Plan]] = {}
 
     def __call__(self, x: Any, weight: Any, bias: Any, *rest: Any) -> None:
-        """`rest`: the residual if there is one, how as JSON, and the output. All NHWC, float16."""
-        *residual, how, y = rest
-        key = (tuple(x.shape), tuple(weight.shape), tuple(y.shape), len(residual), str(how))
+        """`rest`: the residual if there is one, how as JSON, and the output. All NHWC, float16.
+
+        Of x and of the residual those channels are read that begin where `how` says.
+        """
+        *residual, text, y = rest
+        shape = tuple(residual[0].shape) if residual else None
+        key = (tuple(x.shape), tuple(weight.shape), tuple(y.shape), shape, str(text))
         if key not in self._known:
-            plan = self.plans(_layer(*key))
-            self._known[key] = plan, cuda.cupy().empty(max(1, plan.workspace), cuda.cupy().uint8)
-        plan, workspace = self._known[key]
-        pointers = {X: address(x), WEIGHT: address(weight), BIAS: address(bias), Y: address(y)}
+            told = json.loads(key[-1])
+            self._known[key] = told, self.plans(_layer(*key[:-1], told))
+        how, plan = self._known[key]
+        if plan.workspace not in self.scratch:
+            self.scratch[plan.workspace] = cuda.cupy().empty(max(1, plan.workspace), cuda.cupy().uint8)
+        pointers = {X: address(x) + HALF * how["first"], WEIGHT: address(weight), BIAS: address(bias), Y: address(y)}
         if residual:
-            pointers[RESIDUAL] = address(residual[0])
+            pointers[RESIDUAL] = address(residual[0]) + HALF * how["residual_first"]
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=cuda.cupy().cuda.get_current_stream().ptr)
-        plan.run(handle, pointers, int(workspace.data.ptr))
+        plan.run(handle, pointers, int(self.scratch[plan.workspace].data.ptr))
         self.builder.rest()
 
 
-def _layer(x: Any, weight: Any, y: Any, residuals: int, how: str) -> Layer:
-    given = json.loads(how)
-    batch, height, width, inputs = map(int, x)
-    outputs, rows, columns, _ = map(int, weight)
+def _layer(x: Any, weight: Any, y: Any, residual: Any, how: dict[str, Any]) -> Layer:
+    batch, height, width, _ = map(int, x)
+    outputs, rows, columns, inputs = map(int, weight)
     return Layer(
         (batch, inputs, height, width),
         _strides(x),
         (outputs, inputs, rows, columns),
         (batch, outputs, int(y[1]), int(y[2])),
         _strides(y),
-        _strides(y) if residuals else None,
-        tuple(given["stride"]),
-        tuple(given["pads"]),
-        tuple(given["dilation"]),
-        given["activation"],
+        None if residual is None else _strides(residual),
+        tuple(how["stride"]),
+        tuple(how["pads"]),
+        tuple(how["dilation"]),
+        how["activation"],
     )
 
 

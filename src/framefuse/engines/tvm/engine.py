@@ -76,7 +76,7 @@ class TvmEngine:
             from framefuse.engines.device_lane import device_lane
 
             return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
-        main = self._compiled(shape)
+        main = self._compiled(shape)["main"]
         slot = Slot(_aligned(shape, self.input_dtype))
         return SlotLane(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
 
@@ -87,16 +87,18 @@ class TvmEngine:
             ModelError: TVM lacks one of its operators, or it takes another size.
             EngineError: TVM cannot compile or run it.
         """
+        from framefuse.engines.tvm import jit
         from framefuse.engines.tvm.on_gpu import TvmExecution
 
+        jit.register(self.target)
         shape = (batch, 3, height, width)
-        if self.cudnn:
-            from framefuse.engines.tvm import convolve
+        if not self.cudnn:
+            return TvmExecution(self._compiled(shape), shape, self.input_dtype)
+        from framefuse.engines.tvm import convolve
 
-            plans = convolve.register().plans
-        made = TvmExecution(self._compiled(shape), shape, self.input_dtype)
-        if self.cudnn:
-            plans.save()
+        convolver = convolve.register()
+        made = TvmExecution(self._compiled(shape), shape, self.input_dtype, convolver)
+        convolver.plans.save()
         return made
 
     def close(self) -> None:
@@ -108,7 +110,7 @@ class TvmEngine:
         return self._load(built.path)
 
     def _load(self, path: Path) -> Any:
-        """The compiled network as a function of one tensor."""
+        """The compiled network in TVM's virtual machine."""
         import tvm_ffi
 
         module = tvm()
@@ -116,7 +118,7 @@ class TvmEngine:
             device = module.cuda(0) if self.target.kind == "cuda" else module.cpu()
             if self.target.kind == "llvm":
                 tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
-            return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)["main"]
+            return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)
         except Exception as error:  # TVM's errors are of a dozen unrelated classes
             raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
 

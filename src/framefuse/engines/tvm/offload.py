@@ -2,6 +2,9 @@
 
 What TVM compiles between them stays in float16 where values only move (concatenation, splits, pooling, resizing), and
 in float32 elsewhere: the decoding of a head. `convolve.py` is what is called.
+
+A launch costs 2 us however little it moves, so what can go without one does: convolutions of one input that are alike
+run as one, and channels that are split off are not copied but read where they are.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def off_load(module: Any) -> Any:
     return _Rewriter(module["main"]).module()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Found:
     """A convolution with what cuDNN does in the same kernel; `end` is the variable that it all makes."""
 
@@ -44,6 +47,41 @@ class Found:
     activation: str
     residual: Any
     end: Any
+
+    @property
+    def count(self) -> int:
+        """Output channels."""
+        return int(_shape(self.end)[3])
+
+    @property
+    def missing(self) -> int:
+        """Channels of zeros behind them, which nobody reads."""
+        return -self.count % GRAIN
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Convolutions that run as one: their output channels follow each other."""
+
+    members: list[Found]
+
+    @property
+    def count(self) -> int:
+        return sum(member.count + member.missing for member in self.members)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Channels of a tensor that the new function has: of a variable of the old one, or of what a group puts out."""
+
+    whole: Any
+    first: int
+    count: int
+
+    @property
+    def all(self) -> bool:
+        whole = self.whole.count if isinstance(self.whole, Group) else _shape(self.whole)[3]
+        return self.count == whole
 
 
 class _Rewriter:
@@ -61,6 +99,8 @@ class _Rewriter:
             chain = self._chain(binding)
             if chain is not None:
                 self.found[chain.end] = chain
+        self.grouped = self._grouped()
+        self.made: dict[Group, Any] = {}
         self.builder = tvm().relax.BlockBuilder()
         self.full: dict[Any, Any] = {}
         self.half: dict[Any, Any] = {}
@@ -88,28 +128,107 @@ class _Rewriter:
             if value in self.found:
                 made = relax.op.astype(self.in_half(value), "float32")
             else:
-                made = self._again(self.values[value], self.in_full)
+                made = self._expectation(self.values[value])
+                made = self._again(self.values[value], self.in_full) if made is None else made
             self.full[value] = self.builder.emit(made)
         return self.full[value]
 
     def in_half(self, value: Any) -> Any:
-        """A value in float16."""
+        """A value in float16, in memory of its own unless it is all of something."""
         relax = tvm().relax
         if isinstance(value, relax.Tuple):
             return relax.Tuple([self.in_half(field) for field in value.fields])
         if not isinstance(value, relax.Var):
             return value
         if value not in self.half:
-            old = self.values.get(value)
-            moves = isinstance(old, relax.TupleGetItem) or _name(old) in MOVES
-            if value in self.found:
-                made = self._call(self.found[value])
-            elif moves:
+            old: Any = self.values.get(value)
+            part = self.channels(value)
+            if part.whole is not value:
+                made = self.whole(part)
+                if not part.all:
+                    made = relax.op.strided_slice(made, [3], [part.first], [part.first + part.count])
+            elif _is_of_channels(old, "relax.concat"):
+                made = relax.op.concat(self._joined(old.args[0]), 3)
+            elif isinstance(old, relax.TupleGetItem) or _name(old) in MOVES:
                 made = self._again(old, self.in_half)
             else:
                 made = relax.op.astype(self.in_full(value), "float16")
             self.half[value] = self.builder.emit(made)
         return self.half[value]
+
+    def _expectation(self, value: Any) -> Any:
+        """A softmax whose values are then summed with weights, as heads do that put out a distribution of distances.
+
+        The convolution to one channel that exporters make of it is `sum(w exp(x - max)) / sum(exp(x - max))`: one
+        kernel without memory between its parts.
+        """
+        if _name(value) != "relax.nn.conv2d" or not isinstance(value.args[1], tvm().ir.Constant):
+            return None
+        weight = value.args[1].value.numpy()
+        moved: Any = self.values.get(value.args[0])
+        if _name(moved) != "relax.permute_dims" or [int(axis) for axis in moved.attrs.axes] != [0, 2, 3, 1]:
+            return None
+        soft: Any = self.values.get(moved.args[0])
+        if _name(soft) != "relax.nn.softmax" or int(soft.attrs.axis) != 1 or weight.size != weight.shape[3]:
+            return None
+        weights = tvm().relax.const(weight.reshape(-1).astype("float32"), "float32")
+        return self.builder.emit_te(_expectation, self.in_full(soft.args[0]), weights, primfunc_name_hint="expectation")
+
+    def channels(self, value: Any) -> Channels:
+        """Where a value is, without a copy."""
+        if value in self.grouped:
+            return self.grouped[value]
+        old = self.values.get(value)
+        if isinstance(old, tvm().relax.TupleGetItem):
+            split: Any = self.values.get(old.tuple_value)
+            if _is_of_channels(split, "relax.split"):
+                source = self.channels(split.args[0])
+                counts = [int(field.shape[3]) for field in old.tuple_value.ty.fields]
+                return Channels(source.whole, source.first + sum(counts[: old.index]), counts[old.index])
+        shape = _shape(value) if isinstance(value, tvm().relax.Var) and hasattr(value.ty, "shape") else []
+        return Channels(value, 0, shape[3] if len(shape) == 4 else 0)
+
+    def whole(self, part: Channels) -> Any:
+        """The tensor that channels are of, in float16."""
+        if not isinstance(part.whole, Group):
+            return self.in_half(part.whole)
+        if part.whole not in self.made:
+            self.made[part.whole] = self.builder.emit(self._call(part.whole))
+        return self.made[part.whole]
+
+    def _joined(self, fields: Any) -> list[Any]:
+        """What a concatenation joins; fields that follow each other and are all of something as that."""
+        runs: list[list[tuple[Any, Channels]]] = []
+        for field in fields:
+            part = self.channels(field)
+            last = runs[-1][-1][1] if runs else None
+            if last is not None and last.whole == part.whole and last.first + last.count == part.first:
+                runs[-1].append((field, part))
+            else:
+                runs.append([(field, part)])
+        joined = []
+        for run in runs:
+            start = run[0][1]
+            part = Channels(start.whole, start.first, sum(part.count for _, part in run))
+            joined += [self.whole(part)] if part.all else [self.in_half(field) for field, _ in run]
+        return joined
+
+    def _grouped(self) -> dict[Any, Channels]:
+        """Where the output of each convolution is."""
+        groups: dict[Any, list[Found]] = defaultdict(list)
+        for found in self.found.values():
+            call = self.values[found.conv]
+            geometry = [str(given) for given in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)]
+            kernel = call.args[1].value.shape[1:3]
+            alone = found if found.residual is not None else None
+            groups[call.args[0], str(kernel), *geometry, found.activation, alone].append(found)
+        where = {}
+        for members in groups.values():
+            group, first = Group(members), 0
+            for member in members:
+                where[member.end] = Channels(group, first, member.count)
+                first += member.count + member.missing
+        return where
 
     def _again(self, value: Any, of: Any) -> Any:
         relax = tvm().relax
@@ -130,7 +249,7 @@ class _Rewriter:
         ):
             return None
         outputs = int(call.args[1].value.shape[0])
-        if outputs % GRAIN:
+        if outputs < GRAIN:
             return None
         end, bias, activation, residual = binding.var, None, "", None
         after = self._only_reader(end)
@@ -150,7 +269,7 @@ class _Rewriter:
         if _name(after) == "relax.add":
             others = [argument for argument in after.value.args if not argument.same_as(end)]
             alike = len(others) == 1 and isinstance(others[0], relax.Var) and _shape(others[0]) == _shape(end)
-            if alike:
+            if alike and not outputs % GRAIN:
                 end, residual = after.var, others[0]
         return Found(binding.var, bias, activation, residual, end)
 
@@ -158,31 +277,62 @@ class _Rewriter:
         readers = self.readers[variable]
         return readers[0] if len(readers) == 1 else None
 
-    def _call(self, found: Found) -> Any:
+    def _call(self, group: Group) -> Any:
         import numpy as np
 
         relax = tvm().relax
-        call = self.values[found.conv]
-        x, weight = self.in_half(call.args[0]), call.args[1].value.numpy()
-        inner = weight.shape[3]
-        if missing := -inner % GRAIN:
-            pads = [0] * 7 + [missing]
-            x = self.builder.emit(relax.op.nn.pad(x, pads))
+        calls = [self.values[member.conv] for member in group.members]
+        weights, biases = [], []
+        for member, call in zip(group.members, calls, strict=True):
+            weights.append(np.pad(call.args[1].value.numpy(), [(0, member.missing)] + [(0, 0)] * 3))
+            biases.append(np.pad(np.zeros(member.count) if member.bias is None else member.bias, (0, member.missing)))
+        weight, bias = np.concatenate(weights), np.concatenate(biases)
+        x, first = self._where(calls[0].args[0])
+        if missing := -weight.shape[3] % GRAIN:
+            x = self.builder.emit(relax.op.nn.pad(x, [0] * 7 + [missing]))
             weight = np.pad(weight, [(0, 0)] * 3 + [(0, missing)])
-        bias = np.zeros(weight.shape[0]) if found.bias is None else found.bias
-        arguments = [x, _constant(weight), _constant(bias)]
-        if found.residual is not None:
-            arguments.append(self.in_half(found.residual))
         how = {
-            "stride": [int(value) for value in call.attrs.strides],
-            "pads": [int(value) for value in call.attrs.padding],
-            "dilation": [int(value) for value in call.attrs.dilation],
-            "activation": found.activation,
+            "stride": [int(value) for value in calls[0].attrs.strides],
+            "pads": [int(value) for value in calls[0].attrs.padding],
+            "dilation": [int(value) for value in calls[0].attrs.dilation],
+            "activation": group.members[0].activation,
+            "first": first,
         }
-        out = relax.TensorType(_shape(found.end), "float16")
+        arguments = [x, _constant(weight), _constant(bias)]
+        if group.members[0].residual is not None:
+            residual, how["residual_first"] = self._where(group.members[0].residual)
+            arguments.append(residual)
+        shape = [*_shape(group.members[0].end)[:3], group.count]
         return relax.op.call_dps_packed(
-            FUNCTION, relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(how))]), out_ty=out
+            FUNCTION,
+            relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(how))]),
+            out_ty=relax.TensorType(shape, "float16"),
         )
+
+    def _where(self, value: Any) -> tuple[Any, int]:
+        """The tensor that a convolution is given, and the first channel that it reads."""
+        part = self.channels(value)
+        if part.first % GRAIN or part.count % GRAIN:
+            return self.in_half(value), 0
+        return self.whole(part), part.first
+
+
+def _expectation(x: Any, weight: Any) -> Any:
+    """(batch, terms, height, width) -> (batch, height, width, 1): of the weights, under the softmax of x."""
+    te, tirx = tvm().te, tvm().tirx
+    batch, terms, height, width = x.shape
+    shape = (batch, height, width, 1)
+
+    def axis() -> Any:
+        return te.reduce_axis((0, terms), "k")
+
+    k, i, j = axis(), axis(), axis()
+    most = te.compute(shape, lambda b, y, z, _: te.max(x[b, k, y, z], axis=k), "most")
+    above = te.compute(
+        shape, lambda b, y, z, c: te.sum(weight[i] * tirx.exp(x[b, i, y, z] - most[b, y, z, c]), axis=i), "above"
+    )
+    below = te.compute(shape, lambda b, y, z, c: te.sum(tirx.exp(x[b, j, y, z] - most[b, y, z, c]), axis=j), "below")
+    return te.compute(shape, lambda *at: above[at] / below[at], "expectation")
 
 
 def _constant(value: Any) -> Any:
@@ -199,6 +349,14 @@ def _name(thing: Any) -> str:
     """The operator of a call, or of a binding's call."""
     value = getattr(thing, "value", thing)
     return str(value.op.name) if isinstance(value, tvm().relax.Call) and hasattr(value.op, "name") else ""
+
+
+def _is_of_channels(value: Any, name: str) -> bool:
+    """Whether it is a split or a concatenation along the last of four axes."""
+    if _name(value) != name:
+        return False
+    one = value.args[0].fields[0] if name == "relax.concat" else value.args[0]
+    return len(one.ty.shape) == 4 and int(value.attrs.axis) in (3, -1)
 
 
 def _reads(value: Any) -> list[Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from framefuse.engines.tvm import memory
 from framefuse.errors import EngineError
 from framefuse.kernels import cuda
+
+if TYPE_CHECKING:
+    from framefuse.engines.tvm.convolve import Convolver
 
 
 class TvmExecution:
     """A compiled network of one shape on the GPU; `engines.device_lane` makes slots of it.
 
-    TVM's memory comes from its pool. After a first run the pool has all that a run takes, so that a captured one
-    allocates nothing; what that one put out is held, so that nothing else is given its memory.
+    What the program works in is its own (`memory.py`), and a first run has compiled and loaded all kernels, so that a
+    captured one allocates nothing and is not in the way of another.
 
     Attributes:
         input: (batch, 3, height, width).
@@ -24,11 +28,16 @@ class TvmExecution:
     memory_format: Literal["nchw", "nhwc"] = "nchw"
     capturable = True
 
-    def __init__(self, main: Any, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, machine: Any, shape: tuple[int, int, int, int], dtype: np.dtype[Any], convolver: Convolver | None = None
+    ) -> None:
         import tvm_ffi
 
         cp = cuda.cupy()
-        self._main, self._device = main, tvm_ffi.device("cuda:0")
+        self._main, self._device = machine["main"], tvm_ffi.device("cuda:0")
+        self._convolver = convolver
+        self._scratch: dict[int, Any] = {}
+        self._memory = list(machine[memory.FUNCTION]())
         self.input = cp.zeros(shape, dtype)
         self._tensor = tvm_ffi.from_dlpack(self.input)  # once: handing an array over waits, which capture forbids
         self._out: list[Any] = []
@@ -47,9 +56,10 @@ class TvmExecution:
 
         from framefuse.engines.tvm.engine import tensors
 
-        self._out = []
+        if self._convolver is not None:
+            self._convolver.scratch = self._scratch
         with tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
-            self._out = tensors(self._main(self._tensor))
+            self._out = tensors(self._main(self._tensor, *self._memory))
 
     def finish(self, stream: Any) -> None:
         """Write `results`."""

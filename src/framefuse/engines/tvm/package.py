@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import os
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from framefuse.errors import CapabilityError
@@ -27,12 +30,23 @@ def tvm() -> Any:
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
+    _load_cuda()
     try:
         import tvm
         import tvm.relax
     except ImportError as error:
         raise CapabilityError(f"engine tvm needs the package apache-tvm: {error}", remedy=INSTALL) from error
     return tvm
+
+
+def _load_cuda() -> None:
+    """Make CUDA's runtime known to the loader where it is a wheel: TVM's CUDA part links to it by name alone, and TVM
+    says nothing where that part cannot be loaded."""
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for library in sorted(Path(folder).glob("*/lib/libcudart.so.13")):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def check_tuner() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpu_standin
 from framefuse import choices
 from framefuse.choices import choose_batch, choose_device, cuda_missing
+from framefuse.cli import main
 from framefuse.config import settings_from
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import CapabilityError
@@ -27,7 +30,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has everything."""
-    monkeypatch.setattr(choices, "check_cuda", lambda: None)
+    monkeypatch.setattr(choices, "check_cuda", lambda gpu=None: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
 
 
@@ -44,6 +47,7 @@ def test_a_gpu_with_everything_is_taken(card: Card, gpu: None) -> None:
 def test_what_is_asked_for_stays(card: Card, gpu: None) -> None:
     assert chosen(card, device="cpu") == ("cpu", "device cpu: as asked")
     assert chosen(card, device="cuda") == ("cuda", "device cuda: as asked")
+    assert chosen(card, device="cuda:1") == ("cuda:1", "device cuda:1: as asked")
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,68 @@ def test_a_run_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert pipeline.settings.device == "cuda"
     assert "device cuda: that of the engine given" in pipeline.report.choices
     pipeline.close()
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:0"])
+def test_all_of_a_run_happens_on_the_gpu_of_that_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card, device: str
+) -> None:
+    squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
+    gpu = gpu_standin.install(monkeypatch, count=2)
+    engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])
+    pipeline = Pipeline([tmp_path / "clip.mp4"] * 2, card.path, device=device, engine=engine)
+    assert len(list(pipeline)) == 12
+    number = int(device[-1])
+    assert {where for _, where in gpu.worked} == {number}
+    assert len({thread for thread, _ in gpu.worked}) > 1
+    assert gpu.current_device() == 0  # the caller's thread is as it was
+
+
+def test_a_gpu_that_is_not_there_is_said_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card
+) -> None:
+    gpu_standin.install(monkeypatch, count=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    expected = r"device cuda:2 was asked for, but CUDA sees cuda:0 \(a pretended GPU\), cuda:1 .* is '3,5'"
+    with pytest.raises(CapabilityError, match=expected) as error:
+        Pipeline([tmp_path / "clip.mp4"], card.path, device="cuda:2")
+    assert error.value.exit_code == 3
+
+
+def test_a_run_on_a_gpu_says_what_encodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
+    """No pretended GPU encodes, so here it is x264, with the reason."""
+    squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
+    gpu_standin.install(monkeypatch)
+    engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])
+    pipeline = Pipeline(
+        tmp_path / "clip.mp4", card.path, device="cuda", engine=engine, save=True, project=tmp_path / "runs"
+    )
+    report = pipeline.run()
+    (said,) = (text for text in report.choices if text.startswith("encoder "))
+    assert re.fullmatch(r"encoder (h264_nvenc: the GPU has one|libx264: on the CPU, since .*NVENC.*)", said)
+    assert any(path.endswith(".mp4") for path in report.outputs)
+
+
+def test_a_fleet_is_told_so_too_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_standin.install(monkeypatch, count=2)
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "clip.mp4", str(card.path), "--gpus", "0,2"]) == 3
+    assert "--gpus 0,2: device cuda:2 was asked for, but CUDA sees cuda:0" in " ".join(capsys.readouterr().err.split())
+    assert main(["predict", "clip.mp4", str(card.path), "--gpus", "0,1", "--device", "cuda:1"]) == 2
+    assert "--gpus and --device cuda:1 contradict each other" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine_by_number(tmp_path: Path, card: Card) -> None:
+    import cupy
+
+    squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
+    count = cupy.cuda.runtime.getDeviceCount()
+    for number in range(count):
+        pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device=f"cuda:{number}", engine="null")
+        assert len(list(pipeline)) == 6
+    with pytest.raises(CapabilityError, match=f"cuda:{count} was asked for, but CUDA sees cuda:0"):
+        Pipeline(tmp_path / "clip.mp4", card.path, device=f"cuda:{count}", engine="null")

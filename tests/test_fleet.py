@@ -143,11 +143,24 @@ def test_it_runs_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
     assert done.stdout == "12\n", done.stderr
 
 
+def test_modules_in_the_current_folder_are_not_those_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("av", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('that is another module')")
+    monkeypatch.chdir(tmp_path)
+    report = Fleet(clips(tmp_path, 1), devices=["cpu"], engine="null").run()
+    assert report.frames == 12 and not report.errors
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"devices": []}, "needs devices"),
+        ({"devices": None}, "needs devices"),
+        ({"devices": "cuda:0"}, "needs devices, not 'cuda:0'"),
         ({"devices": ["gpu"]}, "'gpu' is no device"),
+        ({"devices": [0]}, "0 is no device"),
         ({"devices": ["cpu"], "readers": -1}, "readers is -1"),
         ({"devices": ["cpu"], "show": True}, "no windows"),
         ({"devices": ["cpu"], "cnf": 0.3}, "unknown setting 'cnf'"),
@@ -167,6 +180,9 @@ def test_live_sources_are_refused() -> None:
         Fleet(["missing.mp4"], devices=["cpu"])
     with pytest.raises(UsageError, match="needs inputs"):
         Fleet([], devices=["cpu"])
+    for nothing in (None, [None], b"clip.mp4"):
+        with pytest.raises(UsageError, match="is no input of a fleet"):
+            Fleet(nothing, devices=["cpu"])  # type: ignore[arg-type]
 
 
 def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import SINKS, Sink, SinkContext, open_sink
 from framefuse.sinks.draw import class_colour, encode_colour
+from framefuse.sinks.encoders import choose_encoder, nvenc_refuses, options_of
 from framefuse.sinks.picture import planes_of
 from framefuse.sinks.run_folder import UniqueNames, make_run_folder
 from framefuse.sinks.sink_set import SinkSet, stem_of
@@ -348,6 +349,25 @@ def test_video_with_another_encoder(tmp_path: Path) -> None:
         assert container.streams.video[0].codec_context.name == "mpeg4"
     assert times(sink.paths[0]) == [Fraction(1001 * i, 30000) for i in range(10)]
     assert "as mpeg4 needs" in sink.notes[0]
+
+
+def test_the_encoder_is_the_gpus_where_it_opens() -> None:
+    assert choose_encoder("auto", None) == ("libx264", "encoder libx264: on the CPU, where the run is")
+    assert choose_encoder("mpeg4", 0) == ("mpeg4", "encoder mpeg4: as asked")
+    name, reason = choose_encoder("auto", 0)
+    why = nvenc_refuses(0)
+    if why is None:
+        assert (name, reason) == ("h264_nvenc", "encoder h264_nvenc: the GPU has one")
+    else:
+        assert (name, reason) == ("libx264", f"encoder libx264: on the CPU, since {why}")
+        assert "NVENC" in why
+
+
+def test_x264s_words_for_nvenc() -> None:
+    found = options_of("h264_nvenc", 23, "ultrafast", 1)
+    assert found == {"rc": "vbr", "cq": "23", "b": "0", "preset": "p1", "gpu": "1"}
+    assert options_of("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
+    assert options_of("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
 
 
 def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:

@@ -230,6 +230,14 @@ def test_never_reached_is_a_stream_error() -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("scheme", ["rtsp", "http", "tcp"])
+def test_a_host_that_nobody_knows_is_named(scheme: str) -> None:
+    address = f"{scheme}://me:secret@camera.invalid:554/live"
+    with pytest.raises(StreamError, match=r"the host camera\.invalid cannot be found") as caught:
+        list(open_live(address, SourceOptions(reconnect=0)))
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", CONNECTED)
 def test_without_reconnection_the_end_of_the_server_is_the_end(kind: type[Server]) -> None:
     with kind() as server:

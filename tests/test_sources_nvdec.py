@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import gpu_standin
 import media
+from framefuse.errors import GpuLostError
+from framefuse.kernels import cuda_queue
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.sources import SourceOptions, open_source
@@ -162,24 +165,18 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
     assert "the frame size changes in the video" in pipeline.sources[0].info.notes
 
 
-def test_a_turn_waits_for_its_release_and_leaves_when_closed() -> None:
-    import threading
-
+def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
-
-    class Queue:
-        def wait_event(self, event: Any) -> None:
-            waited.append(event)
-
-    closed, turn = threading.Event(), Turn()
-    thread = threading.Thread(target=turn.wait, args=(closed, Queue()))
+    monkeypatch.setattr(cuda_queue, "wait", lambda event, stream: waited.append(event))
+    closed, turn, queue = threading.Event(), Turn(), object()
+    thread = threading.Thread(target=turn.wait, args=(closed, queue))
     thread.start()
     turn.release("event")
     turn.release("again")  # a second release changes nothing
     thread.join(5)
     assert waited == ["event"]
     closed.set()
-    Turn().wait(closed, Queue())
+    Turn().wait(closed, queue)
     assert waited == ["event"]
 
 
@@ -191,3 +188,13 @@ def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips
             break
     pipeline.close()
     assert all(next(source, None) is None for source in pipeline.sources)
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_a_gpu_that_is_lost_ends_the_source(monkeypatch: pytest.MonkeyPatch, clips: list[Path], held: int) -> None:
+    gpu = gpu_standin.install(monkeypatch)
+    source = open_source(clips[0], SourceOptions(device="cuda", held=held))
+    next(source).lease.release()
+    gpu.lost = gpu_standin.LAUNCH_FAILURE
+    with pytest.raises(GpuLostError):
+        next(source)

@@ -27,7 +27,7 @@ from typing import Any
 from framefuse import errors
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
-from framefuse.redact import redact_source
+from framefuse.redact import brief, redact_source
 from framefuse.report import ErrorFacts, Report
 from framefuse.sinks.run_folder import make_run_folder
 from framefuse.sources import SCHEMES, is_camera
@@ -143,8 +143,9 @@ class Fleet:
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
-        if not devices:
-            raise UsageError("a fleet needs devices", remedy='name them: devices=["cuda:0", "cuda:1"]')
+        if not devices or not isinstance(devices, (list, tuple)):
+            given = f", not {brief(devices)}" if devices else ""
+            raise UsageError(f"a fleet needs devices{given}", remedy='name them: devices=["cuda:0", "cuda:1"]')
         self.settings = settings_from(options, base=settings)
         if self.settings.show:
             raise UsageError("a fleet shows no windows", remedy="leave show out, or use a Pipeline")
@@ -245,7 +246,8 @@ class _Worker:
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "framefuse.fleet_worker", str(writing)],
+                # -P: av.py in this folder is no av
+                [sys.executable, "-P", "-m", "framefuse.fleet_worker", str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=2,
                 pass_fds=(writing,),
@@ -338,9 +340,11 @@ def parse_devices(text: str) -> list[str]:
     return [f"cuda:{int(part)}" for part in parts]
 
 
-def _inputs(sources: Iterable[str | Path]) -> list[str]:
+def _inputs(sources: Any) -> list[str]:
     inputs: list[str] = []
-    for source in sources:
+    for source in sources if isinstance(sources, Iterable) else [sources]:
+        if not isinstance(source, (str, Path)):
+            raise UsageError(f"{brief(source)} is no input of a fleet", remedy="name files, folders or globs")
         text = str(source)
         if is_camera(text) or text.partition("://")[0].lower() in SCHEMES:
             raise UsageError(
@@ -353,7 +357,7 @@ def _inputs(sources: Iterable[str | Path]) -> list[str]:
     return inputs
 
 
-def _environment(device: str) -> dict[str, str]:
+def _environment(device: object) -> dict[str, str]:
     """Environment of the worker of a device: it sees that GPU only.
 
     Raises:
@@ -362,7 +366,7 @@ def _environment(device: str) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device == "cpu":
         return dict(os.environ)
-    kind, _, number = device.partition(":")
+    kind, _, number = str(device).partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise UsageError(f"{device!r} is no device of a fleet", remedy='name "cuda:0", "cuda:1", ... or "cpu"')
     chosen = str(int(number))

@@ -134,6 +134,15 @@ class Frame:
     lease: Lease | None = field(default=None, repr=False)
     """None: the planes are valid as long as this Frame lives. Else the last stage that reads them releases it."""
 
+    def another(self, **facts: Any) -> Frame:
+        """The next frame of the same decoder: this one with other facts, unchecked. Planes are to have the same shapes.
+
+        It takes a tenth of the time of making one, which counts where thousands come a second.
+        """
+        made = object.__new__(Frame)
+        vars(made).update(vars(self), **facts)
+        return made
+
     def __post_init__(self) -> None:
         if not self.planes or 0 in self.planes[0].shape:
             raise SourceError(f"frame {self.index} of {self.source_id or 'the source'} has no pixels")

@@ -18,6 +18,7 @@ from time import monotonic, perf_counter, thread_time
 from types import TracebackType
 from typing import Any
 
+from framefuse import gpus
 from framefuse.batching import Batcher
 from framefuse.channel import Threaded
 from framefuse.choices import check_classes, check_task, choose_batch, choose_device, choose_engine, choose_preprocess
@@ -29,11 +30,12 @@ from framefuse.ledger import Copy, Ledger
 from framefuse.machine import available_cores, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
-from framefuse.outputs import SinkFactory, sinks_for, writes
+from framefuse.outputs import SinkFactory, choose_encoder, sinks_for, writes
 from framefuse.prediction import Result
 from framefuse.profiling import Recorder
 from framefuse.program import HostProgram, Program, Selection
 from framefuse.readers import count, open_sources, plan
+from framefuse.redact import brief
 from framefuse.report import CopyFacts, ModelFacts, Report, build_report
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
@@ -42,6 +44,8 @@ from framefuse.sources import SourceInfo
 from framefuse.stages import begun, decode, infer, write
 
 DEFAULT_MODEL = "squares"
+CALIBRATION_FRAMES = 32
+"""On which an engine chooses the precision of each layer."""
 
 
 class Pipeline:
@@ -82,7 +86,9 @@ class Pipeline:
         **options: Any,
     ) -> None:
         if isinstance(engine, str):
-            options["engine"] = engine if engine != "auto" or settings is None else settings.engine
+            options |= {} if engine == "auto" else {"engine": engine}
+        elif not hasattr(engine, "lane"):
+            raise UsageError(f"engine is {brief(engine)}", remedy="pass a name, or an engine that is open")
         settings = settings_from(options, base=settings)
         self.folder: Path | None = None
         self._folder_lock: FolderLock | None = None
@@ -106,8 +112,8 @@ class Pipeline:
         source = plan(source, settings)
         batch, batch_reasons = choose_batch(self.card, settings, count(source))
         self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
-        self._make_sinks = partial(sinks_for, settings, sinks)
-        with ExitStack() as opened:
+        self._gpu = gpus.number(settings.gpu) if settings.on_gpu else None
+        with gpus.current(self._gpu), ExitStack() as opened:
             self.sources = open_sources(source, settings, batch)
             for item in self.sources:
                 opened.callback(item.close)
@@ -115,6 +121,8 @@ class Pipeline:
                 engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine
             info = self.sources[0].info
+            settings, encoder_reasons = choose_encoder(settings, info, self._gpu)
+            self._make_sinks = partial(sinks_for, settings, sinks)
             make_program, memory_reasons = _program_type(settings)
             self._program = make_program(
                 engine,
@@ -133,13 +141,14 @@ class Pipeline:
             opened.pop_all()
         unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
         self._choices = [*unnamed, device_reason, engine_reason, *engine.reasons, size_reason, *batch_reasons,
-                         *memory_reasons]  # fmt: skip
+                         *memory_reasons, *encoder_reasons]  # fmt: skip
 
     def __iter__(self) -> Iterator[Result]:
         with self._lock:
             if self._last is not None or self._closed:
                 raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
-            results = self._start()
+            with gpus.current(self._gpu):
+                results = self._start()
         caller = self._recorder.stage("caller", thread="caller")
         try:
             for result in results:
@@ -222,7 +231,7 @@ class Pipeline:
             inputs = [file for source in self.sources for file in source.info.files]
             self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
         readers: list[Iterable[Frame]] = list(self.sources)
-        if settings.device == "cuda" and not live:
+        if settings.on_gpu and not live:
             readers[0] = begun(self.sources[0], self._program)
         recorder.start()
         recorder.stage("inference", parallel=self.engine.streams)
@@ -231,7 +240,7 @@ class Pipeline:
         )
         first, last = recorder.stage("preprocess"), recorder.stage("postprocess")
         frames = self._last = Threaded(
-            [decode(source) for source in readers],
+            [gpus.on(self._gpu, decode(source)) for source in readers],
             name="decode",
             cancel=self._close_sources,
             capacity=1 if live else settings.queue,
@@ -243,7 +252,7 @@ class Pipeline:
         )
         write_clock = recorder.stage("write", parallel=available_cores()) if self._sink_set else None
         found = self._last = Threaded(
-            [infer(frames, self._program, self._batcher)],
+            [gpus.on(self._gpu, infer(frames, self._program, self._batcher))],
             name="program",
             cancel=frames.close,
             capacity=max(settings.queue, 2 * self._batcher.size),
@@ -302,7 +311,7 @@ def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:
 
 def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]]:
     """What makes the program of the device, and what was decided for it."""
-    if settings.device != "cuda":
+    if not settings.on_gpu:
         if settings.memory != "auto":
             raise UsageError(
                 f"memory {settings.memory} was asked for, but on device {settings.device} nothing enters a GPU",
@@ -331,5 +340,12 @@ def _unreadable(card: Card) -> str | None:
 def _engine_options(settings: Settings, card: Card) -> EngineOptions:
     plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
     layout = card.layout if plain and card.task == "detect" else None
-    device: Device = "cuda" if settings.device == "cuda" else "cpu"
-    return EngineOptions(device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout)
+    device: Device = "cuda" if settings.on_gpu else "cpu"
+    frames: Sequence[Any] = ()
+    if settings.calib is not None:
+        from framefuse.lowering.frames import read_footage
+
+        frames = read_footage(settings.calib, card, CALIBRATION_FRAMES, judges=False).inputs
+    return EngineOptions(
+        device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
+    )

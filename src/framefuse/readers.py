@@ -30,13 +30,13 @@ def plan(source: Any, settings: Settings) -> Any:
     """
     if isinstance(source, SharedList) or is_camera(source):
         return source
-    count = settings.readers or (READERS if settings.device == "cuda" else 1)
+    count = settings.readers or (READERS if settings.on_gpu else 1)
     if isinstance(source, (str, Path)):
         items: Sequence[Any] = [source] if "://" in str(source) or count == 1 else videos_in(str(source))
     else:
         items = source if isinstance(source, (list, tuple)) else [source]
     finite = all(isinstance(item, (str, Path)) and not _live(item) for item in items)
-    if min(count, len(items)) == 1 or not finite or len(set(map(str, items))) < len(items):
+    if min(count, len(items)) < 2 or not finite or len(set(map(str, items))) < len(items):
         return source
     return SharedList(iter(items), min(count, len(items)))
 
@@ -64,7 +64,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         max_age=settings.max_age,
         timeout=settings.timeout,
         reconnect=settings.reconnect,
-        device="cuda" if settings.device == "cuda" else "cpu",
+        device="cuda" if settings.on_gpu else "cpu",
         held=1 if batch == 1 else batch * 3 + settings.queue,  # in the batcher, two in flight
     )
     if isinstance(source, SharedList):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
+from framefuse.redact import brief
 from framefuse.sinks import SinkContext
 
 
@@ -16,11 +18,16 @@ class CallbackSink:
     Args:
         function: its frame is None unless `needs_frame`, and must not be kept if it has a lease.
         needs_frame: whether the function reads pixels.
+
+    Raises:
+        UsageError: `function` cannot be called.
     """
 
     name = "callback"
 
     def __init__(self, function: Callable[[Result, Frame | None], object], *, needs_frame: bool = False) -> None:
+        if not callable(function):
+            raise UsageError(f"the callback is {brief(function)}", remedy="pass a function of result and frame")
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self.needs_frame = needs_frame

@@ -99,8 +99,10 @@ class Mp4File:
             context.thread_count = wanted.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:
+            reason = error.strerror if isinstance(error, av.FFmpegError) else error
+            options = " ".join(f"{name}={value}" for name, value in wanted.options.items())
             raise SinkError(
-                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height}, {dict(wanted.options)}: {error}",
+                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height} with {options}: {reason}",
                 remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
             ) from error
         found: VideoStream = stream

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from av.codec import Codec
 
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.draw import Annotator
+from framefuse.sinks.encoders import SOFTWARE, is_video_encoder, options_of
 from framefuse.sinks.mp4 import Encoding, Mp4File
 from framefuse.sinks.picture import PictureReader, Plane, upright
 
@@ -119,9 +119,8 @@ class VideoSink:
     for what is left after an error, and Timeline for times that are missing or out of order.
 
     Args:
-        encoder: FFmpeg's name; there is no fallback to another.
-        crf: quality, lower is better; for mpeg4 it becomes a fixed quantiser.
-        preset: speed of the encoder, in its own words.
+        encoder: FFmpeg's name; there is no fallback to another (`encoders.choose_encoder` looks before).
+        crf, preset, gpu: see `encoders.options_of`.
         threads: of the encoder; 0: as it likes.
         audio: copy the audio of a source that is a file.
     """
@@ -132,15 +131,17 @@ class VideoSink:
     def __init__(
         self,
         *,
-        encoder: str = "libx264",
+        encoder: str = SOFTWARE,
         crf: int = 23,
         preset: str = "ultrafast",
         threads: int = 0,
         audio: bool = True,
+        gpu: int | None = None,
     ) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
-        self._encoder, self._crf, self._preset, self._audio = encoder, crf, preset, audio
+        self._encoder, self._audio = encoder, audio
+        self._options = options_of(encoder, crf, preset, gpu)
         self._threads = threads
         self._reader = PictureReader()
         self._look: Look | None = None
@@ -198,7 +199,7 @@ class VideoSink:
             path,
             Encoding(
                 encoder=self._encoder,
-                options=self._options(),
+                options=self._options,
                 width=width,
                 height=height,
                 threads=self._threads,
@@ -215,12 +216,6 @@ class VideoSink:
             file.add_audio(source.path, start=start, offset=self._times.offset, notes=self.notes)
         return file
 
-    def _options(self) -> dict[str, str]:
-        if self._encoder == "mpeg4":
-            quantiser = min(31, max(2, round(self._crf / 6)))
-            return {"flags": "+qscale", "global_quality": str(quantiser * 118)}  # FF_QP2LAMBDA
-        return {"crf": str(self._crf), "preset": self._preset}
-
     def _finish(self) -> None:
         if self._file is None:
             return
@@ -229,13 +224,6 @@ class VideoSink:
         left = file.close(self._times.source_end)
         if left:
             self.notes.append(left)
-
-
-def is_video_encoder(name: str) -> bool:
-    try:
-        return Codec(name, "w").type == "video"
-    except ValueError:
-        return False
 
 
 def fill(picture: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

@@ -123,6 +123,12 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+def note(info: SourceInfo, text: str) -> None:
+    """Say something about a source, once."""
+    if text not in info.notes:
+        info.notes.append(text)
+
+
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """Open anything that frames come from.
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from framefuse.errors import SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.sources import SourceInfo, SourceOptions
-from framefuse.sources.planes import note
+from framefuse.sources import SourceInfo, SourceOptions, note
 from framefuse.sources.pull import Frames, PullSource
 
 SOURCE_ID = "array"

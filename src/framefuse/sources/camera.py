@@ -13,9 +13,9 @@ from typing import Any
 import av
 
 from framefuse.errors import CapabilityError, SourceError, StreamError
-from framefuse.sources import SourceInfo, SourceOptions
+from framefuse.sources import SourceInfo, SourceOptions, note
 from framefuse.sources.files import exact
-from framefuse.sources.planes import note, wrap
+from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 
 NONBLOCK = "+4"

@@ -12,8 +12,7 @@ from typing import Any
 
 from framefuse.errors import SourceError, UsageError
 from framefuse.redact import redact_source
-from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, open_source
-from framefuse.sources.planes import note
+from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note, open_source
 from framefuse.sources.pull import Frames, PullSource
 
 Opener = tuple[str, Callable[[], Source]]

@@ -15,10 +15,11 @@ Why not `fflags=nobuffer`
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ FFMPEG_OPTIONS = {
     "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first picture
     "analyzeduration": "2000000",  # microseconds at most to find the streams; ends as soon as they are found
 }
+PATIENCE = 3.0
+"""Seconds without anything from a server, after which whoever waits is told what for."""
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
@@ -69,7 +72,8 @@ class Address:
         if problem:
             raise SourceError(
                 f"malformed {scheme if scheme in SCHEMES else 'stream'} address: {problem}",
-                remedy="write scheme://name:password@host:port/path, with %2F %3F %23 %40 for / ? # @ in a password",
+                remedy="write scheme://host:port/path, a login (name, colon, password, @) before the host, and %2F %3F "
+                "%23 %40 for / ? # @ in a password",
             )
         options = dict(FFMPEG_OPTIONS)
         if scheme in ("rtsp", "rtsps"):
@@ -132,9 +136,16 @@ class Picture(NamedTuple):
 
 
 class Connection:
-    """One connection, read and decoded in a thread of its own (see the top of this file)."""
+    """One connection, read and decoded in a thread of its own (see the top of this file).
 
-    def __init__(self, address: Address, options: SourceOptions, drops: dict[str, int]) -> None:
+    Args:
+        drops: damaged packets are counted here.
+        on_silence: called once, by whoever waits, when nothing has come for PATIENCE seconds.
+    """
+
+    def __init__(
+        self, address: Address, options: SourceOptions, drops: dict[str, int], on_silence: Callable[[], None]
+    ) -> None:
         self.facts: Facts | None = None
         """Set once it is open."""
         self.ended: Ended | None = None
@@ -142,24 +153,32 @@ class Connection:
         self._address, self._options, self._drops = address, options, drops
         self._pictures: deque[Picture] = deque()
         self._abandoned = False
+        self._on_silence, self._told = on_silence, False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="framefuse live connection", daemon=True).start()
 
     def wait_open(self, timeout: float) -> None:
         """Wait until the connection is open or has ended, or the time is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.facts or self.ended or self._abandoned, timeout)
+        self._wait_for(lambda: bool(self.facts or self.ended) or self._abandoned, timeout)
 
     def pictures(self) -> Iterator[Picture]:
         """What arrives, until the connection ends or is abandoned."""
         while True:
+            self._wait_for(lambda: bool(self._pictures or self.ended) or self._abandoned)
             with self._changed:
-                self._changed.wait_for(lambda: self._pictures or self.ended or self._abandoned)
                 if self._abandoned or not self._pictures:
                     return
                 item = self._pictures.popleft()
                 self._changed.notify_all()
             yield item
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float = threading.TIMEOUT_MAX) -> None:
+        with self._changed:
+            if not self._told and timeout > PATIENCE and not self._changed.wait_for(condition, PATIENCE):
+                self._told = True
+                self._on_silence()
+                timeout -= PATIENCE
+            self._changed.wait_for(condition, timeout)
 
     def abandon(self) -> None:
         """Leave the connection to itself: any thread, any number of times. It frees itself when its call returns."""
@@ -169,10 +188,13 @@ class Connection:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        started = time.monotonic()
         try:
             ended = self._read()
         except Exception as error:
-            ended = self._failure(error)
+            # FFmpeg calls an RTSP handshake that was cut short invalid data.
+            silent = self.facts is None and time.monotonic() - started >= self._options.timeout
+            ended = self._failure(TimeoutError() if silent else error)
         with self._changed:
             self.ended = ended
             self._changed.notify_all()
@@ -185,9 +207,20 @@ class Connection:
             if error.errno == errno.EIO and self.facts and self.facts.seconds is None:
                 return THE_END  # so FFmpeg reports the end of an HTTP answer of unknown length
             reason = str(error.strerror)  # str(error) holds the address
+            if error.errno == errno.EIO and self.facts is None:
+                reason += self._unresolved()
         elif isinstance(error, FramefuseError):
             reason = error.message
         return Ended(reason, type(error))
+
+    def _unresolved(self) -> str:
+        """What FFmpeg does not say: that the name of the host is not known."""
+        parts = urlsplit(self._address.url)
+        try:
+            socket.getaddrinfo(parts.hostname, parts.port)
+        except OSError as error:
+            return f" (the host {parts.hostname} cannot be found: {error.strerror})"
+        return ""
 
     def _read(self) -> Ended:
         timeout = self._options.timeout

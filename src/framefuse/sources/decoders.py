@@ -6,24 +6,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import av
+
 from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo, SourceOptions
-from framefuse.sources.planes import note
+from framefuse.sources import SourceInfo, SourceOptions, note
 
 if TYPE_CHECKING:
     from framefuse.sources.files import Decoder
 
 CODECS = {
-    "h264": ("H264", "h264_mp4toannexb"),
-    "hevc": ("HEVC", "hevc_mp4toannexb"),
-    "av1": ("AV1", None),
-    "vp9": ("VP9", None),
-    "vp8": ("VP8", None),
-    "mpeg2video": ("MPEG2", None),
-    "mpeg4": ("MPEG4", None),
+    "h264": "H264",
+    "hevc": "HEVC",
+    "av1": "AV1",
+    "vp9": "VP9",
+    "vp8": "VP8",
+    "mpeg2video": "MPEG2",
+    "mpeg4": "MPEG4",
 }
-"""FFmpeg's name of a codec -> PyNvVideoCodec's, and the filter that turns packets into what the hardware reads."""
+"""FFmpeg's name of a codec -> PyNvVideoCodec's."""
 
 SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
 """Pixel format that FFmpeg's decoder gives -> that of NVDEC's surface for the same stream."""
@@ -71,14 +72,17 @@ def choose_decoder(stream: Any, path: Path, options: SourceOptions, info: Source
         sample = _first_frame(path, info)
     except FramefuseError as error:
         return HostDecoder(), f"decoded by FFmpeg on the host: its first picture cannot be looked at ({error.message})"
-    reason = _refusal(module, CODECS[name][0], sample)
+    reason = _refusal(module, CODECS[name], sample)
     if reason:
         return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
-    if options.held > 1:
-        note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
     from framefuse.sources.nvdec import NvDecoder
 
-    decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+    try:
+        decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
+    except av.FFmpegError as error:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {error.strerror}"
+    if options.held > 1:
+        note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
     return decoder, f"decoded by NVDEC ({name})"
 
 

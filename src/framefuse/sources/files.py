@@ -16,8 +16,8 @@ from av.stream import Disposition
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo, SourceOptions
-from framefuse.sources.planes import check_size, note, wrap
+from framefuse.sources import SourceInfo, SourceOptions, note
+from framefuse.sources.planes import check_size, wrap
 from framefuse.sources.pull import Frames, PullSource
 
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
@@ -196,7 +196,8 @@ class _Video:
             start, end = options.span
             if start >= seconds:
                 raise SourceError(
-                    f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)"
+                    f"start {options.start} s is beyond the end of {self.info.uri} ({float(seconds):.3f} s)",
+                    remedy="choose an earlier start",
                 )
             count = max(1, round((min(end or seconds, seconds) - start) * rate))
         else:

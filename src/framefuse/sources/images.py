@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
-from framefuse.sources import SourceInfo, SourceOptions
-from framefuse.sources.planes import check_size, note
+from framefuse.sources import SourceInfo, SourceOptions, note
+from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
 
 MILLISECOND = Fraction(1, 1000)
@@ -90,9 +90,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except SourceError:
         raise
     except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes.
-        raise DecodeError(
-            f"{path}: {error or type(error).__name__}", remedy="open it in an image viewer: is it whole?"
-        ) from error
+        reason = "it is no image, or damaged"
+        if not isinstance(error, UnidentifiedImageError):  # whose text names the path again
+            reason = str(error) or type(error).__name__
+        raise DecodeError(f"{path}: {reason}", remedy="open it in an image viewer: is it whole?") from error
 
 
 def _is_sequence(image: Image.Image) -> bool:

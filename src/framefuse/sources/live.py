@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
@@ -11,12 +12,14 @@ from typing import Any
 import av
 
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
-from framefuse.sources import SourceInfo, SourceOptions
-from framefuse.sources.connection import Address, Connection, Ended, Facts
+from framefuse.sources import SourceInfo, SourceOptions, note
+from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, Facts
 from framefuse.sources.files import exact
-from framefuse.sources.planes import note, wrap
+from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.resume import TIME_BASE, Backoff, Timeline
+
+_logger = logging.getLogger(__name__)
 
 LOSSES_NOTED = 50
 UNREADABLE_IN_A_ROW = 3
@@ -39,7 +42,8 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
 
     Frames carry `arrival`, and pts in 1/90000 s that rise through all connections (see resume.Timeline); `start` and
     `end` count from the first frame. `info.notes` tells each loss and return, `info.drops["corrupt"]` counts damaged
-    packets. The certificate of an https or rtsps server is not verified: those of cameras are signed by nobody.
+    packets. A silence, a loss and a return are warnings of the logger too, as they happen. The certificate of an https
+    or rtsps server is not verified: those of cameras are signed by nobody.
 
     Raises:
         SourceError: the address is malformed, or not found (http).
@@ -73,8 +77,15 @@ class _Live:
             self._connection.abandon()
 
     def _connect(self) -> Connection:
-        self._connection = Connection(self._address, self._options, self.info.drops)
+        self._connection = Connection(self._address, self._options, self.info.drops, self._silent)
         return self._connection
+
+    def _silent(self) -> None:
+        """Somebody waits. Later attempts of one loss are not worth a word."""
+        if not self._backoff.failures:
+            what = "picture" if self._delivered or (self._connection and self._connection.facts) else "answer"
+            timeout = f"{self._options.timeout:g} s (option timeout)"
+            self._warn(f"no {what} for {PATIENCE:g} s; it counts as lost without data for {timeout}")
 
     def probe(self) -> None:
         """Make the first connection now, and learn from it whether the stream is finite."""
@@ -147,6 +158,7 @@ class _Live:
         if self._delivered or self._backoff.failures:
             attempts = self._backoff.failures
             self._say(f"connected again (attempt {attempts}): {picture.width}x{picture.height} {facts.codec}")
+            self._warn(f"connected again: {picture.width}x{picture.height} {facts.codec}")
         if self._delivered:
             timeline.reconnected()
         self._delivered = True
@@ -178,6 +190,10 @@ class _Live:
                 f"{f', failures in a row: {tried}' if tried else ''}: {ended.reason}",
                 remedy="check that the server runs and is reachable; reconnect=-1 tries for ever",
             )
+        if self._backoff.failures == 1:
+            often = "for ever" if self._options.reconnect < 0 else f"{self._options.reconnect} times"
+            what = "lost" if self._delivered else "no picture yet"
+            self._warn(f"{what}: {ended.reason}; it is tried again {often} (option reconnect)")
         return not closed.wait(delay)
 
     def _final(self, ended: Ended) -> FramefuseError | None:
@@ -208,7 +224,13 @@ class _Live:
             if facts.fps:
                 info.frames = max(0, round(seconds * facts.fps / options.vid_stride))
 
+    def _warn(self, text: str) -> None:
+        """Tell whoever watches the run."""
+        if self._losses <= LOSSES_NOTED:
+            _logger.warning("%s: %s", self._address, text)
+
     def _say(self, text: str) -> None:
+        """Keep it for the report."""
         if self._losses <= LOSSES_NOTED:
             self.info.notes.append(text)
         else:

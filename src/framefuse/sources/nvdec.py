@@ -10,10 +10,11 @@ Title: one surface again and again
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -21,8 +22,10 @@ import av
 import numpy as np
 
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
+from framefuse.kernels import cuda, cuda_queue
 from framefuse.sources import SourceInfo
 from framefuse.sources.decoders import CODECS, SURFACES, device
+from framefuse.sources.start_codes import StartCodes
 
 SEQUENCES: dict[str, Callable[[int], bool]] = {
     "h264": lambda first: first & 31 == 7,
@@ -38,7 +41,7 @@ HEADER_BYTES = 4096
 """In which the parameter sets of a key frame are looked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Surface:
     """One picture in a surface of the decoder."""
 
@@ -51,29 +54,15 @@ class Surface:
     width: int
     height: int
     ready: Any
-    owner: Any
+    decoder: Any
+    """It frees its surfaces when it goes."""
     time_base: Fraction | None = None
     is_corrupt: bool = False
 
 
-def wait_for(event: Any, queue: Any) -> None:
-    """What is put on a stream from now on waits for an event; the host does not.
-
-    Raises:
-        GpuLostError: the GPU is lost.
-    """
-    from framefuse.kernels import cuda
-    from framefuse.kernels.cuda_errors import in_words
-
-    try:
-        queue.wait_event(event)
-    except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
-        raise in_words(error, "wait for the readers of a surface") from error
-
-
-def _sequence(packet: Any, is_sequence: Callable[[int], bool]) -> bytes:
+def _sequence(data: bytearray, is_sequence: Callable[[int], bool]) -> bytes:
     """The sequence parameter set at the beginning of a packet; empty where it has none."""
-    units = bytes(memoryview(packet)[:HEADER_BYTES]).split(b"\0\0\1")
+    units = bytes(data[:HEADER_BYTES]).split(b"\0\0\1")
     return next((unit.rstrip(b"\0") for unit in units[1:] if unit and is_sequence(unit[0])), b"")
 
 
@@ -96,14 +85,15 @@ class Turn:
             if closed.is_set():
                 return
         if self._after is not None:
-            wait_for(self._after, queue)
+            cuda_queue.wait(self._after, queue)
 
 
-@dataclass
-class _Copied:
+@dataclass(slots=True)
+class _Copy:
     """A part of the ring."""
 
     memory: Any
+    planes: tuple[Any, Any]
     ready: Any
     turn: Turn
 
@@ -117,10 +107,9 @@ class NvDecoder:
     """
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
-        from framefuse.kernels import cuda
-
         self._module, self._stream, self._low_latency = module, stream, low_latency
-        self._codec, self._filter_name = CODECS[stream.codec_context.name]
+        name = stream.codec_context.name
+        self._codec = CODECS[name]
         self._meaning: dict[str, Any] = {
             "matrix": sample.matrix,
             "full_range": sample.full_range,
@@ -131,61 +120,64 @@ class NvDecoder:
         self._device = device()
         # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._queue = self._cupy.cuda.Stream(non_blocking=True)
-        self._is_sequence = SEQUENCES.get(stream.codec_context.name)
+        self._is_sequence = SEQUENCES.get(name)
+        self._start_codes = StartCodes(name, stream.codec_context.extradata or b"") if name in SEQUENCES else None
         self._sequence = b""
         self._thread = 0
         self._held = held
         self._turns: deque[Turn] = deque()
-        self._ring: deque[_Copied] = deque()
+        self._ring: deque[_Copy] = deque()
         self._unused: list[Any] = []
+        self._geometry = (0, 0, 0)
+        """Of the picture before: bytes of a row, width, height."""
+        self._first: Frame | None = None
+        """Of this geometry."""
         self._closed = threading.Event()
         self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
         self.restart()
 
     def restart(self) -> None:
         self._decoder: Any = None
-        name = self._filter_name
-        self._filter = None if name is None else av.BitStreamFilterContext(name, self._stream)
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
         """Every picture is to be wrapped or dropped before the next is asked for."""
         self._closed = closed
-        last = packet if packet.size else None
-        filtered = self._filter.filter(last) if self._filter is not None else filter(None, [last])
-        for one in filtered:
-            yield from self._feed(one, closed)
-        if last is None and self._decoder is not None:
-            yield from self._feed(None, closed)
+        if not packet.size:
+            if self._decoder is not None:
+                yield from self._decode(self._module.PacketData())
+            return
+        data = None if self._start_codes is None else self._start_codes(packet)
+        if data is not None and not data:  # padding alone; an empty packet would mean the end
+            return
+        if self._changed(packet, data) and self._decoder is not None:
+            # A decoder that is set up anew gives up what it holds back.
+            yield from self._decode(self._module.PacketData())
+            self._decoder = None
+        fed = self._module.PacketData()
+        fed.bsl_data = packet.buffer_ptr if data is None else ctypes.addressof(ctypes.c_char.from_buffer(data))
+        fed.bsl = packet.size if data is None else len(data)
+        fed.pts = NO_PTS if packet.pts is None else packet.pts
+        if self._low_latency:
+            fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
+        yield from self._decode(fed)
 
-    def _changed(self, packet: Any) -> bool:
+    def _changed(self, packet: Any, data: bytearray | None) -> bool:
         """Whether a packet begins a sequence that the decoder is not set up for, as of pictures of another size."""
-        if self._is_sequence is None or packet is None or not packet.is_keyframe:
+        if self._is_sequence is None or data is None or not packet.is_keyframe:
             return False
-        before, self._sequence = self._sequence, _sequence(packet, self._is_sequence) or self._sequence
+        before, self._sequence = self._sequence, _sequence(data, self._is_sequence) or self._sequence
         return bool(before) and before != self._sequence
 
-    def _feed(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
-        if self._changed(packet) and self._decoder is not None:
-            yield from self._decode(None, closed)  # a decoder that is set up anew gives up what it holds back
-            self._decoder = None
-        yield from self._decode(packet, closed)
-
-    def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
-        while self._turns:
-            self._turns.popleft().wait(closed, self._queue)
-        if closed.is_set():
-            return
+    def _decode(self, data: Any) -> Iterator[Surface]:
         if self._thread != threading.get_ident():  # CUDA's current device is the thread's
             self._cupy.cuda.Device(self._device).use()
             self._thread = threading.get_ident()
+        while self._turns:
+            self._turns.popleft().wait(self._closed, self._queue)
+        if self._closed.is_set():
+            return
         if self._decoder is None:
             self._open()
-        data = self._module.PacketData()
-        if packet is not None:
-            data.bsl_data, data.bsl = packet.buffer_ptr, packet.size
-            data.pts = NO_PTS if packet.pts is None else packet.pts
-            if self._low_latency:
-                data.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         try:
             pictures = self._decoder.Decode(data)
         except Exception as error:  # PyNvVCException
@@ -196,7 +188,7 @@ class NvDecoder:
         ready = None
         if self._held == 1:  # else the copies are what readers wait for
             ready = self._cupy.cuda.Event(disable_timing=True)
-            ready.record(self._queue)
+            cuda_queue.record(ready, self._queue)
         for picture in pictures:
             rows, width = picture.shape
             pts = picture.getPTS()
@@ -208,7 +200,7 @@ class NvDecoder:
                 width,
                 rows * 2 // 3,
                 ready,
-                (self._decoder, picture),  # the decoder frees its surfaces when it goes
+                (self._decoder, picture),
             )
 
     def _open(self) -> None:
@@ -225,61 +217,64 @@ class NvDecoder:
     def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
         """The surface as a Frame; it is lent, so release it."""
         turn = Turn()
+        geometry = picture.pitch, picture.width, picture.height
         size = picture.pitch * picture.height * 3 // 2
         info.copied += size  # by PyNvVideoCodec, from the hardware's surface to one of its own
         if self._held > 1:
             info.copied += size
-            picture = self._copy(picture, turn)
+            copy = self._copy(picture, geometry, size, turn)
+            planes, ready, owner = copy.planes, copy.ready, copy.memory
         else:
             self._turns.append(turn)
-        return Frame(
-            self._arrays(picture),
-            self._format,
-            ready=picture.ready,
-            lease=turn,
-            owner=picture.owner,
-            **self._meaning,
-            **facts,
-        )
+            planes, ready, owner = self._surface_planes(picture), picture.ready, picture.decoder
+        if self._first is None or geometry != self._geometry:
+            self._geometry = geometry
+            self._first = Frame(planes, self._format, **self._meaning)
+        return self._first.another(planes=planes, ready=ready, lease=turn, owner=owner, **facts)
 
-    def _copy(self, surface: Surface, turn: Turn) -> Surface:
+    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, turn: Turn) -> _Copy:
         """The surface in the oldest part of the ring, once its lease has ended."""
-        size = surface.pitch * surface.height * 3 // 2
-        if self._ring and self._ring[0].memory.size != size:  # frames of the old size stay with those who hold them
+        if geometry != self._geometry:  # frames of the old size stay with those who hold them
             self._ring.clear()
-            self._unused.clear()
-        if not self._ring:  # at once: an allocation stops the GPU's other threads
+            # At once: an allocation stops the GPU's other threads.
             block = self._cupy.empty((self._held + 1, size), np.uint8)
             self._unused = [block[number] for number in range(self._held + 1)]
+        luma = surface.pitch * surface.height
         if self._unused:
-            part = _Copied(self._unused.pop(), self._cupy.cuda.Event(disable_timing=True), turn)
+            memory = self._unused.pop()
+            start = memory.data.ptr
+            planes = self._arrays(start, start + luma, surface)
+            copy = _Copy(memory, planes, self._cupy.cuda.Event(disable_timing=True), turn)
         else:
-            part = self._ring.popleft()
-            part.turn.wait(self._closed, self._queue)
-            part.turn = turn
-        self._ring.append(part)
-        start, luma = part.memory.data.ptr, surface.pitch * surface.height
-        copies = [(surface.luma, start, size)]
-        if surface.chroma != surface.luma + luma:
-            copies = [(surface.luma, start, luma), (surface.chroma, start + luma, size - luma)]
-        runtime = self._cupy.cuda.runtime
-        for source, target, count in copies:
-            runtime.memcpyAsync(target, source, count, runtime.memcpyDeviceToDevice, self._queue.ptr)
-        part.ready.record(self._queue)
-        return replace(surface, luma=start, chroma=start + luma, ready=part.ready, owner=part.memory)
+            copy = self._ring.popleft()
+            copy.turn.wait(self._closed, self._queue)
+            copy.turn = turn
+        self._ring.append(copy)
+        start = copy.memory.data.ptr
+        if surface.chroma == surface.luma + luma:
+            cuda_queue.copy(start, surface.luma, size, self._queue)
+        else:
+            cuda_queue.copy(start, surface.luma, luma, self._queue)
+            cuda_queue.copy(start + luma, surface.chroma, size - luma, self._queue)
+        cuda_queue.record(copy.ready, self._queue)
+        return copy
 
-    def _arrays(self, surface: Surface) -> tuple[Any, Any]:
-        """Luma and chroma as CuPy arrays over the surface; made once for each address."""
+    def _surface_planes(self, surface: Surface) -> tuple[Any, Any]:
+        """Luma and chroma of a surface; made once for each address."""
         key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
         found = self._planes.get(key)
         if found is None:
-            shapes = self._format.plane_shapes(surface.width, surface.height)
-            item = self._format.dtype.itemsize
-            arrays = []
-            for address, shape in zip((surface.luma, surface.chroma), shapes, strict=True):
-                strides = (surface.pitch, *(() if len(shape) == 2 else (2 * item,)), item)
-                memory = self._cupy.cuda.UnownedMemory(address, surface.pitch * shape[0], None, self._device)
-                pointer = self._cupy.cuda.MemoryPointer(memory, 0)
-                arrays.append(self._cupy.ndarray(shape, np.dtype(self._format.dtype), pointer, strides))
-            found = self._planes[key] = (arrays[0], arrays[1])
+            found = self._planes[key] = self._arrays(surface.luma, surface.chroma, surface)
         return found
+
+    def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
+        """CuPy arrays over planes with the geometry of a surface, at these addresses."""
+        shapes = self._format.plane_shapes(surface.width, surface.height)
+        item = self._format.dtype.itemsize
+        arrays = []
+        for address, shape in zip((luma, chroma), shapes, strict=True):
+            strides = (surface.pitch, *(() if len(shape) == 2 else (2 * item,)), item)
+            memory = self._cupy.cuda.UnownedMemory(address, surface.pitch * shape[0], None, self._device)
+            pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+            arrays.append(self._cupy.ndarray(shape, np.dtype(self._format.dtype), pointer, strides))
+        return arrays[0], arrays[1]

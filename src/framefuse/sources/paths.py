@@ -35,9 +35,13 @@ def open_path(text: str, options: SourceOptions) -> Source:
     try:
         return open_paths(_find(text), options)
     except OSError as error:
-        raise SourceError(
-            f"cannot read {redact_source(text)}: {error.strerror}", remedy="check the path and its permissions"
-        ) from error
+        raise _unreadable(text, error) from error
+
+
+def _unreadable(text: str, error: OSError) -> SourceError:
+    return SourceError(
+        f"cannot read {redact_source(text)}: {error.strerror}", remedy="check the path and its permissions"
+    )
 
 
 def _find(text: str) -> list[str]:
@@ -77,9 +81,12 @@ def videos_in(text: str) -> list[str]:
     """The videos of a folder or glob; a path by itself where it is a file, or where there are images too.
 
     Raises:
-        SourceError: nothing is there.
+        SourceError: nothing is there, or it cannot be read.
     """
-    paths = _find(text)
+    try:
+        paths = _find(text)
+    except OSError as error:
+        raise _unreadable(text, error) from error
     return [text] if any(is_image_path(path) for path in paths) else paths
 
 
@@ -103,14 +110,16 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     if not found:
         raise SourceError(
             f"no image or video in {redact_source(text)} ({len(paths)} other files)",
-            remedy=f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'" if Path(text).is_dir() else None,
+            remedy=f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'"
+            if Path(text).is_dir()
+            else "check the pattern, and what files it should find: 'photos/*.jpg'",
         )
     return found
 
 
 def _suggestion(path: Path) -> str:
     if redact_source(path) != str(path):
-        return "an address is written scheme://name:password@host:port/path"
+        return "an address is written scheme://host:port/path, a login (name, colon, password, @) before the host"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], 1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
-from framefuse.sources import SourceInfo
+from framefuse.sources import SourceInfo, note
 
 MAX_SIDE = 16384
 """Pixels; a larger side is taken for a damaged header."""
@@ -118,12 +118,6 @@ def check_size(width: int, height: int, source_id: str) -> None:
             f"{source_id}: the picture size {width}x{height} is beyond {MAX_SIDE} pixels a side",
             remedy="check that the file is not damaged, or scale it down first",
         )
-
-
-def note(info: SourceInfo, text: str) -> None:
-    """Say something about a source, once."""
-    if text not in info.notes:
-        info.notes.append(text)
 
 
 _SWSCALE_MATRIX = {"bt709": "ITU709", "bt601": "ITU601", "bt2020": "BT2020"}

@@ -1,13 +1,20 @@
-"""Parity certificates of every engine here, for layouts YOLOv5, YOLOv8/11 and end-to-end.
+"""Parity certificates of every engine here, for layouts YOLOv5, YOLOv8/11 and end-to-end, from a video to boxes.
 
-    python -m benchmarks.parity [--peer-python PYTHON] [--frames 4]
+    python -m benchmarks.parity [--peer-python PYTHON]        benchmarks/results/parity.json
+    python -m benchmarks.parity --device cuda                 benchmarks/results/parity_gpu.json, decoded by NVDEC
+    python -m benchmarks.parity --docs                        nothing is run: docs/parity.md
 
 The three layouts are of the detector `squares`, whose answers are known: weights at random would make other boxes of
-any difference. Beside it the trained models that come with framefuse. Written to benchmarks/results/parity.json.
+any difference. Beside it the trained models that come with framefuse, and `shallow`, YOLOv5's head on eight layers with
+weights at random, for engines that take networks of convolutions only: so few layers do not magnify rounding.
 """
 
 import argparse
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,14 +23,34 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.protocol import save
+from benchmarks.detection_heads import anchor_based
+from benchmarks.engines import into_page
+from benchmarks.gpu_sources import stamp
+from benchmarks.model_graph import Graph, Tensor
+from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
+from benchmarks.protocol import RESULTS, save
 from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.models.clip import squares_clip
 from framefuse.parity import certify
+from framefuse.parity.clip import default_clip
+from framefuse.preprocess import Preprocess
+from framefuse.sources import open_source
 
 QUERIES = 300
 NEAR = 15
 """Anchors."""
-TRAINED = ("scout-n", "scout-n-int8", "scout-s")
+TRAINED = {"cpu": ("scout-n", "scout-n-int8", "scout-s"), "cuda": ("scout-n", "scout-s")}
+SHALLOW = (
+    Layer("conv", 16, kernel=6, stride=2, pad=2), down(16), Layer("c3", 16), down(32), Layer("c3", 32), down(32),
+    Layer("sppf", 32), down(32),
+)  # fmt: skip
+TAPS = (4, 6, 7)
+"""Its layers at strides 8, 16 and 32."""
+CANDIDATES = (24, 12, 6)
+"""Boxes a frame above confidence 0.25 at each of them, over all anchors."""
+FIELDS = 85
+"""Of an anchor: centre, size, objectness, classes."""
 
 
 def relayout(layout: str, path: Path) -> Path:
@@ -92,28 +119,110 @@ def relayout(layout: str, path: Path) -> Path:
     return path
 
 
+def shallow(path: Path, frames: np.ndarray[Any, Any]) -> Path:
+    """Write YOLOv5's head on eight layers, normalised on `frames`, (n, 3, height, width) in 0..1."""
+    graph = Graph("shallow", frames, dynamic=True, seed=0)
+    made: list[Tensor] = []
+    x = graph.images
+    for index, layer in enumerate(SHALLOW):
+        x = BLOCKS[layer.kind](graph, f"/model.{index}", x, layer, made)
+        made.append(x)
+    head = anchor_based(graph, [made[tap] for tap in TAPS], f"/model.{len(SHALLOW)}", std=0.7)
+    for number, (level, wanted) in enumerate(zip(head.levels, CANDIDATES, strict=True)):
+        graph.shift(level.bias, shift_for(level.score_at, wanted), level.rows)
+        # One anchor, one class a level, boxes that do not overlap: else rounding would choose among ties.
+        graph.shift(level.bias, -20, [FIELDS + 4, 2 * FIELDS + 4])
+        graph.shift(level.bias, -1, slice(2, 4))
+        graph.shift(level.bias, 6, [5 + number])
+    graph.save(path, head.output, axes=head.axes, metadata=metadata("shallow", dynamic=True))
+    network = onnx.load(path)
+    for tensor in network.graph.initializer:
+        if tensor.name in {level.bias.replace("bias", "weight") for level in head.levels}:
+            weight = numpy_helper.to_array(tensor).copy()
+            weight[2:4] *= 0.2  # nor are any as thin as a line
+            tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
+    onnx.save(network, path)
+    return path
+
+
+def street(path: Path, frames: int) -> np.ndarray[Any, Any]:
+    """Write the clip that certificates of trained models use; its frames at half their size, (n, 3, h, w) in 0..1."""
+    default_clip(read_card(find_model("scout-n")), path.parent, frames).rename(path)
+    spec = Preprocess(320, 192)
+    pictures = np.empty((frames, 3, 192, 320), np.float32)
+    with closing(open_source(path)) as source:
+        for frame, picture in zip(source, pictures, strict=True):
+            spec(frame, picture)
+    return pictures
+
+
+def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, Any]:
+    def say(line: str) -> None:
+        print(f"{Path(model).stem}: {line}", flush=True)
+
+    made = certify(
+        model, video, engines=args.engines, precisions=("auto", "fp32"), frames=args.frames,
+        peer_python=args.peer_python, device=args.device, say=say,
+    )  # fmt: skip
+    print("\n".join(made.summary()), flush=True)
+    return json.loads(made.to_json()) | {"video": video.stem}
+
+
+def table(certificates: dict[str, Any]) -> str:
+    """The table of docs/parity.md, and under it what was not run and why."""
+    lines = [
+        "| model | layout | engine | first difference | boxes of the whole pipeline | against ultralytics |",
+        "|---|---|---|---|---|---|",
+    ]
+    absent: dict[str, list[str]] = {}
+    for name, found in certificates.items():
+        for engine in found["engines"]:
+            if engine["absent"]:
+                absent.setdefault(f"`{engine['name']}`: {engine['absent']}", []).append(name)
+                continue
+            title = f"{engine['name']} {engine['precision']}" + (" on the GPU" if engine["device"] == "cuda" else "")
+            step = next((step["stage"] for step in engine["steps"] if step["verdict"] != "exact"), "none")
+            whole = engine["steps"][-1]["found"] if engine["steps"] else engine["checks"][-1]["found"]
+            verdict = " **outside**" if engine["verdict"] == "outside" else ""
+            peer = engine["peer"][-1]["found"] if engine["peer"] else "-"
+            lines.append(f"| {name} | {found['layout']} | {title}{verdict} | {step} | {whole} | {peer} |")
+    return "\n".join([*lines, "", *(f"- {', '.join(names)}: not run here, {why}" for why, names in absent.items())])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--engines", nargs="+", help="default: every one")
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--frames", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time: nothing is timed here")
+    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/parity.md")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
+    name = "parity" if args.device == "cpu" else "parity_gpu"
+    if args.docs:
+        for result in ("parity", "parity_gpu"):
+            recorded = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+            into_page("parity.md", result, table(recorded["certificates"]))
+        return
     with TemporaryDirectory() as folder:
-        clip = Path(folder, "clip.mp4")
-        from framefuse.models.clip import squares_clip
-
-        squares_clip(clip, frames=args.frames, seed=1)
-        models = {"squares": ("squares", clip)}
+        squares, streets = Path(folder, "squares.mp4"), Path(folder, "street.mp4")
+        squares_clip(squares, frames=args.frames, seed=1)
+        pictures = street(streets, args.frames)
+        models = {"squares": ("squares", squares)}
         for layout in ("yolov5", "end2end"):
-            models[f"squares-{layout}"] = (str(relayout(layout, Path(folder, f"squares-{layout}.onnx"))), clip)
-        models |= {name: (name, None) for name in TRAINED}
-        for name, (model, video) in models.items():
-            certificate = certify(
-                model, video, precisions=("auto", "fp32"), frames=args.frames, peer_python=args.peer_python, say=print
-            )
-            print("\n".join(certificate.summary()))
-            found[name] = json.loads(certificate.to_json()) | {"video": "squares" if video else "street"}
-    save("parity", {"certificates": found})
+            models[f"squares-{layout}"] = (str(relayout(layout, Path(folder, f"squares-{layout}.onnx"))), squares)
+        models["shallow"] = (str(shallow(Path(folder, "shallow.onnx"), pictures)), streets)
+        models |= {name: (name, streets) for name in TRAINED[args.device]}
+        found = dict[str, Any]()
+        sources = {"sources": stamp("kernel", "engine", "engines", "program")} if args.device == "cuda" else {}
+        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+            made = pool.map(partial(certificate, args), *zip(*models.values(), strict=True))
+            for model, page in zip(models, made, strict=True):
+                found[model] = page
+                save(name, {**sources, "certificates": found})  # what is here stays, whatever happens to the next
+    wrong = [model for model, page in found.items() if page["verdict"] != "CERTIFIED"]
+    if wrong:
+        raise SystemExit(f"not certified: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 import small_models
-from framefuse.bench import Timing, bench_engines, fill
+from benchmarks.engines import keep, markdown
+from framefuse.bench import BenchReport, Row, Timing, bench_engines, fill
 from framefuse.cli import main
-from framefuse.engines import ENGINES, Slot
-from framefuse.errors import UsageError
+from framefuse.engines import ENGINES, Slot, onnxruntime
+from framefuse.errors import CapabilityError, UsageError
 
 SIZE = (small_models.HEIGHT, small_models.WIDTH)
 
@@ -48,6 +50,43 @@ def test_an_engine_that_breaks_is_a_row_and_no_more(model: Path, monkeypatch: py
     assert "it failed: ModuleNotFoundError" in report.rows[0].not_run
 
 
+def test_a_slow_engine_has_fewer_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = onnxruntime.OnnxRuntimeEngine._run
+
+    def slow(self: Any, slot: Slot) -> None:
+        time.sleep(0.1)
+        real(self, slot)
+
+    monkeypatch.setattr(onnxruntime.OnnxRuntimeEngine, "_run", slow)
+    report = bench_engines(
+        model, engines=["null", "onnxruntime"], devices=["cpu"], imgsz=SIZE, warmups=4, runs=12, seconds=0.4
+    )
+    null, row = report.rows
+    assert null.wall is not None and row.wall is not None
+    assert null.wall.runs == 12 and 1 <= row.wall.runs <= 4 and row.wall.min > 100
+
+
+def test_recorded_rows_of_engines_that_are_not_here_are_kept_and_marked(model: Path) -> None:
+    def case(**milliseconds: float | None) -> dict[str, Any]:
+        rows = [
+            Row(name, "cpu", "fp32" if ms else "", wall=Timing.of([ms]) if ms else None, not_run="" if ms else "gone")
+            for name, ms in milliseconds.items()
+        ]
+        report = BenchReport("yolov8n.onnx", (1, 3, 640, 640), rows, 0, 1, "", {})
+        found: dict[str, Any] = json.loads(report.to_json())
+        return found
+
+    before = {"sources": {"engines": "old"}, "cases": [case(torch=2.0, tvm=9.0, cudnn=None)]}
+    (kept,) = keep([case(torch=1.0, tvm=None, cudnn=None)], before)
+    assert [(row["engine"], row["not_run"], row.get("sources")) for row in kept["rows"]] == [
+        ("torch", "", None), ("cudnn", "gone", None), ("tvm", "", {"engines": "old"}),
+    ]  # fmt: skip
+    assert [row.get("sources") for row in keep([], before)[0]["rows"] if row["wall"]] == [{"engines": "old"}] * 2
+    text = markdown([kept])
+    assert "| yolov8n, batch 1 | `torch` fp32 | - | 1,000 | 1.000" in text and "`tvm` fp32 † |" in text
+    assert "- not run here: cudnn: gone" in text and "† measured before" in text
+
+
 def test_a_precision_for_all(model: Path) -> None:
     report = bench_engines(
         model, engines=["openvino", "onnxruntime"], precision="fp32", devices=["cpu"], imgsz=SIZE, warmups=0, runs=2
@@ -56,9 +95,43 @@ def test_a_precision_for_all(model: Path) -> None:
     assert max(row.error or 0.0 for row in report.rows) < 1e-4
 
 
+def test_several_precisions_and_one_row_for_what_comes_to_the_same(model: Path) -> None:
+    report = bench_engines(
+        model, engines=["openvino", "onnxruntime", "cudnn", "null"], precision=["auto", "fp32", "fp16"],
+        devices=["cpu"], imgsz=SIZE, warmups=0, runs=1,
+    )  # fmt: skip
+    ran = [(row.engine, row.precision) for row in report.rows if row.wall is not None]
+    assert ran.count(("openvino", "fp32")) == 1 and ran.count(("null", "none")) == 1
+    assert [row for row in ran if row[0] == "onnxruntime"] == [("onnxruntime", "fp32")]
+    absent = [row.title for row in report.rows if row.not_run]
+    assert "onnxruntime fp16 on cpu" in absent and absent.count("cudnn on cpu") == 1
+    _, lines = report.table()
+    assert any(line[0].startswith("onnxruntime fp16 on cpu: not run here, because ") for line in lines)
+
+
+def test_what_was_asked_for_by_name_and_is_missing_fails(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["bench", "engines", str(model), "--device", "cpu", "--imgsz", "96", "160", "--runs", "1", "--warmups", "0"]
+    assert main([*words, "--engine", "onnxruntime", "--engine", "cudnn"]) == 3
+    printed = capsys.readouterr()
+    assert "median ms" in printed.out  # what was measured is there
+    assert "engine cudnn was not measured: engine cudnn runs on NVIDIA GPUs only" in printed.err.replace("\n", " ")
+    monkeypatch.setattr("framefuse.bench.engine_names", lambda: {"null": ENGINES["null"], "cudnn": ENGINES["cudnn"]})
+    report = bench_engines(model, devices=["cpu"], imgsz=SIZE, warmups=0, runs=1)
+    with pytest.raises(CapabilityError, match="no engine could be measured on tiny_v5"):
+        report.check()
+    report.check(["null"])
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"engines": ["nothing"]}, "'nothing'"), ({"batch": 0}, "batch 0"), ({"runs": 0}, "runs 0")],
+    [
+        ({"engines": ["nothing"]}, "'nothing'"),
+        ({"batch": 0}, "batch 0"),
+        ({"runs": 0}, "runs 0"),
+        ({"seconds": 0}, "seconds 0"),
+    ],
 )
 def test_wrong_usage(model: Path, options: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
@@ -101,6 +174,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["shape"] == [1, 3, 96, 160]
     assert main([*words, "--out", str(tmp_path)]) == 1
     assert main([*words[:3], "--device", "tpu"]) == 2
+    assert main([*words[:3], "--precision", "fp32,fp64"]) == 2
     assert main([*words[:3], "--imgsz", "0"]) == 2
 
 

@@ -80,8 +80,69 @@ def test_what_is_apart_is_judged(other: Boxes, expected: str) -> None:
     assert difference.verdict(LIMITS["fp32"]) == expected, str(difference)
 
 
+@pytest.mark.parametrize(
+    ("reference", "other", "pixel", "expected"),
+    [
+        # All edges within half a pixel of the input, and a side below 16 of them: whatever the overlap.
+        ((10, 10, 14, 13), (10.45, 10.45, 14.45, 13.45), 1, "within"),
+        ((10, 10, 14, 13), (10.55, 10.45, 14.45, 13.45), 1, "outside"),
+        ((10, 10, 10.5, 13), (10.4, 10, 10.9, 13), 1, "within"),  # half of it is elsewhere
+        ((10, 10, 18, 16), (10.9, 10.9, 18.9, 16.9), 2, "within"),
+        ((10, 10, 18, 16), (10.9, 10.9, 18.9, 16.9), 1, "outside"),
+        ((10, 10, 25, 25), (10.49, 10.49, 24.51, 24.51), 1, "within"),
+        ((10, 10, 27, 27), (10.49, 10.49, 26.51, 26.51), 1, "outside"),  # larger: overlap alone
+        ((10, 10, 110, 110), (10.4, 10, 110, 110), 1, "within"),
+        ((10, 10, 110, 110), (14, 10, 110, 110), 1, "outside"),  # IoU 0.96: no half has 0.99
+    ],
+)
+def test_boxes_of_few_pixels_are_judged_by_their_edges(
+    reference: tuple[float, ...], other: tuple[float, ...], pixel: float, expected: str
+) -> None:
+    limits, difference = LIMITS["fp16"], BoxDifference()
+    difference.add(found([reference], [0.9], [0]), found([other], [0.9], [0]), limits, conf=0.25, iou=0.7, pixel=pixel)
+    assert difference.verdict(limits) == expected, str(difference)
+    assert ("judged by their edges" in str(difference)) == bool(difference.fine)
+    exact = LIMITS["fp32"]
+    assert compared(found([reference], [0.9], [0]), found([other], [0.9], [0]), exact).fine == 0
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [(1, "within"), (2, "outside")])
+def test_one_large_box_of_a_hundred_may_overlap_less(wrong: int, expected: str) -> None:
+    places = [(200.0 * number, 0.0, 200.0 * number + 100, 100.0) for number in range(100)]
+    moved = [(left + 7 * (row < wrong), top, right, low) for row, (left, top, right, low) in enumerate(places)]
+    scores, classes = [0.9] * 100, [0] * 100
+    difference = compared(found(places, scores, classes), found(moved, scores, classes), LIMITS["fp16"])
+    assert 0.90 < difference.iou < 0.95 and difference.verdict(LIMITS["fp16"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("box", "score", "unsure", "tied", "expected"),
+    [
+        ((70, 70, 90, 90), 0.269, 1, 0, "within"),
+        ((70, 70, 90, 90), 0.271, 0, 0, "outside"),
+        ((10, 10, 50, 36.5), 0.8, 0, 1, "within"),  # IoU 0.67 with a stronger box
+        ((10, 10, 50, 35), 0.8, 0, 0, "outside"),  # 0.63
+    ],
+)
+def test_a_box_that_one_side_lacks_is_excused_where_rounding_decides(
+    box: tuple[float, ...], score: float, unsure: int, tied: int, expected: str
+) -> None:
+    limits, both, one = LIMITS["fp16"], found([BOX, box], [0.9, score], [0, 0]), found([BOX], [0.9], [0])
+    for difference in (compared(both, one, limits), compared(one, both, limits)):
+        assert (difference.unsure, difference.tied) == (unsure, tied)
+        assert difference.verdict(limits) == expected
+        assert ("excused: score" in str(difference)) == bool(unsure)
+        assert ("excused: overlap" in str(difference)) == bool(tied)
+
+
 def test_nothing_against_nothing_is_exact() -> None:
     assert compared(found([], [], []), found([], [], [])).exact
+
+
+def test_a_box_that_the_edge_cuts_to_nothing_is_itself() -> None:
+    line = found([(640, 10, 640, 50), BOX], [0.9, 0.8], [0, 0])
+    assert compared(line, line).exact
+    assert compared(line, found([BOX], [0.8], [0])).missing == 1
 
 
 def test_pixels() -> None:
@@ -332,6 +393,7 @@ def test_the_command(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1", "--out", str(page)]
     )
     printed = capsys.readouterr()
+    assert "engine onnxruntime fp32 on cpu" in printed.err
     assert code == 0 and printed.out.rstrip().endswith("CERTIFIED") and "<html" in page.read_text()
     code = main(
         ["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1", "-q", "--json"]
@@ -346,3 +408,25 @@ def test_the_command_fails_where_the_certificate_does(
     assert main(["parity", "squares", "--source", str(clip), "--engine", "onnxruntime", "--frames", "1"]) == 4
     assert "resize and padding" in capsys.readouterr().err
     assert main(["parity", "squares", "--out", "page.pdf"]) == 2
+
+
+def test_only_engines_that_run_are_announced(clip: Path) -> None:
+    said: list[str] = []
+    certify("squares", clip, engines=["onnxruntime", "cudnn"], frames=1, say=said.append)
+    assert [line for line in said if line.startswith("engine ")] == ["engine onnxruntime fp32 on cpu"]
+
+
+def test_without_the_reference_nothing_begins(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framefuse.parity.chain.find_spec", lambda name: None)
+    said: list[str] = []
+    with pytest.raises(CapabilityError, match="onnxruntime is not installed"):
+        certify("squares", clip, say=said.append)
+    assert not said
+
+
+@pytest.mark.parametrize(("out", "code"), [("", 2), (".", 2), ("nowhere/page.html", 1)])
+def test_pages_that_cannot_be(out: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.html").mkdir()
+    assert main(["parity", "squares", "--out", out]) == code
+    assert main(["parity", "squares", "--out", "folder.html"]) == 1

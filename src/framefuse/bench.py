@@ -13,21 +13,23 @@ import json
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, engine_names, open_engine
-from framefuse.errors import FramefuseError, UsageError
+from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
+from framefuse.errors import CapabilityError, FramefuseError, UsageError
 from framefuse.models import find_model
 from framefuse.models.onnx_file import read_onnx
 
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
+SECONDS = 60.0
 PACKAGES = (
     *(
         "framefuse",
@@ -73,6 +75,7 @@ class Row:
     engine: str
     device: str
     precision: str = ""
+    """What ran; of a row that did not run what was asked for, empty where that was the engine's own choice."""
     build_seconds: float = 0.0
     """From the ONNX to an engine that is ready for this shape; a cache may have helped (`reasons`)."""
     artifact_bytes: int = 0
@@ -84,6 +87,15 @@ class Row:
     reasons: list[str] = field(default_factory=list)
     not_run: str = ""
     """Why it did not run here; empty where it did."""
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, (self.engine, self.precision, "on", self.device)))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Rows of one key say the same."""
+        return self.engine, self.device, self.not_run or self.precision
 
 
 @dataclass
@@ -120,10 +132,24 @@ class BenchReport:
                 f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",
                 "-" if row.error is None else f"{row.error:.1e}",
             ))  # fmt: skip
-        lines += [
-            (f"{row.engine} on {row.device}: not run here, because {row.not_run}",) for row in self.rows if row.not_run
-        ]
+        lines += [(f"{row.title}: not run here, because {row.not_run}",) for row in self.rows if row.not_run]
         return header, lines
+
+    def check(self, engines: Sequence[str] = ()) -> None:
+        """Whether everything that was asked for by name was measured, and anything at all.
+
+        Raises:
+            CapabilityError: it was not; the message says why.
+        """
+        ran = {row.engine for row in self.rows if row.wall is not None}
+        for name in engines:
+            if name not in ran:
+                why = "; ".join(dict.fromkeys(row.not_run for row in self.rows if row.engine == name))
+                raise CapabilityError(f"engine {name} was not measured: {why}", remedy="framefuse doctor")
+        if not ran - {"null"} and "null" not in engines:
+            raise CapabilityError(
+                f"no engine could be measured on {self.model}: the table says why of each", remedy="framefuse doctor"
+            )
 
 
 def _fastest(row: Row) -> float:
@@ -160,11 +186,12 @@ def bench_engines(
     *,
     engines: Sequence[str] = (),
     devices: Sequence[Literal["auto", "cpu", "cuda"]] = ("auto",),
-    precision: Precision = "auto",
+    precision: Precision | Sequence[Precision] = "auto",
     batch: int = 1,
     imgsz: tuple[int, int] | None = None,
     warmups: int = WARMUPS,
     runs: int = RUNS,
+    seconds: float = SECONDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> BenchReport:
     """Measure a model on engines.
@@ -173,8 +200,10 @@ def bench_engines(
         model: ONNX file, or the name of a shipped model.
         engines: names; default: every one that is known. One that cannot run gets a row that says why.
         devices: auto: cuda where there is a usable GPU, else cpu.
-        precision: for all; auto: each engine's own choice.
+        precision: one for all, or several to try each engine in; auto: each engine's own choice. Two that come to the
+            same have one row.
         imgsz: height and width; default: what the model states, or 640x640.
+        seconds: for the runs of one engine; one that is slower has fewer runs, and its `Timing.runs` says how many.
         say: called with a line at each step.
 
     Raises:
@@ -186,30 +215,34 @@ def bench_engines(
     for name in engines:
         if name not in known:
             raise UsageError(f"no engine is called {name!r}", remedy=f"choose among {', '.join(sorted(known))}")
-    if batch < 1 or runs < 1 or warmups < 0:
-        raise UsageError(f"batch {batch}, runs {runs}, warm-ups {warmups}", remedy="use 1 or more; warm-ups 0 or more")
+    if batch < 1 or runs < 1 or warmups < 0 or not seconds > 0:
+        raise UsageError(
+            f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}",
+            remedy="use 1 or more; warm-ups 0 or more",
+        )
     shape = _shape(path, batch, imgsz)
     picture = np.random.default_rng(0).random(shape, np.float32)
+    asked = dict.fromkeys([precision] if isinstance(precision, str) else precision)
     peers: list[_Peer] = []
     rows: list[Row] = []
     for device in dict.fromkeys(_device(device) for device in devices):
-        for name in engines or known:
-            say(f"opening {name} on {device}")
-            row = Row(name, device)
-            rows.append(row)
+        for name, number_format in product(engines or known, asked):
+            row = Row(name, device, number_format if number_format != "auto" else "")
+            say(f"opening {row.title}")
             try:
-                peers.append(_open(row, path, shape, picture, precision))
+                peers += _open(row, path, shape, picture, number_format, rows)
             except FramefuseError as error:
                 row.not_run = error.message
             except Exception as error:  # an engine that fails has a row too
                 row.not_run = f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            if row.key not in {other.key for other in rows}:
+                rows.append(row)
     reference = _compare(peers)
     say(f"measuring {', '.join(f'{peer.row.engine} {peer.row.precision}' for peer in peers)}")
-    for peer in _interleaved(peers, warmups, runs):
-        peer.run()
+    _measure(peers, warmups, runs, seconds)
     for peer in peers:
-        peer.row.wall = Timing.of(peer.wall[-runs:])
-        peer.row.device_time = Timing.of(peer.device[-runs:]) if peer.device else None
+        peer.row.wall = Timing.of(peer.wall)
+        peer.row.device_time = Timing.of(peer.device) if peer.device else None
         peer.lane.close()
         peer.engine.close()
     return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())
@@ -266,24 +299,31 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
     return stated[0] or batch, stated[1] or 3, height, width
 
 
-def _open(row: Row, path: Path, shape: tuple[int, int, int, int], picture: Array, precision: Precision) -> _Peer:
+def _open(
+    row: Row, path: Path, shape: tuple[int, int, int, int], picture: Array, precision: Precision, rows: Sequence[Row]
+) -> list[_Peer]:
+    """What runs a row; nothing where one of `rows` is the same engine in the same precision."""
     started = time.perf_counter()
     engine: Any = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
+    row.precision = engine.precision
+    if row.key in {other.key for other in rows}:
+        engine.close()
+        return []
     execution = None
     if row.device == "cuda" and hasattr(engine, "execution"):
         execution = engine.execution(shape[0], *shape[2:])
         row.build_seconds = time.perf_counter() - started
-        lane: Lane = _null_lane(shape) if row.engine == "null" else engine.lane(shape[0], *shape[2:], 1)
+        lane = _lane(engine, execution, shape)
     else:
         lane = engine.lane(shape[0], *shape[2:], 1)
         row.build_seconds = time.perf_counter() - started
-    row.precision, row.reasons = engine.precision, list(engine.reasons)
+    row.reasons = list(engine.reasons)
     row.artifact_bytes = int(getattr(engine, "artifact_bytes", 0) or path.stat().st_size)
     slot = lane.acquire()
     assert slot is not None
     fill(slot, picture)
     device_run = None if execution is None else on_device(execution)
-    return _Peer(row, engine, lane, slot, execution, device_run)
+    return [_Peer(row, engine, lane, slot, execution, device_run)]
 
 
 def fill(slot: Slot, picture: Array) -> None:
@@ -339,12 +379,16 @@ def on_device(execution: Any) -> Callable[[], float]:
     return run
 
 
-def _null_lane(shape: tuple[int, int, int, int]) -> Lane:
-    from framefuse.engines import SlotLane
+def _lane(engine: Any, execution: Any, shape: tuple[int, int, int, int]) -> Lane:
+    """A slot in host memory over an execution on the GPU; over another one, where the engine has lanes of its own."""
+    from framefuse.engines.device_lane import DeviceExecution, device_lane
 
-    return SlotLane(
-        shape, [Slot(np.zeros(shape, np.float32))], start=lambda slot: None, wait=lambda slot, timeout: True
-    )
+    if engine.name == "null":  # nothing to copy
+        slot = Slot(np.zeros(shape, np.float32))
+        return SlotLane(shape, [slot], start=lambda slot: None, wait=lambda slot, timeout: True)
+    if isinstance(execution, DeviceExecution):
+        return device_lane(shape, [execution])
+    return cast(Lane, engine.lane(shape[0], *shape[2:], 1))
 
 
 def _compare(peers: Sequence[_Peer]) -> str:
@@ -374,15 +418,22 @@ def _floats(output: Array) -> Array:
     return (output.astype(np.uint32) << 16).view(np.float32) if output.dtype == np.uint16 else output
 
 
-def _interleaved(peers: Sequence[_Peer], warmups: int, runs: int) -> Iterator[_Peer]:
-    """Whose turn it is: rounds, in each of which every peer does a few runs, in a new order."""
+def _measure(peers: Sequence[_Peer], warmups: int, runs: int, seconds: float) -> None:
+    """Warm up, then measure: rounds, in each of which every peer does a few runs, in a new order. One that has used up
+    its `seconds` does no more."""
     shuffle = random.Random(0).shuffle
     order = list(peers)
     for total, rounds in ((warmups, 2), (runs, ROUNDS)):
+        patience = seconds * 1e3 * total / (warmups + runs)
+        for peer in peers:
+            peer.wall.clear()
+            peer.device.clear()
         done = 0
         for number in range(rounds):
             upto = total * (number + 1) // rounds
             shuffle(order)
             for peer in order:
-                yield from [peer] * (upto - done)
+                for _ in range(upto - done):
+                    if sum(peer.wall) < patience:
+                        peer.run()
             done = upto

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
-from framefuse.cli.options import PrintJson, Quiet
+from framefuse.cli.console import check_out, print_table, stderr
+from framefuse.cli.options import PrintJson
 from framefuse.entry import stop_if_interrupted
 from framefuse.errors import SinkError, UsageError
 
-app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from framefuse.bench import BenchReport
+
+app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 
 
 @app.command()
@@ -24,37 +26,49 @@ def engines(
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU where there is one")] = "auto",
     precision: Annotated[
-        str, typer.Option(metavar="auto|fp32|bf16|fp16|int8", help="for all; auto: each engine's own")
+        str, typer.Option(metavar="NAME,..", help="each engine in each; auto: its own; fp32, bf16, fp16, int8")
     ] = "auto",
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="pictures at a time")] = 1,
     imgsz: Annotated[str | None, typer.Option(metavar="N...", help="height and width", show_default=False)] = None,
     runs: Annotated[int, typer.Option(min=1, metavar="N", help="measured runs of each")] = 100,
     warmups: Annotated[int, typer.Option(min=0, metavar="N", help="runs before those")] = 20,
+    seconds: Annotated[
+        float, typer.Option(metavar="N", help="for the runs of one engine; slower ones have fewer")
+    ] = 60,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="write JSON there", show_default=False)] = None,
     print_json: PrintJson = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print the result and errors only")] = False,
 ) -> int:
     """One model on every engine, by one protocol: times, build, size, and how far outputs are apart."""
     from framefuse.bench import bench_engines
 
-    for name, value, known in (
-        ("--device", device, ("auto", "cpu", "cuda", "all")),
-        ("--precision", precision, ("auto", "fp32", "bf16", "fp16", "int8")),
+    precisions = precision.split(",")
+    for name, values, known in (
+        ("--device", [device], ("auto", "cpu", "cuda", "all")),
+        ("--precision", precisions, ("auto", "fp32", "bf16", "fp16", "int8")),
     ):
-        if value not in known:
-            raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
+        for value in values:
+            if value not in known:
+                raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
     console = stderr()
-    if out is not None and not os.access(out.parent, os.W_OK):
-        raise SinkError(f"cannot write {out}: no folder {out.parent} to write into", remedy="choose another --out")
+    check_out(out)
 
     def say(line: str) -> None:
         stop_if_interrupted()
         if not quiet:
             console.print(line, style="dim", markup=False)
 
-    options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precision}
+    options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(
-        model, engines=engine or (), batch=batch, imgsz=_size(imgsz), warmups=warmups, runs=runs, say=say, **options
+        model,
+        engines=engine or (),
+        batch=batch,
+        imgsz=_size(imgsz),
+        warmups=warmups,
+        runs=runs,
+        seconds=seconds,
+        say=say,
+        **options,
     )
     if out is not None:
         try:
@@ -63,13 +77,18 @@ def engines(
             raise SinkError(f"{out} cannot be written: {error.strerror}", remedy="choose another file") from error
     if print_json:
         typer.echo(report.to_json())
-        return 0
+    else:
+        _print(report)
+    report.check(engine or ())
+    return 0
+
+
+def _print(report: BenchReport) -> None:
     batch, _, height, width = report.shape
     title = f"{report.model}, batch {batch} of {width}x{height}, {report.runs} runs; errors against {report.reference}"
     header, rows = report.table()
     typer.echo(f"{title}\n")
     print_table(header, rows)
-    return 0
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
+from framefuse.cli.console import check_out, print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
 from framefuse.entry import stop_if_interrupted
 from framefuse.errors import QualityError, SinkError, UsageError
 
-FIELDS: Final = ("imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
+FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
 """The settings that matter here."""
 PAGES = (".html", ".md", ".json")
 
@@ -45,10 +44,9 @@ def parity(
 ) -> int:
     """Certify pixels and boxes from compressed video to result, and say at which stage a difference starts."""
     if out is not None and out.suffix not in PAGES:
-        raise UsageError(f"--out {out} is none of {', '.join(PAGES)}", remedy=f"use --out {out.with_suffix('.html')}")
+        raise UsageError(f"--out {str(out)!r} is none of {', '.join(PAGES)}", remedy="use --out parity.html")
     settings = load_settings(config, None, given).settings
-    if out is not None and not os.access(out.parent, os.W_OK):
-        raise SinkError(f"cannot write {out}: no folder {out.parent} to write into", remedy="choose another --out")
+    check_out(out)
 
     from framefuse.parity import certify
     from framefuse.parity.report import LEGEND, head, verdict

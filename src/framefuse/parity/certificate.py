@@ -11,14 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.choices import CUDA_ENGINES, choose_preprocess
+from framefuse import gpus
+from framefuse.choices import CUDA_ENGINES, check_cuda, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import ENGINES
 from framefuse.errors import CapabilityError, FramefuseError, UsageError
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.parity.chain import Chain, Picture, Raw, Selection, Stage, decoded, on_host, reference_stage
+from framefuse.parity.chain import (
+    Chain,
+    Picture,
+    Raw,
+    Selection,
+    Stage,
+    decoded,
+    on_host,
+    reference_stage,
+    require_reference,
+)
 from framefuse.parity.clip import default_clip
 from framefuse.parity.compare import (
     GRID,
@@ -81,21 +92,23 @@ def certify(
     if unknown := [name for name in names if name not in ENGINES]:
         raise UsageError(f"no engine is called {unknown[0]!r}", remedy=f"choose from {', '.join(ENGINES)}")
     settings = settings_from(options, base=settings)
+    require_reference()
+    if settings.gpu is not None:
+        check_cuda(settings.gpu)
     card = read_card(find_model(model))
     if card.task == "semantic":
         raise UsageError(f"{card.path.name} finds no boxes", remedy="give a detector")
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
-    with tempfile.TemporaryDirectory() as folder:
+    with gpus.current(settings.gpu), tempfile.TemporaryDirectory() as folder:
         video = source if source is not None else default_clip(card, Path(folder), max(frames, CLIP_FRAMES))
         say(f"reference: {frames} frames of {video}")
         with closing(_Work(chain, video, frames, settings)) as work:
             peer, why = _peer(work, peer_python, say)
             results: list[EngineResult] = []
             for name in names:
-                for device, precision in product(_devices(name), precisions):
-                    say(f"engine {name} on {device}, precision {precision}")
-                    result = work.engine(name, device, precision, peer)
+                for device, precision in product(_devices(name, settings.device), precisions):
+                    result = work.engine(name, device, precision, peer, say)
                     if not any(result.same_as(other) for other in results):
                         results.append(result)
             first = work.frames[0]
@@ -145,6 +158,10 @@ class _Work:
         """The video, where it is a file."""
         return self._file
 
+    def pixel(self, row: int) -> float:
+        """Size of a pixel of the model's input in pixels of the picture."""
+        return self.frames[row].width / self.placements[row].content[2]
+
     def pixel_checks(self) -> list[Check]:
         colour = PixelDifference()
         for frame in self.frames:
@@ -182,7 +199,9 @@ class _Work:
         theirs = self._again(ours)
         return ours, self._raw_of(ours, theirs), self._decode_check("decode on the GPU", ours, theirs)
 
-    def engine(self, name: str, device: str, precision: str, peer: Peer | None) -> EngineResult:
+    def engine(
+        self, name: str, device: str, precision: str, peer: Peer | None, say: Callable[[str], None]
+    ) -> EngineResult:
         """One engine through all stages."""
         result = EngineResult(name, device, precision)
         chosen = settings_from({"precision": precision, "device": device}, base=self.settings)
@@ -199,6 +218,7 @@ class _Work:
             return result
         with closing(pipeline):
             result.precision = pipeline.engine.precision
+            say(f"engine {name} {result.precision} on {device}")
             try:
                 with closing(Stage(pipeline.engine, self.chain.card)) as stage:
                     self._stages(result, stage, pipeline, peer)
@@ -220,7 +240,9 @@ class _Work:
 
             def add(difference: BoxDifference, found: Raw, mine: bool, row: int = row, at: Placement = at) -> None:
                 boxes = chain.boxes(found, at, ours=mine)
-                difference.add(self.expected[row], boxes, limits, conf=chosen.conf, iou=chosen.iou)
+                difference.add(
+                    self.expected[row], boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
+                )
 
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
             resize.add(self._grey(pixels), self._grey(self.pixels[row]))
@@ -236,8 +258,10 @@ class _Work:
         theirs = run_ours(chain, peer, stage) if peer else []
         # Last: a pipeline that has come to the end of its source has closed its engine.
         whole = [_boxes(found) for found in islice(pipeline, len(self.frames))]
-        for expected, boxes in zip(self.expected, whole, strict=True):
-            steps["the whole pipeline"].add(expected, boxes, limits, conf=chosen.conf, iou=chosen.iou)
+        for row, (expected, boxes) in enumerate(zip(self.expected, whole, strict=True)):
+            steps["the whole pipeline"].add(
+                expected, boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
+            )
         self.shown = self.shown or whole[0]
         kernel = pixel_check(
             "resize and padding", resize, KERNEL + GRID[number_format] * self._scale(),
@@ -285,8 +309,10 @@ def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple
     return run_peer(python, chain.card.path, work.file, len(work.frames), options), ""
 
 
-def _devices(name: str) -> list[str]:
+def _devices(name: str, asked: str) -> list[str]:
     """Where an engine is tried: engines of both devices on the GPU only where there is one."""
+    if asked != "auto":
+        return [asked.partition(":")[0]]
     if name not in CUDA_ENGINES:
         return ["cpu"]
     if name not in BOTH_DEVICES:

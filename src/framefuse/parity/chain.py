@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.engines import Engine, EngineOptions, Slot, open_engine
-from framefuse.errors import EngineError
+from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
 from framefuse.models.card import Card
@@ -145,6 +146,18 @@ class Stage:
         return slot
 
 
+def require_reference() -> None:
+    """
+    Raises:
+        CapabilityError: ONNX Runtime, which is the reference, is not installed.
+    """
+    if find_spec("onnxruntime") is None:
+        raise CapabilityError(
+            "package onnxruntime is not installed, and it is what engines are compared with",
+            remedy="pip install 'framefuse[ort]'",
+        )
+
+
 def reference_stage(card: Card) -> Stage:
     """ONNX Runtime on the CPU.
 
@@ -210,4 +223,14 @@ def _planes(picture: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
     return tuple(planes)
 
 
-__all__ = ["Chain", "Picture", "Raw", "Selection", "Stage", "decoded", "on_host", "reference_stage"]
+__all__ = [
+    "Chain",
+    "Picture",
+    "Raw",
+    "Selection",
+    "Stage",
+    "decoded",
+    "on_host",
+    "reference_stage",
+    "require_reference",
+]

@@ -133,7 +133,10 @@ def compare(
         resize.add(_grey(chain, _pixels(chain, picture, placement)), _grey(chain, theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
-        engine.add(expected, chain.boxes(mine, placement, ours=False), limits, conf=selection.conf, iou=selection.iou)
+        engine.add(
+            expected, chain.boxes(mine, placement, ours=False), limits, conf=selection.conf, iou=selection.iou,
+            pixel=picture.width / placement.content[2],
+        )  # fmt: skip
         post.add(
             theirs.boxes, chain.boxes(raw, placement, ours=True), POSTPROCESS, conf=selection.conf, iou=selection.iou
         )

@@ -43,7 +43,7 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/core: $(VENV)/python $(SOURCES)
-	@echo "installing framefuse into $(VENV) (one or two minutes: it compiles its kernels, no compiler is needed)"
+	@echo "installing framefuse into $(VENV) (a few minutes: it compiles its kernels, no compiler is needed)"
 	@$(INSTALL) -e .
 	@touch $@
 

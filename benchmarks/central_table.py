@@ -1,6 +1,6 @@
 """The central table: one engine, one clip, and what is around the model, stage by stage.
 
-    python -m benchmarks.central_table [MODEL.onnx] [--out RESULT.json]
+    python -m benchmarks.central_table [MODEL.onnx]
 
 The engine is `cudnn`, float16, 640x640, batch 1, its network captured in a graph for every path. Frames are those of
 the benchmark clip's scene, 1080p. Paths, from a decoded picture to boxes on the host:
@@ -12,12 +12,11 @@ the benchmark clip's scene, 1080p. Paths, from a decoded picture to boxes on the
 - `torch`: NV12 on the GPU -> PyTorch operators -> inference -> PyTorch threshold, torchvision.ops.batched_nms -> host
 - `fused`: NV12 on the GPU -> `CudaProgram` -> boxes on the host
 
-Paths take turns, round by round. Times are medians of the rounds in milliseconds; FPS is one over their sum. The last
-line of the output is JSON.
+Paths take turns, round by round. Times are medians of the rounds in milliseconds; FPS is one over their sum. Recorded
+as benchmarks/results/central_table.json. The last line of the output is JSON.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_files import environment
 from benchmarks.gpu_program import HEIGHT, WIDTH, frames, pictures
 from benchmarks.gpu_sources import stamp
+from benchmarks.protocol import save
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.kernels import cuda
 from framefuse.models.card import read_card
@@ -238,7 +237,6 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--loop-rounds", type=int, default=12, help="rounds of the slow row loop")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -297,15 +295,10 @@ def main() -> None:
     ours = next(row["ms"] for row in rows if row["path"] == "fused")
     for row in rows:
         row["of_fused"] = round(row["ms"] / ours, 2)
-    result = {"benchmark": "central_table", "command": "python -m benchmarks.central_table yolov8n.onnx",
-              "sources": stamp(), "environment": environment(), "model": options.model.name,
-              "clip": "8 frames of the benchmark clip's scene, 1080p, batch 1", "notes": notes,
-              "rows": rows}  # fmt: skip
     for row in rows:
         print(row)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    save("central_table", {"sources": stamp(), "model": options.model.name, "notes": notes, "rows": rows,
+                           "clip": "8 frames of the benchmark clip's scene, 1080p, batch 1"})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ most files are not.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,12 +60,12 @@ def clip(name: str) -> Path:
 def cached(path: Path, write: Callable[[Path], object], *sources: str) -> Path:
     """`path`, made by `write` if it is missing or older than one of the `sources` (modules of this package).
 
-    An interrupted run leaves no half-written file under that name.
+    An interrupted run leaves no half-written file under that name, and two processes may make it at the same time.
     """
     made_by = [Path(__file__).with_name(f"{name}.py") for name in sources]
     if not path.exists() or path.stat().st_mtime < max(source.stat().st_mtime for source in made_by):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"partial-{path.name}")
+        partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
         write(partial)
         partial.rename(path)
     return path

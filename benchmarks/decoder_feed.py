@@ -13,21 +13,23 @@ What a CPython program can keep of the decoders' speed, given one GIL a process.
 - `frames`: as `owner`, through `Frame` and `PreprocessTable.set`, as a general program must where sizes differ
 
 Each stream is decoded to its end; the clock runs from the moment when all decoders have given their first batch.
-The last line of the output is JSON.
+Recorded as benchmarks/results/decoder_feed.json. The last line of the output is JSON.
 """
 
 import argparse
-import json
 import multiprocessing
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import gpu_sources
+from benchmarks.protocol import save
 
 SIZE = 640
 OPTIONS: dict[str, Any] = {
@@ -246,11 +248,13 @@ def main() -> None:
         rows.append(row)
         print(row, flush=True)
     best = max((row["fps"] for row in rows if row["loop"] == "decode" and "fps" in row), default=0)
+    if not best:
+        sys.exit("no decoder could be measured; nothing is recorded")
     for row in rows:
         if best and "fps" in row:
             row["of_decode_only"] = round(row["fps"] / best, 3)
-    result = {"benchmark": "decoder_feed", "clip": options.clip, "rows": rows, "decode_only_fps": best}
-    print(json.dumps({**result, "sources": gpu_sources.stamp("kernel", "program")}))
+    save("decoder_feed", {"clip": Path(options.clip).name, "rows": rows, "decode_only_fps": best,
+                          "sources": gpu_sources.stamp("kernel", "program")})  # fmt: skip
 
 
 if __name__ == "__main__":

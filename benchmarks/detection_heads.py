@@ -144,10 +144,10 @@ def _decode_distances(graph: Graph, name: str, sides: Tensor, centres: Tensor) -
     return graph.add("Concat", f"{name}/xywh", middle, graph.add("Sub", f"{name}/size", end, start), axis=1)
 
 
-def anchor_based(graph: Graph, features: list[Tensor], name: str) -> Head:
+def anchor_based(graph: Graph, features: list[Tensor], name: str, *, std: float = 1.5) -> Head:
     """YOLOv5: output (batch, anchors, 5 + classes) of centre x, centre y, width, height, objectness, class scores.
 
-    With s = sigmoid(raw): centre = (2 s - 0.5 + cell) * stride, size = (2 s)^2 * anchor.
+    With s = sigmoid(raw), whose deviation is `std`: centre = (2 s - 0.5 + cell) * stride, size = (2 s)^2 * anchor.
     """
     per_cell, fields = len(ANCHORS[0]), 5 + CLASSES
     levels, scores_of = [], []
@@ -156,7 +156,7 @@ def anchor_based(graph: Graph, features: list[Tensor], name: str) -> Head:
     rows = graph.constant(f"{name}/rows", np.array([0, -1, fields], np.int64))
     for level, (feature, stride) in enumerate(zip(features, STRIDES, strict=True)):
         label = f"{name}/m.{level}"
-        raw = graph.conv(label, feature, per_cell * fields, 1, std=1.5)
+        raw = graph.conv(label, feature, per_cell * fields, 1, std=std)
         size = graph.size(f"{label}/size", feature)
         head = graph.constant(f"{label}/head", np.array([0, per_cell, fields], np.int64))
         shape = graph.add("Concat", f"{label}/shape", head, size, axis=0)

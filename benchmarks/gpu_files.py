@@ -138,8 +138,11 @@ def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> tuple[dict
 
 def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[str, Any]) -> dict[str, Any]:
     """The pipeline on a list of files."""
+    from benchmarks.interpreter_lock import LockWaits
     from framefuse.pipeline import Pipeline
 
+    waits = LockWaits()
+    waits.install()
     begun = time.perf_counter()
     pipeline = Pipeline(links(clip, streams), model, device="cuda", batch=batch, readers=streams, **options)
     opened = time.perf_counter() - begun
@@ -162,19 +165,24 @@ def detect_row(clip: Path, model: Path, streams: int, batch: int, options: dict[
               for stage in report.stages}  # fmt: skip
     copies = {f"{copy.stage} {copy.direction} {copy.kind}": copy.bytes_per_frame for copy in report.copies}
     return {"fps": round(clock.fps(), 1), "batch": batch, "options": options, "frames": count,
-            "boxes_a_frame": round(boxes / count, 2), "seconds": round(wall, 2), "opened_s": round(opened, 2),
+            **waits.facts(), "boxes_a_frame": round(boxes / count, 2), "seconds": round(wall, 2),
+            "opened_s": round(opened, 2),
             "cpu_us_a_frame": round((time.process_time() - cpu) / count * 1e6), "input": report.model.input,
             "stages": stages, "bytes_a_frame": copies, "notes": pipeline.sources[0].info.notes}  # fmt: skip
 
 
 def fleet_row(clip: Path, model: Path, streams: int, processes: int) -> dict[str, Any]:
-    """The same by a `Fleet` that gives the GPU several processes."""
-    from framefuse.fleet import Fleet
+    """The same by a `Fleet` that gives the GPU several processes: `fps` while all of them run, `whole_fps` from the
+    first frame of any to the last of any."""
+    from benchmarks import fleet
 
-    fleet = Fleet(links(clip, streams), model, devices=["cuda:0"] * processes, readers=-(-streams // processes))
-    report = fleet.run()
-    return {"fps": round(report.fps, 1), "frames": report.frames, "seconds": round(report.seconds, 2),
-            "start_seconds": round(report.start_seconds, 2)}  # fmt: skip
+    options = {"readers": -(-streams // processes), "batch": 8}
+    found = fleet.run(",".join("0" * processes), links(clip, streams), model, options)
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return {"fps": round(found["steady_fps"], 1), "whole_fps": round(found["fps"], 1), "frames": found["frames"],
+            "seconds": round(found["seconds"], 2), "start_seconds": round(found["start_seconds"], 2),
+            "workers": found["workers"]}  # fmt: skip
 
 
 def links(clip: Path, count: int) -> list[Path]:

@@ -10,11 +10,11 @@ decoder leaves them. Measured for each batch:
 - `fps`: batches handed over as fast as the program takes them, two in flight
 
 and, the same engine in the way of most programs, `host`: frames in host memory, preprocessed on the CPU, copied to the
-GPU, decoded outputs copied back, boxes chosen on the CPU; stage by stage. The last line of the output is JSON.
+GPU, decoded outputs copied back, boxes chosen on the CPU; stage by stage. Recorded after each row as
+benchmarks/results/gpu_program.json. The last line of the output is JSON.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import gpu_sources
+from benchmarks.protocol import save
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cuda
@@ -120,7 +121,6 @@ def main() -> None:
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--rectangular", action="store_true", help="640x384 instead of 640x640")
     parser.add_argument("--host-up-to", type=int, default=8, help="largest batch of the host path")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -133,7 +133,7 @@ def main() -> None:
     made = pictures(8, options.noise)
     host = frames(made)
     resident = frames([cp.asarray(made[index % len(made)]) for index in range(SURFACES)])
-    result: dict[str, Any] = {"benchmark": "gpu_program", "model": options.model.name, "rows": [],
+    result: dict[str, Any] = {"model": options.model.name, "rows": [],
                               "sources": gpu_sources.stamp(),
                               "gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode()}  # fmt: skip
     for batch in options.batches:
@@ -153,9 +153,7 @@ def main() -> None:
             row["engine"] = list(engine.reasons)[-2:]
             program.close()
             result["rows"].append(row)
-            print(row, flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(result))
+            save("gpu_program", result)
         if batch > options.host_up_to:
             continue
         recorder = Recorder()
@@ -170,10 +168,7 @@ def main() -> None:
             row["sample"] = boxes_of(hosted, host[0])[:5]
         hosted.close()
         result["rows"].append(row)
-        print(row, flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(result))
-    print(json.dumps(result))
+        save("gpu_program", result)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ CONCLUSION = """
 
 What is copied inside of a graph is there in CUPTI's records as nodes, and both books agree to the byte where one
 batch runs at a time. Over a whole pipeline they differ by the few frames that were in flight when the second book was
-opened (0.3 to 0.8 %). From NVDEC's surface to boxes, 400 bytes of tables go to the GPU and 8 kB of results come back
-a frame; no pixel crosses the bus. On the GPU each picture is copied once by PyNvVideoCodec, out of the hardware's own
-surface, and once more where batches hold several pictures of one stream. Mapped and managed memory is read by kernels
-and moved by the driver's faults, which are no copies to CUPTI: the ledger counts whole planes for them on their way
-to the GPU, and not that managed pages come back when the host writes the next frame.
+opened (three or four batches: 0.3 to 1.5 %, most in the run with the fewest). From NVDEC's surface to boxes, 400
+bytes of tables go to the GPU and 8 kB of results come back a frame; no pixel crosses the bus. On the GPU each picture
+is copied once by PyNvVideoCodec, out of the hardware's own surface, and once more where batches hold several pictures
+of one stream. Mapped and managed memory is read by kernels and moved by the driver's faults, which are no copies to
+CUPTI: the ledger counts whole planes for them on their way to the GPU, and not that managed pages come back when the
+host writes the next frame.
 
 A batch is one graph launch, and with one batch at a time the only wait is that for its results. The pipeline mostly
 asks (`cudaEventQuery`) and does not wait, because frames are there meanwhile. What is left of `cuCtxSynchronize` and
@@ -113,11 +114,12 @@ def program_row(trace: Any, model: Path, engine: str, frames: list[Any], batch: 
 
 
 def pipeline_row(trace: Any, clip: Path, model: Path, batch: int, **options: Any) -> Any:
-    """A run of `Pipeline` over the clip, four times; both books are opened after START frames, since the model is
-    loaded and the graph captured before. A batch or two that were in flight then are in one book only."""
+    """A run of `Pipeline` over the clip, four times for each picture of a batch; both books are opened after START
+    frames, since the model is loaded and the graph captured before. The three or four batches that were in flight then
+    are in one book only."""
     from framefuse.pipeline import Pipeline
 
-    pipeline = Pipeline([clip] * 4, model, device="cuda", batch=batch, **options)
+    pipeline = Pipeline([clip] * 4 * batch, model, device="cuda", batch=batch, **options)
     program = pipeline._program
 
     def booked() -> Counter[str]:

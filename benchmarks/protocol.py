@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = (
     "framefuse", "numpy", "av", "onnx", "onnxruntime", "openvino", "opencv-python-headless", "apache-tvm-ffi",
     "apache-tvm", "cupy-cuda12x", "cupy-cuda13x", "torch", "torchvision", "ultralytics", "supervision",
+    "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "pynvvideocodec", "onnxruntime-gpu",
 )  # fmt: skip
 
 
@@ -159,8 +160,8 @@ def gpu() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that was measured, with `-dirty` if the tree differs from it; empty outside a repository."""
-    return _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+    """The commit that was measured, with `-dirty` if the tree differs from it; outside a repository that in $COMMIT."""
+    return _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12") or os.getenv("COMMIT", "")
 
 
 def _output(*command: str) -> str:

@@ -1,10 +1,14 @@
 """Compiled kernels are brought up to date before the first test, so that none runs on those of an earlier source."""
 
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
-from framefuse.kernels import build
+from cuda_fibres import Fibres
+from cuda_on_cpu import install
+from framefuse.kernels import build, cuda
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -14,3 +18,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not session.config.option.collectonly:
         build.build()
+
+
+@pytest.fixture(scope="session")
+def compiled_fibres(tmp_path_factory: pytest.TempPathFactory) -> Fibres:
+    """CUDA kernels for the CPU, each compiled once for all tests."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ stands in for the GPU")
+    return Fibres(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled_fibres: Fibres) -> Fibres:
+    """`framefuse.kernels.cuda` launches on the CPU, where threads of a block may talk to each other."""
+    install(monkeypatch, tmp_path)
+    monkeypatch.setattr(cuda, "launch", compiled_fibres.launch)
+    return compiled_fibres

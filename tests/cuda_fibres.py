@@ -42,6 +42,7 @@ static void wait(Barrier& barrier) {
   }
 }
 static void __syncthreads() { wait(block); }
+static void __syncwarp(unsigned = ~0u) { wait(warps[current / 32]); }
 static void __threadfence() {}
 static int __syncthreads_or(int value) {
   static int gathered, result;

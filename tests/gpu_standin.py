@@ -2,8 +2,8 @@
 
 What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
 same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
-the place of the real ones. Whether kernels and models are right is not the question here (`cuda_on_cpu` asks it): the
-kernels of the CPU take the place of those of the GPU.
+the place of the real ones. Kernels are those of the CPU, or, given a folder for what is compiled, the CUDA kernels' own
+source (`cuda_fibres`). A test says what fails: the GPU is lost, or has only so much room.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import contextlib
 import ctypes
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,52 +23,93 @@ import av
 import numpy as np
 import pytest
 
+from cuda_fibres import Fibres
 from framefuse import kernels
-from framefuse.kernels import boxes, cuda
+from framefuse.kernels import boxes, cuda, cuda_queue
 from framefuse.kernels.reference.boxes import Found
 
 PITCH = 256
 """Rows of a surface begin at multiples of so many bytes."""
 SURFACES = 4
+DIRECTIONS = {1: "h2d", 2: "d2h", 3: "d2d"}
+"""cudaMemcpyKind."""
+
+Work = Callable[[], Any]
+
+
+class CudaError(RuntimeError):
+    """CuPy's CUDARuntimeError."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class OutOfMemory(MemoryError):
+    """CuPy's OutOfMemoryError."""
+
+
+LAUNCH_FAILURE = CudaError(719, "cudaErrorLaunchFailure: unspecified launch failure")
 
 
 class Array(np.ndarray[Any, Any]):
-    """A NumPy array that passes for one of CuPy."""
+    """A NumPy array that passes for one of CuPy, and is made like one."""
+
+    gpu: Gpu
+
+    def __new__(cls, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> Any:
+        """Over memory that lies somewhere."""
+        if strides is None:
+            strides = np.empty(shape, dtype).strides
+        size = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+        memory = (ctypes.c_uint8 * (size + np.dtype(dtype).itemsize)).from_address(memptr.ptr)
+        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype, 1), shape, strides).view(cls)
 
     @property
     def data(self) -> Any:
-        def copy_from_host_async(source: int, size: int, stream: Any) -> None:
-            ctypes.memmove(self.ctypes.data, source, size)
-
-        return SimpleNamespace(ptr=self.ctypes.data, copy_from_host_async=copy_from_host_async)
+        address, gpu = self.ctypes.data, Array.gpu
+        return SimpleNamespace(
+            ptr=address,
+            copy_from_host_async=lambda source, size, stream: gpu.copy(address, source, size, 1, stream.ptr),
+            memset_async=lambda value, size, stream: gpu.do(stream.ptr, lambda: ctypes.memset(address, value, size)),
+        )
 
     @property
     def __cuda_array_interface__(self) -> Any:
         return self.__array_interface__
 
 
-def _array(array: np.ndarray[Any, Any]) -> Array:
-    return array.view(Array)
-
-
-def _at(shape: Any, dtype: Any, pointer: Any, strides: Any) -> Array:
-    """An array over memory that lies somewhere."""
-    size = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
-    memory = (ctypes.c_uint8 * size).from_address(pointer.ptr)
-    return _array(np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype, 1), shape, strides))
-
-
 class Gpu:
-    """Streams by their pointer, and which of them is recorded."""
+    """The pretended GPUs.
 
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.recordings: dict[int, list[Callable[[], None]]] = {}
-        self.current = threading.local()
+    Attributes:
+        count: how many there are.
+        lost: raised by whatever is done from now on, if set.
+        room: bytes that `zeros` and `empty` may still hand out; None: any number.
+        launches: graphs launched.
+        copied: bytes by direction.
+        worked: names of threads that recorded an event, and the GPU that was theirs.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.lost: CudaError | None = None
+        self.room: int | None = None
         self.launches = 0
-        """Graphs launched."""
+        self.copied: Counter[str] = Counter()
+        self.worked: set[tuple[str, int]] = set()
+        self.recordings: dict[int, list[Work]] = {}
+        """What a stream that is captured would do, by its pointer."""
+        self._numbers = itertools.count(1)
+        self._here = threading.local()
 
-    def do(self, stream: int | None, work: Callable[[], None]) -> None:
+    def alive(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    def do(self, stream: int | None, work: Work) -> None:
+        """Now, or whenever the graph that is being captured is launched."""
+        self.alive()
         recording = self.recordings.get(self.current_stream() if stream is None else stream)
         if recording is None:
             work()
@@ -74,58 +117,95 @@ class Gpu:
             recording.append(work)
 
     def current_stream(self) -> int:
-        stack = getattr(self.current, "stack", [])
+        stack = getattr(self._here, "streams", [])
         return stack[-1] if stack else 0
 
-    def memcpy(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
-        self.do(stream, lambda: ctypes.memmove(to, source, size) and None)
+    def current_device(self) -> int:
+        return getattr(self._here, "device", 0)
+
+    def copy(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        def move() -> None:
+            self.copied[DIRECTIONS[kind]] += size
+            ctypes.memmove(to, source, size)
+
+        self.do(stream, move)
+
+    def driver(self) -> Any:
+        """What `cuda_queue` calls."""
+
+        def status(work: Work) -> int:
+            try:
+                work()
+            except CudaError as error:
+                return error.status
+            return 0
+
+        def copy(to: int, source: int, size: int, stream: int) -> int:
+            return status(lambda: self.copy(to, source, size, 3, stream))
+
+        def order(*call: int) -> int:
+            self.worked.add((threading.current_thread().name, self.current_device()))
+            return status(self.alive)
+
+        return SimpleNamespace(cuMemcpyDtoDAsync_v2=copy, cuEventRecord=order, cuStreamWaitEvent=order)
+
+    def limited(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate(shape: Any, dtype: Any = np.float64) -> Any:
+            made = make(shape, dtype).view(Array)
+            if self.room is not None:
+                if made.nbytes > self.room:
+                    raise OutOfMemory(f"Out of memory allocating {made.nbytes:,} bytes")
+                self.room -= made.nbytes
+            return made
+
+        return allocate
 
     def cupy(self) -> Any:
         """The module."""
         gpu = self
 
-        class CudaError(Exception):
-            pass
-
-        pool = SimpleNamespace(free_all_blocks=lambda: None)
-
         class Event:
-            done = True
+            ptr = 0
 
-            def __init__(self, **options: Any) -> None:
-                pass
-
+            def __init__(self, block: bool = False, disable_timing: bool = False) -> None: ...
             def record(self, stream: Any = None) -> None:
-                pass
+                gpu.alive()
+                gpu.worked.add((threading.current_thread().name, gpu.current_device()))
 
             def synchronize(self) -> None:
-                pass
+                gpu.alive()
+
+            @property
+            def done(self) -> bool:
+                gpu.alive()
+                return True
 
         class Graph:
-            def __init__(self, work: list[Callable[[], None]]) -> None:
-                self.work = work
+            def __init__(self, works: list[Work]) -> None:
+                self.works = works
 
             def launch(self, stream: Any = None) -> None:
+                gpu.alive()
                 gpu.launches += 1
-                for one in self.work:
-                    one()
+                for work in self.works:
+                    work()
 
         class Stream:
             def __init__(self, non_blocking: bool = False) -> None:
-                self.ptr = next(gpu.numbers)
+                self.ptr = next(gpu._numbers)
 
             def __enter__(self) -> Stream:
-                gpu.current.stack = [*getattr(gpu.current, "stack", []), self.ptr]
+                gpu._here.streams = [*getattr(gpu._here, "streams", []), self.ptr]
                 return self
 
             def __exit__(self, *error: object) -> None:
-                gpu.current.stack = gpu.current.stack[:-1]
+                gpu._here.streams = gpu._here.streams[:-1]
 
             def synchronize(self) -> None:
-                pass
+                gpu.alive()
 
             def wait_event(self, event: Event) -> None:
-                pass
+                gpu.alive()
 
             def begin_capture(self, mode: int = 0) -> None:
                 gpu.recordings[self.ptr] = []
@@ -133,29 +213,53 @@ class Gpu:
             def end_capture(self) -> Graph:
                 return Graph(gpu.recordings.pop(self.ptr))
 
+        class Device:
+            def __init__(self, number: int | None = None) -> None:
+                self.attributes = {"Integrated": 0}
+                self.id = gpu.current_device() if number is None else number
+                self.before = 0
+
+            def use(self) -> None:
+                gpu._here.device = self.id
+
+            def __enter__(self) -> Device:
+                self.before = gpu.current_device()
+                self.use()
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                gpu._here.device = self.before
+
+        def memory() -> tuple[int, int]:
+            return (10**10 if gpu.room is None else gpu.room), 10**10
+
         runtime = SimpleNamespace(
-            getDevice=lambda: 0, getDeviceCount=lambda: 1, memGetInfo=lambda: (10**10, 10**10),
-            streamSynchronize=lambda stream: None,
-            streamIsCapturing=lambda stream: stream in gpu.recordings, memcpyAsync=gpu.memcpy,
-            memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3, streamCaptureModeThreadLocal=1,
-            CUDARuntimeError=CudaError,
+            getDevice=gpu.current_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
+            getDeviceProperties=lambda number: {"name": b"a pretended GPU"},
+            streamSynchronize=lambda stream: None, streamIsCapturing=lambda stream: stream in gpu.recordings,
+            memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
+            streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError,
         )  # fmt: skip
+        pool = SimpleNamespace(free_all_blocks=lambda: None)
         return SimpleNamespace(
-            ndarray=_at,
-            zeros=lambda shape, dtype: _array(np.zeros(shape, dtype)),
-            empty=lambda shape, dtype: _array(np.empty(shape, dtype)),
-            asarray=lambda array: _array(np.ascontiguousarray(array)),
-            asnumpy=lambda array: np.array(array),
-            get_default_memory_pool=lambda: pool,
-            get_default_pinned_memory_pool=lambda: pool,
+            ndarray=Array, zeros=gpu.limited(np.zeros), empty=gpu.limited(np.empty),
+            asarray=lambda array: np.ascontiguousarray(array).view(Array), asnumpy=np.array,
+            get_default_memory_pool=lambda: pool, get_default_pinned_memory_pool=lambda: pool,
             cuda=SimpleNamespace(
-                memory=SimpleNamespace(OutOfMemoryError=MemoryError),
-                runtime=runtime, Event=Event, Stream=Stream,
-                Device=lambda number=0: SimpleNamespace(use=lambda: None, id=number, attributes={"Integrated": 0}),
+                memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
+                runtime=runtime, Event=Event, Stream=Stream, Device=Device,
                 UnownedMemory=lambda address, size, owner, device: address,
                 MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory + offset),
             ),
         )  # fmt: skip
+
+
+class Kept(Fibres):
+    """Compiles a kernel once for all tests that share a folder."""
+
+    def _compile(self, symbol: str) -> Any:
+        library = self.folder / f"{symbol}.so"
+        return ctypes.CDLL(str(library)) if library.exists() else super()._compile(symbol)
 
 
 class Table:
@@ -279,20 +383,36 @@ def codec(**refused: str) -> Any:
     return module
 
 
-def install(monkeypatch: pytest.MonkeyPatch, module: Any = None) -> Gpu:
-    """Pretend that there is a GPU, CuPy and PyNvVideoCodec."""
+def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: Path | None = None, count: int = 1) -> Gpu:
+    """Pretend that there are GPUs, CuPy and PyNvVideoCodec.
+
+    Args:
+        module: in the place of PyNvVideoCodec.
+        sources: folder for what is compiled: kernels are the CUDA kernels' own source, not those of the CPU.
+        count: GPUs.
+    """
     from framefuse import choices, outlets_cuda, program_cuda
     from framefuse.sources import decoders
 
-    gpu = Gpu()
+    gpu = Array.gpu = Table.installed = Gpu(count)
     cupy, module = gpu.cupy(), module or codec()
-    Table.installed = gpu
     monkeypatch.setattr(cuda, "cupy", lambda: cupy)
     monkeypatch.setattr(cuda, "current_stream", gpu.current_stream)
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
-    monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
-    monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
+    monkeypatch.setattr(cuda_queue, "driver", gpu.driver)
     monkeypatch.setattr(decoders, "load", lambda: module)
-    monkeypatch.setattr(choices, "check_cuda", lambda: None)
+    monkeypatch.setattr(choices, "check_driver", lambda: None)
+    if sources is None:
+        monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
+        monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
+        return gpu
+    compiled = Kept(sources)
+
+    def bind(symbol: str, **arguments: Any) -> Callable[..., None]:
+        return lambda stream=None: gpu.do(stream, lambda: compiled.launch(symbol, **arguments))
+
+    monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
+    monkeypatch.setattr(cuda, "bind", bind)
+    monkeypatch.setattr(cuda, "launch", lambda symbol, *, stream=None, **options: bind(symbol, **options)(stream))
     return gpu

@@ -17,6 +17,7 @@ PACKAGE = Path(framefuse.__file__).parent
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "machine": set(),
+    "gpus": {"kernels"},
     "redact": set(),
     "plain_yaml": set(),
     "frame": set(),
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": {"kernels", "machine", "models"},
     "synthetic": {"frame"},
     "sources": {"frame", "kernels", "redact", "synthetic"},
-    "sinks": {"frame", "prediction", "sources", "kernels"},
+    "sinks": {"frame", "prediction", "redact", "sources", "kernels"},
     "batching": set(),
     "config": {"machine", "plain_yaml", "redact"},
     "threads": set(),
@@ -43,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "outlets_cuda": {"kernels", "memory", "models", "postprocess", "prediction", "preprocess", "program"},
     "readers": {"config", "sources"},
     "stages": {"batching", "channel", "frame", "prediction", "profiling", "program", "sinks", "sources"},
-    "outputs": {"config", "sinks", "sources"},
+    "outputs": {"config", "redact", "sinks", "sources"},
     "lowering": {"engines", "evaluation", "frame", "models", "pipeline", "plain_yaml", "prediction", "sources"},
     "building": {"engines", "kernels", "lowering", "models"},
     "program": {
@@ -73,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "engines",
         "frame",
+        "gpus",
         "kernels",
         "models",
         "pipeline",

@@ -28,6 +28,7 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.lowering import BuildReport, _card_of, build_model
+from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
 from framefuse.plain_yaml import read_mapping
@@ -143,6 +144,16 @@ def test_fp16_keeps_inputs_outputs_and_decoding_in_fp32(built: dict[tuple[str, s
     assert 1.8 < report.smaller <= 2.05
     assert any("decoding" in why for why in report.islands)
     assert {layer.precision for layer in report.layers if layer.kind == "Conv" and "dfl" not in layer.name} == {"fp16"}
+
+
+@EACH
+def test_what_is_in_fp16_already_stays_as_it_is(
+    built: dict[tuple[str, str], BuildReport], name: str, tmp_path: Path
+) -> None:
+    path = Path(built[name, "fp16"].output)
+    once = onnx.load(path)
+    onnx.save(to_fp16(once, plan_fp16(once, {})), tmp_path / "twice.onnx")
+    np.testing.assert_array_equal(infer(tmp_path / "twice.onnx", "onnxruntime")[1], infer(path, "onnxruntime")[1])
 
 
 def test_what_overflows_stays_fp32(models: dict[str, Path], tmp_path: Path) -> None:

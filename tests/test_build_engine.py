@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import framefuse
@@ -46,6 +47,17 @@ def test_a_pipeline_runs_it_and_says_what_the_profile_excludes(model: Path, tmp_
         list(Pipeline(pictures, built.path, engine=built.engine, imgsz=[192, 320], rect=False))
 
 
+def test_metadata_is_written_beside_what_the_onnx_has(model: Path, tmp_path: Path) -> None:
+    mine = {"author": "me", "names": "{0: 'lynx'}"}
+    built = framefuse.build_engine(
+        model, shapes=SHAPES, engine="onnxruntime", device="cpu", output=tmp_path / "b.onnx", metadata=mine
+    )
+    before, after = (
+        {entry.key: entry.value for entry in onnx.load(path).metadata_props} for path in (model, built.path)
+    )
+    assert {name: after[name] for name in before | mine} == before | mine
+
+
 def test_a_profile_that_the_model_excludes(tmp_path: Path) -> None:
     model = small_models.write_segmenter(tmp_path / "fixed.onnx")
     with pytest.raises(UsageError, match="batch 1 to 2, but the model fixes it at 1"):
@@ -62,12 +74,36 @@ def test_what_cannot_be_built(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no engine is called 'nothing'"):
         build(model, shapes=SHAPES, device="cpu", engine="nothing", output=tmp_path / "b.onnx")
     with pytest.raises(UsageError, match="model is a int"):
-        build(5, shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
+        build(5, shapes=SHAPES)
+    with pytest.raises(UsageError, match="precision 'fp64' is not one of"):
+        build(model, shapes=SHAPES, precision="fp64", output=tmp_path / "b.onnx")
+    with pytest.raises(UsageError, match="device 'tpu' is not one of"):
+        build(model, shapes=SHAPES, device="tpu", output=tmp_path / "b.onnx")
+    with pytest.raises(UsageError, match="int8 needs frames"):
+        build(model, shapes=SHAPES, device="cpu", precision="int8", output=tmp_path / "b.onnx")
     with pytest.raises(ModelError, match=r"no model .*none\.onnx"):
         build(tmp_path / "none.onnx", shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
     with pytest.raises(CapabilityError, match="fp16"):
         build(model, shapes=SHAPES, device="cpu", engine="onnxruntime", precision="fp16", output=tmp_path / "b.onnx")
     assert not (tmp_path / "b.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "needs"), [("openvino", "openvino"), ("onnxruntime", "onnxruntime"), ("torch", "torch"), ("tvm", "tvm")]
+)
+def test_an_operator_that_the_engine_lacks_is_named(model: Path, tmp_path: Path, engine: str, needs: str) -> None:
+    pytest.importorskip(needs)
+    network = onnx.load(model)
+    network.graph.node.append(
+        onnx.helper.make_node("Strange", [network.graph.output[0].name], ["odd"], "odd_one", domain="x.y")
+    )
+    network.graph.output.append(onnx.helper.make_tensor_value_info("odd", onnx.TensorProto.FLOAT, None))
+    network.opset_import.append(onnx.helper.make_opsetid("x.y", 1))
+    odd = tmp_path / "odd.onnx"
+    onnx.save(network, odd)
+    with pytest.raises(ModelError, match="Strange"):
+        framefuse.build_engine(odd, shapes=SHAPES, engine=engine, device="cpu", output=tmp_path / "b.onnx")
+    assert list(tmp_path.iterdir()) == [odd]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

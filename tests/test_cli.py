@@ -142,6 +142,35 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "message", "remedy"),
+    [
+        (["predict", "x" * 300, "--readers", "3"], 1, "File name too long", "check the path"),
+        (["predict", "*.nothing", "squares"], 1, "no image or video in *.nothing", "check the pattern"),
+        (["predict", "{clip}", "squares", "--imgsz", "100000"], 2, "100000x100000", "another imgsz"),
+        (["predict", "{clip}", "squares", "--start", "99"], 1, "beyond the end", "an earlier start"),
+        (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
+        (["predict", "{clip}", "--save", "--encode-preset", "no"], 1, "with crf=23 preset=no: Invalid", "--encoder"),
+        (["predict", "rtsp://"], 1, "no host", "write scheme://host:port/path, a login (name, colon, password, @)"),
+        (["predict", "notes.jpg"], 1, "notes.jpg: it is no image, or damaged", "image viewer"),
+        (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
+        (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
+        (["bench"], 2, "Missing command", "framefuse bench --help"),
+        (["predict", "--conf"], 2, "'--conf' requires an argument", "framefuse predict --help"),
+        (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it a whole number"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy(
+    run: Any, clip: Path, words: list[str], code: int, message: str, remedy: str
+) -> None:
+    Path("notes.jpg").write_text("no picture")
+    record = {"id": 0, "name": "red"}
+    Path("truth.json").write_text(json.dumps({key: [record] for key in ("images", "annotations", "categories")}))
+    got, _, err = run(*[word.format(clip=clip) for word in words])
+    *_, first, second = err.splitlines()
+    assert (got, first.startswith("error"), message in first, remedy in second) == (code, True, True, True), err
+
+
 def test_debug_shows_the_traceback_wherever_it_stands(run: Any) -> None:
     for words in (["--debug", "predict", "missing.mp4"], ["predict", "missing.mp4", "--debug"]):
         code, _, err = run(*words)
@@ -212,6 +241,15 @@ def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
     assert "NVIDIA driver" in done.stderr and "--device cpu" in done.stderr
 
 
+def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path) -> None:
+    """PyAV's libraries would keep OpenCV's windows from opening, so nothing may load it first."""
+    code = "import sys, framefuse.cli.run, framefuse.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys, framefuse.cli; sys.modules['cv2'] = None; framefuse.cli.main(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, "predict", clip, "--show"], capture_output=True, text=True)
+    assert "OpenCV is not installed" in done.stderr and "pip install opencv-python" in done.stderr
+
+
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
     code = "import sys, framefuse.cli; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -262,14 +300,35 @@ def test_quiet_prints_nothing(clip: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_reader_that_goes_away_ends_the_run(long: Path) -> None:
-    with subprocess.Popen([*COMMAND, "predict", long, "--stdout"], stdout=-1, stderr=-1) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict {long} --stdout", ""),
+        ("predict {long} --stdout --debug", ""),
+        ("predict {long} --stdout --save-csv --save", "runs/predict/predict/long.csv"),
+        ("predict {long} --json", "400 frames"),
+        ("--help", ""),
+        ("config reference", ""),
+        ("doctor --json", ""),
+    ],
+)
+def test_a_reader_that_goes_away_ends_the_run_without_a_word(long: Path, words: str, said: str) -> None:
+    reading, writing = os.pipe()
+    with subprocess.Popen([*COMMAND, *words.format(long=long).split()], stdout=writing, stderr=-1) as process:
+        os.close(writing)
+        if "--stdout" in words:
+            assert os.read(reading, 1) == b"{"
+        os.close(reading)
+        assert process.stderr is not None
         err = process.stderr.read().decode()
-    assert process.returncode == 1
-    assert "Traceback" not in err and "Exception" not in err
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert said in err and bool(said) == bool(err)
+    assert "error" not in err and "Traceback" not in err and "ended" not in err
+    if "--save" in words:
+        rows = Path("runs/predict/predict/long.csv").read_text().splitlines()
+        frames = {row.partition(",")[0] for row in rows[1:]}
+        with av.open("runs/predict/predict/long.mp4") as video:
+            assert len(frames) == sum(1 for _ in video.decode(video=0)) < 400
 
 
 @pytest.mark.parametrize(
@@ -359,6 +418,33 @@ def test_interrupted_while_a_server_is_silent() -> None:
     assert err.endswith("error: interrupted\n") and "Traceback" not in err
 
 
+@pytest.mark.parametrize("scheme", ["rtsp", "http"])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_a_silent_server_is_waited_for_is_said(scheme: str, quiet: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}://me:secret@127.0.0.1:{server.getsockname()[1]}/live"
+        words = ["predict", address, "--timeout", "4", "--reconnect", "0", *(["--quiet"] if quiet else [])]
+        done = spawn(*words)
+    assert done.returncode == 1 and "secret" not in done.stderr
+    waiting = "no answer for 3 s; it counts as lost without data for 4 s (option timeout)"
+    assert (waiting in done.stderr) != quiet
+    assert "gave no picture, failures in a row: 1: no data for 4 s" in done.stderr
+    assert not quiet or len(done.stderr.splitlines()) == 2  # the error and its remedy
+
+
+def test_that_a_server_cannot_be_reached_is_said_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"rtsp://127.0.0.1:{server.getsockname()[1]}/live"
+    with subprocess.Popen([*COMMAND, "predict", address], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        time.sleep(1)  # in which it is tried again more than once
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=20)[1]
+    assert said == f"{address}: no picture yet: Connection refused; it is tried again for ever (option reconnect)\n"
+    assert "tried again" not in rest
+
+
 def test_a_signal_after_another_thread_freed_the_engine() -> None:
     code = """
 import gc, os, signal, threading
@@ -416,7 +502,7 @@ def test_demo_finds_what_is_there_and_writes_everything(run: Any) -> None:
     assert (code, out) == (0, "")
     objects, detections, right = map(int, re.search(r"truth +(\d+) objects, (\d+) detections, (\d+) of", err).groups())
     assert objects > 90
-    assert right > 0.8 * detections
+    assert right > demo.COLLAPSE["precision"] * detections and right > demo.COLLAPSE["recall"] * objects
     truth = json.loads(next(Path("runs/demo/demo/input").glob("*.json")).read_text())
     assert sum(not row["iscrowd"] for row in truth["annotations"]) == objects
     written = {path.suffix for path in Path("runs/demo/demo").rglob("*.*")}
@@ -450,6 +536,23 @@ def test_doctor_says_what_works(run: Any) -> None:
     assert all(rows[name]["status"] == "PASS" for name in ("kernels", "decode", "engine null", "engine openvino"))
     assert all(row["remedy"] for row in rows.values() if row["status"] != "PASS")
     assert found["facts"]["framefuse"] == __version__
+    if rows["nvidia driver"]["status"] == "ABSENT":
+        for name in ("engine cudnn", "engine onnxruntime-tensorrt", "cuda", "nvdec"):
+            assert "no NVIDIA driver" in rows[name]["detail"] and "framefuse[cuda13]" in rows[name]["remedy"]
+
+
+def test_doctor_names_the_extra_of_an_engine_that_is_absent() -> None:
+    extras = {"onnxruntime": "ort", "torch": "torch", "tvm": "tvm"}
+    code = f"import sys, framefuse.cli; sys.modules.update(dict.fromkeys({list(extras)})); " + (
+        "framefuse.cli.main(['doctor', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    rows = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    for package, extra in extras.items():
+        found = rows[f"engine {package}"]
+        assert (found["status"], found["remedy"]) == ("ABSENT", f"pip install 'framefuse[{extra}]'")
+        assert package in found["detail"]
+    assert rows["onnxruntime packages"]["remedy"] == "install it again"
 
 
 def test_doctor_in_words(run: Any) -> None:

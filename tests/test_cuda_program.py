@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cuda_on_cpu
-from cuda_program_on_cpu import LAUNCH_FAILURE, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
@@ -22,6 +20,7 @@ from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.program import Done, HostProgram, Program, Selection
 from framefuse.program_cuda import CudaProgram
+from gpu_standin import LAUNCH_FAILURE, Array, Gpu, install
 from test_semantic import write_segmenter
 
 SIZE = 96, 64
@@ -35,7 +34,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, kernels: Path) -> Gpu:
-    return Gpu(monkeypatch, kernels)
+    return install(monkeypatch, sources=kernels)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_what_the_gpu_reads_is_kept_until_it_has(gpu: Gpu, segmenter: Card) -> N
     program, owner = on_cuda(segmenter, batch=1), Owner()
     alive = weakref.ref(owner)
     (picture,) = pictures(1)
-    there = replace(picture, planes=tuple(cuda_on_cpu.on_device(plane) for plane in picture.planes), owner=owner)
+    there = replace(picture, planes=tuple(plane.view(Array) for plane in picture.planes), owner=owner)
     list(program.submit([there]))
     del owner, there
     gc.collect()

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 import small_models
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
 
 torch = pytest.importorskip("torch")
@@ -83,6 +84,15 @@ def test_half_precision_keeps_boxes_in_float32(
     assert 0 < np.abs(found[:, 4:] - expected[:, 4:]).mean() < close
     assert np.abs(found[:, :4] - expected[:, :4]).mean() < close * 200
     assert (found[:, :4] != found[:, :4].astype(np.float16)).mean() > 0.5
+
+
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 0.01), ("fp16", 0.02), ("bf16", 0.1)])
+def test_a_quantised_file(precision: Any, close: float) -> None:
+    """Its quantisers stay in float32, whatever is around them."""
+    path, x = find_model("scout-n-int8"), np.random.default_rng(0).random((1, 3, 96, 160), np.float32)
+    (expected,) = run(open_engine("onnxruntime", path, EngineOptions()), x)
+    (found,) = run(open_engine("torch", path, EngineOptions(precision=precision)), x)
+    assert np.linalg.norm(found - expected) < close * np.linalg.norm(expected)
 
 
 def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array) -> None:
@@ -192,6 +202,10 @@ OPERATORS = [
     ("Transpose", {"perm": [0, 2, 3, 1]}, []),
     ("Conv", {"pads": [0, 1, 1, 0], "group": 3}, [np.ones((6, 1, 2, 2)) / 3, np.arange(6.0)]),
     ("ConvTranspose", {"strides": [2, 2]}, [np.ones((3, 2, 2, 2)) / 3]),
+    ("Tile", {}, [[1, 2, 1, 3]]),
+    ("TopK", {}, [[3]]),
+    ("TopK", {"axis": 2, "largest": 0}, [[2]]),
+    ("GatherElements", {"axis": 2}, [np.arange(24).reshape(1, 3, 1, 8) % 12 - 6]),
 ]  # fmt: skip
 
 
@@ -201,12 +215,13 @@ def test_operators_are_those_of_onnx(
 ) -> None:
     from onnx import numpy_helper
 
-    whole = kind in ("Slice", "Gather", "Unsqueeze")
+    whole = kind in ("Slice", "Gather", "Unsqueeze", "Tile", "TopK", "GatherElements")
     weights = [
         numpy_helper.from_array(np.asarray(value, np.int64 if whole else np.float32), f"c{number}")
         for number, value in enumerate(constants)
     ]
-    node = helper.make_node(kind, ["x", *(weight.name for weight in weights)], ["y"], **attributes)
+    outputs = ["y", "index"] if kind == "TopK" else ["y"]
+    node = helper.make_node(kind, ["x", *(weight.name for weight in weights)], outputs, **attributes)
     entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 6, 8])
     graph = helper.make_graph([node], "one", [entry], [onnx.ValueInfoProto(name="y")], weights)
     graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
@@ -218,3 +233,25 @@ def test_operators_are_those_of_onnx(
     (found,) = run(open_engine("torch", tmp_path / "one.onnx", EngineOptions()), x)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "ArgMax", "ArgMin"])
+def test_operators_whose_results_are_no_floats(kind: str, tmp_path: Path) -> None:
+    from onnx import numpy_helper
+
+    inputs = ["x"] if kind.startswith("Arg") else ["x", "edge"]
+    attributes = {"axis": 3, "keepdims": 0} if kind.startswith("Arg") else {}
+    nodes = [
+        helper.make_node(kind, inputs, ["found"], **attributes),
+        helper.make_node("Cast", ["found"], ["y"], to=TensorProto.FLOAT),
+    ]
+    entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 6, 8])
+    graph = helper.make_graph([*nodes], "one", [entry], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+                              [numpy_helper.from_array(np.float32(0.25), "edge")])  # fmt: skip
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "one.onnx"
+    )
+    x = np.random.default_rng(0).normal(size=(1, 3, 6, 8)).astype(np.float32).round(1)
+    (expected,) = run(open_engine("onnxruntime", tmp_path / "one.onnx", EngineOptions()), x)
+    (found,) = run(open_engine("torch", tmp_path / "one.onnx", EngineOptions()), x)
+    np.testing.assert_array_equal(found, expected)

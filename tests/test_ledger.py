@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuda_program_on_cpu import Gpu
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
@@ -20,6 +19,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
 from framefuse.program import Selection
 from framefuse.program_cuda import CudaProgram
+from gpu_standin import install
 from test_cuda_program import SIZE, scores
 from test_semantic import write_segmenter
 
@@ -47,7 +47,7 @@ def test_rows_are_kept_apart_and_threads_may_share_it() -> None:
 
 def test_it_counts_every_copy_that_the_program_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each copy function of the pretended GPU is counted beside the ledger."""
-    gpu = Gpu(monkeypatch, tmp_path)
+    gpu = install(monkeypatch, sources=tmp_path)
     program = CudaProgram(
         CudaNullEngine(scores), read_card(write_segmenter(tmp_path / "seg.onnx", stride=2)), Preprocess(*SIZE),
         Selection(), batch=2,

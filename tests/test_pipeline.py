@@ -21,7 +21,7 @@ from PIL import Image
 
 from framefuse import Pipeline, Result
 from framefuse.engines.null import NullEngine
-from framefuse.errors import CapabilityError, DecodeError, NonFiniteError, SinkError, UsageError
+from framefuse.errors import CapabilityError, DecodeError, NonFiniteError, SinkError, SourceError, UsageError
 from framefuse.frame import Frame
 from framefuse.models.clip import squares_clip
 from framefuse.sinks.callback import CallbackSink
@@ -294,6 +294,29 @@ def test_a_closed_pipeline_says_so() -> None:
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
     with pytest.raises(UsageError, match="makes no sink"):
         Pipeline(pictures(1), engine=NullEngine(marked), sinks=[sink])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sinks": CallbackSink}, r"sinks is .*CallbackSink"),
+        ({"sinks": 5}, "sinks is 5"),
+        ({"sinks": [lambda: CallbackSink("print")]}, "the callback is 'print'"),  # type: ignore[arg-type]
+        ({"settings": {"conf": 0.3}}, "settings is {'conf': 0.3}"),
+        ({"engine": None}, "engine is None"),
+        ({"model": 5}, "the model is 5"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        Pipeline(pictures(1), **options)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("source", [[], ()])
+def test_an_empty_list_is_no_source(source: Any) -> None:
+    with pytest.raises(SourceError, match="holds no pictures"):
+        Pipeline(source)
 
 
 def test_a_class_that_the_model_does_not_have_is_refused() -> None:

@@ -665,3 +665,18 @@ def test_html_of_an_empty_run(tmp_path: Path) -> None:
     empty = Recorder().snapshot()
     page = Page(build_report(empty, error=UsageError("no such file")).to_html())
     assert "No frame was processed" in page.text and "no such file" in page.text
+
+
+def test_html_says_nothing_about_a_frame_where_there_was_none(tmp_path: Path) -> None:
+    page = Page(build_report(measurements(frames=0), outputs=[tmp_path]).to_html(tmp_path))
+    said = page.text
+    assert "0 frames in 3.6 s" in said and "CPU per frame" not in said and "faults a frame" not in said
+    assert "Where a frame's CPU time goes" not in said
+    assert "this folder" in said  # where images were written
+
+
+def test_html_is_styled() -> None:
+    html = build_report(measurements()).to_html()
+    style = html[html.index("<style>") : html.index("</style>")]
+    for name in {name for _, attributes in Page(html).tags for name in (attributes.get("class") or "").split()}:
+        assert f".{name}" in style, name

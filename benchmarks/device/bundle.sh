@@ -10,6 +10,9 @@
 #
 # The GPU machine has Python 3.12 on x86-64 with NumPy, CuPy, PyTorch (whose cuDNN and CUPTI serve us too), ONNX, OpenCV
 # and pytest. thin_wheel.py packs tighter: of CV-CUDA's code for ten GPU architectures it keeps that of the one in ARCH.
+#
+# Group ort, only where it is named, is ONNX Runtime for CUDA. A wheel that is larger than LIMIT goes in pieces, NAME.whl.00 in
+# one part, NAME.whl.01 in the next; there `cat .whl/*/NAME.whl.* > NAME.whl` comes first.
 set -euo pipefail
 PYTHON=${1:-python3}
 shift || true
@@ -29,8 +32,10 @@ PACKAGES=( # group | requirement | arguments of thin_wheel.py
     "video|PyNvVideoCodec==2.2.4|$ABI --drop samples/|\.data/|/lib(av|sw)\w+\.so(\.\d+\.\d+\.\d+)?$"
     "engines|nvidia-cudnn-frontend==1.32.0|$ABI --drop include/|^cudnn/(?!engines|frost)\w+/\w+/"
     "checks|pycocotools==2.0.11|$ABI"
+    "checks|faster-coco-eval==1.8.0|$ABI"
     "checks|cupti-python==13.0.1|$ABI"
     "peers|cvcuda-cu13==0.19.0|$ABI --arch $ARCH"
+    "ort|onnxruntime-gpu==1.31.1|$ABI --arch $ARCH"
 )
 
 fetched() { # fetched REQUIREMENT: path of its wheel in the cache, downloaded once
@@ -46,11 +51,15 @@ fetched() { # fetched REQUIREMENT: path of its wheel in the cache, downloaded on
 
 part=1 filled=0
 put() { # put WHEEL: into the part that is being filled, or the next
-    local size
+    local size piece
     size=$(stat -c %s "$1")
     if [ "$size" -gt "$LIMIT" ]; then
-        echo "$(basename "$1") alone has $((size / 1000000)) MB, more than $((LIMIT / 1000000)): raise LIMIT" >&2
-        exit 1
+        split -b "$LIMIT" -d "$1" ".whl/$(basename "$1")."
+        for piece in ".whl/$(basename "$1")".??; do
+            put "$piece"
+            rm "$piece"
+        done
+        return
     fi
     if [ $((filled + size)) -gt "$LIMIT" ]; then
         part=$((part + 1)) filled=0
@@ -79,7 +88,7 @@ for group in $WANTED; do
         [ -e "$thin" ] || "$PYTHON" "$HERE/thin_wheel.py" "$wheel" "$thin" $arguments
         put "$thin"
     done
-    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks or peers" >&2; exit 1; }
+    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks, peers or ort" >&2; exit 1; }
 done
 ls -l .whl/*/
 du -csb .whl/*/ | sed 's/\([0-9]*\)[0-9]\{6\}\t/\1 MB /'

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.cache import write_atomically
@@ -73,7 +73,8 @@ def build_engine(
         engine: name; auto: openvino on a CPU, cudnn on a GPU.
         device: auto: a GPU where there is one that can be used.
         calib: any source of frames like those that the model will see.
-        metadata: for the ONNX of a module: names, stride, ... as exporters write them.
+        metadata: entries of the ONNX to write, as exporters write them: names, stride, ... Those of an ONNX that is
+            given stay, but for the ones named here.
         exist_ok: write over an existing file.
         say: called with a line at each step.
 
@@ -85,6 +86,17 @@ def build_engine(
         SinkError: the output cannot be written.
     """
     started = time.perf_counter()
+    for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
+        if value not in known:
+            raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")
+    if not _is_module(model) and not isinstance(model, str | Path):
+        raise UsageError(
+            f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
+        )
+    if precision == "int8" and calib is None:
+        raise UsageError(
+            "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
+        )
     profile = Profile.of(shapes)
     device = _device(device)
     name = ("cudnn" if device == "cuda" else "openvino") if engine == "auto" else engine
@@ -101,10 +113,11 @@ def build_engine(
         path = Path(folder) / "model.onnx"
         if _is_module(model):
             say(f"exporting {type(model).__name__} to ONNX")
-            export_onnx(model, path, profile, metadata or {})
+            export_onnx(model, path, profile)
             reasons.append(f"exported from PyTorch, opset {OPSET}")
         else:
             _copy(model, path)
+        _state(path, metadata or {})
         _check_sizes(path, profile)
         if precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
             from framefuse.lowering import build_model
@@ -112,7 +125,7 @@ def build_engine(
             lowered = Path(folder) / "lowered.onnx"
             report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
             path, reasons = lowered, [*reasons, report.summary().replace(str(lowered), target.name)]
-        _state_profile(path, profile)
+        _state(path, {PROFILE_KEY: profile.to_json()})
         say(f"building for {name} on {device}: {profile}")
         try:
             _write(path, target)
@@ -134,13 +147,12 @@ def build_engine(
     )
 
 
-def export_onnx(module: Any, path: Path, profile: Profile, metadata: Mapping[str, str]) -> None:
+def export_onnx(module: Any, path: Path, profile: Profile) -> None:
     """Write an `nn.Module` as ONNX; axes that the profile leaves open are free.
 
     Raises:
         ModelError: PyTorch cannot export it.
     """
-    import onnx
     import torch
 
     free = {number: axis for number, axis in enumerate(AXES) if profile.min[number] != profile.max[number]}
@@ -171,10 +183,6 @@ def export_onnx(module: Any, path: Path, profile: Profile, metadata: Mapping[str
         ) from error
     finally:
         module.train(was_training)
-    network = onnx.load(path)
-    for key, value in metadata.items():
-        network.metadata_props.add(key=key, value=value)
-    onnx.save(network, path)
 
 
 def _tensors(outputs: Any) -> list[Any]:
@@ -216,10 +224,6 @@ def _copy(model: Any, path: Path) -> None:
     from framefuse.models import find_model
     from framefuse.models.onnx_file import read_onnx
 
-    if not isinstance(model, str | Path):
-        raise UsageError(
-            f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
-        )
     found = find_model(model)
     read_onnx(found)
     onnx.save(load(found), path)
@@ -244,14 +248,15 @@ def _check_sizes(path: Path, profile: Profile) -> None:
             )
 
 
-def _state_profile(path: Path, profile: Profile) -> None:
+def _state(path: Path, metadata: Mapping[str, str]) -> None:
+    """Write metadata into an ONNX; other entries that it has stay."""
     import onnx
 
     network = onnx.load(path)
-    kept = [(entry.key, entry.value) for entry in network.metadata_props if entry.key != PROFILE_KEY]
+    entries = {entry.key: entry.value for entry in network.metadata_props}
+    entries |= {str(key): str(value) for key, value in metadata.items()}
     del network.metadata_props[:]
-    for key, value in [*kept, (PROFILE_KEY, profile.to_json())]:
-        network.metadata_props.add(key=key, value=value)
+    onnx.helper.set_model_props(network, entries)
     onnx.save(network, path)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from framefuse.config import Settings
 from framefuse.errors import CapabilityError, UsageError
@@ -65,8 +67,8 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
     Raises:
         CapabilityError: a device was asked for that is not here.
     """
-    if settings.device == "cuda":
-        check_cuda()
+    if settings.on_gpu:
+        check_cuda(settings.gpu)
         if settings.engine not in ("auto", *CUDA_ENGINES):
             raise CapabilityError(
                 f"engine {settings.engine} was asked for on device cuda, but it leaves nothing on the GPU",
@@ -79,11 +81,26 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
     return "openvino", "engine openvino: the fastest one on CPUs"
 
 
-def check_cuda() -> None:
-    """Raise CapabilityError where there is no GPU that can be used."""
-    import ctypes
-
+def check_cuda(gpu: int | None = None) -> None:
+    """Raise CapabilityError where there is no GPU that can be used, or not the one of that number."""
     from framefuse.kernels import cuda
+
+    check_driver()
+    runtime = cuda.cupy().cuda.runtime
+    if gpu is None or gpu < (count := runtime.getDeviceCount()):
+        return
+    found = ", ".join(f"cuda:{number} ({_name(runtime, number)})" for number in range(count))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise CapabilityError(
+        f"device cuda:{gpu} was asked for, but CUDA sees {found}"
+        + ("" if visible is None else f" alone, since CUDA_VISIBLE_DEVICES is {visible!r}"),
+        remedy="use one of these, or --device cuda for the first",
+    )
+
+
+def check_driver() -> None:
+    """Raise CapabilityError where there is no NVIDIA driver."""
+    import ctypes
 
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -92,7 +109,10 @@ def check_cuda() -> None:
             "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
             remedy="use --device cpu, or --device auto to take what is there",
         ) from error
-    cuda.cupy()
+
+
+def _name(runtime: Any, number: int) -> str:
+    return str(runtime.getDeviceProperties(number)["name"].decode())
 
 
 def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
@@ -141,7 +161,7 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
         )
     if not card.dynamic_batch:
         return card.batch, []
-    if settings.device == "cuda" and readers > 1 and "batch" not in settings.model_fields_set:
+    if settings.on_gpu and readers > 1 and "batch" not in settings.model_fields_set:
         return CUDA_BATCH, [f"batch {CUDA_BATCH}: several videos are read side by side"]
     return settings.batch, []
 

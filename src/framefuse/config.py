@@ -47,10 +47,18 @@ class Settings(BaseModel):
     model_config = Strict
 
     # model
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where everything after decoding runs")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
+        description="where everything after decoding runs; cuda:1 is the second GPU that CUDA sees",
+        json_schema_extra={"enum": ["auto", "cpu", "cuda", "cuda:N"]},
+    )
     engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null, or auto")
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
         "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
+    )
+    calib: str | None = Field(
+        None, min_length=1, description="engine cudnn: frames on which it chooses the precision of each layer"
     )
     imgsz: list[PositiveInt] | None = Field(
         None,
@@ -107,11 +115,26 @@ class Settings(BaseModel):
         None, min_length=1, description="folder of this run; default: the command's, as in predict, predict2, ..."
     )
     exist_ok: bool = Field(False, description="write into the folder of an earlier run, whose other files stay")
-    encoder: str = Field("libx264", min_length=1, description="video encoder of --save (FFmpeg name)")
+    encoder: str = Field(
+        "auto",
+        min_length=1,
+        description="video encoder of --save (FFmpeg name); auto: the GPU's own where a run is on one, else x264",
+    )
     crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
     encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: as it likes")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether `device` is a GPU."""
+        return self.device.startswith("cuda")
+
+    @property
+    def gpu(self) -> int | None:
+        """Which GPU, if it was said."""
+        number = self.device.partition(":")[2]
+        return int(number) if number else None
 
     @field_validator("*", mode="before")
     @classmethod
@@ -231,6 +254,8 @@ def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> S
     Raises:
         UsageError: an option is unknown (with the nearest name) or its value is wrong.
     """
+    if base is not None and not isinstance(base, Settings):
+        raise UsageError(f"settings is {brief(base)}", remedy="pass framefuse.Settings(...), or its fields as options")
     options = dict(options)
     preset = options.pop("preset", None)
     _check_names(options, "option", UsageError)

@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,14 +74,16 @@ def checks() -> Iterator[Check]:
     yield _try("kernels", _kernels, core=True)
     yield _try("decode", partial(_video, "mpeg4"), core=True)
     yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
+    driver = _try("nvidia driver", _driver, remedy="needed for --device cuda only")
     for engine in ENGINES:
         job = {"cudnn": _cudnn, "tensorrt": _tensorrt, "tvm": _tvm}.get(engine, partial(_engine, engine))
-        yield _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
+        check = _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
+        yield _of_gpu(check, driver) if engine == "cudnn" or engine.startswith("onnxruntime-") else check
     yield _onnxruntime_packages()
-    yield _try("nvidia driver", _driver, remedy="needed for --device cuda only")
-    gpu = "for the CUDA kernels: pip install 'framefuse[cuda13]' on a machine with an NVIDIA GPU"
-    yield _try("cuda", _cuda, remedy=gpu)
-    yield _try("nvdec", _nvdec, remedy=gpu)
+    yield driver
+    yield _of_gpu(_try("cuda", _cuda), driver)
+    yield _of_gpu(_try("nvdec", _nvdec), driver)
+    yield _of_gpu(_try("nvenc", _nvenc), driver)
     yield Check("device auto", "PASS", _device_auto())
 
 
@@ -101,6 +103,15 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
     except Exception as error:  # whatever goes wrong in a part is what the doctor is asked about
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
+
+
+def _of_gpu(check: Check, driver: Check) -> Check:
+    """A check of what runs on NVIDIA GPUs only: without one, installing a package is no remedy."""
+    if check.status != "ABSENT" or driver.status == "PASS":
+        return check
+    return replace(
+        check, detail=driver.detail, remedy="for machines with an NVIDIA GPU: pip install 'framefuse[cuda13]'"
+    )
 
 
 def _kernels() -> str:
@@ -254,8 +265,10 @@ def _onnxruntime_packages() -> Check:
         )
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
     if plain or gpu:
-        import onnxruntime
-
+        try:
+            import onnxruntime
+        except ImportError as error:
+            return Check("onnxruntime packages", "FAIL", f"{found} cannot be imported: {error}", "install it again")
         names = (name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
         found += f"; providers {', '.join(names)}"
     return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
@@ -304,6 +317,16 @@ def _device_auto() -> str:
 
     why = cuda_missing()
     return f"cpu: {why}" if why else "cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
+
+
+def _nvenc() -> str:
+    """One small picture through the GPU's encoder."""
+    from framefuse.sinks.encoders import NVENC, nvenc_refuses
+
+    why = nvenc_refuses(0)
+    if why:
+        raise CapabilityError(why)
+    return f"{NVENC}: device cuda encodes with it"
 
 
 def _nvdec() -> str:

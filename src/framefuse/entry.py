@@ -7,7 +7,7 @@ Signals
 
 Standard streams
     A message that cannot be printed on stderr is lost, and never decides how a run ends. Data that cannot be written on
-    stdout is a SinkError.
+    stdout is a SinkError; where that is because its reader has gone (`| head`), the command ends without a word.
 
 The way out
     The process ends without Python's own finalisation. FFmpeg may still hold a thread that was left behind
@@ -29,7 +29,16 @@ from framefuse.errors import SinkError
 INTERRUPTED = 130
 """Exit code after SIGINT or SIGTERM."""
 
+READER_GONE = 128 + signal.SIGPIPE
+"""Exit code when the reader of stdout has gone: that of tools which let SIGPIPE end them."""
+
 _signals = 0
+
+
+class ReaderGone(SinkError):
+    """Nobody reads stdout any more. That is how pipelines end, and nothing to complain about."""
+
+    exit_code = READER_GONE
 
 
 def start() -> NoReturn:
@@ -120,6 +129,8 @@ class _Stderr(io.TextIOWrapper):
 def _as_sink_error() -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError as error:
+        raise ReaderGone("the reader of stdout has gone") from error
     except OSError as error:
         raise SinkError(
             f"cannot write on stdout: {error.strerror}", remedy="keep it open, with a reader or free space behind it"

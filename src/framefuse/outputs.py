@@ -6,15 +6,32 @@ from collections.abc import Callable, Sequence
 
 from framefuse.config import Settings
 from framefuse.errors import UsageError
+from framefuse.redact import brief
 from framefuse.sinks import Sink, open_sink
 from framefuse.sources import SourceInfo
 
 SinkFactory = Callable[[], Sink]
+STILLS = "images", "array"
+"""Kinds of sources whose annotated pictures are written one by one."""
 
 
 def writes(settings: Settings) -> bool:
     """Whether anything goes into a run folder."""
     return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
+
+
+def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, list[str]]:
+    """Settings with the encoder of the annotated video, and why; as they are where there will be none.
+
+    Args:
+        gpu: number of the GPU that the run is on; None: it is on the CPU.
+    """
+    if not settings.save or info.kind in STILLS:
+        return settings, []
+    from framefuse.sinks.encoders import choose_encoder
+
+    encoder, reason = choose_encoder(settings.encoder, gpu)
+    return settings.model_copy(update={"encoder": encoder}), [reason]
 
 
 def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
@@ -23,10 +40,12 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     Raises:
         UsageError: a factory is no factory.
     """
+    if not isinstance(factories, (list, tuple)):
+        raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
     if settings.save:
-        if info.kind in ("images", "array"):
+        if info.kind in STILLS:
             sinks.append(open_sink("images"))
         else:
             sinks.append(
@@ -36,6 +55,7 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
                     crf=settings.crf,
                     preset=settings.encode_preset,
                     threads=settings.encode_threads,
+                    gpu=settings.gpu,
                 )
             )
     if settings.show:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 from framefuse import memory
 from framefuse.errors import GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
-from framefuse.kernels import cuda
+from framefuse.kernels import cuda, cuda_queue
 from framefuse.kernels.cuda_errors import in_words
 from framefuse.kernels.preprocess_cuda import PreprocessTable, is_cuda
 from framefuse.ledger import Ledger
@@ -361,7 +361,7 @@ class _Lane:
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
             frame = self._staging.bring(slot, frame)
             if frame.ready is not None:
-                self._stream.wait_event(frame.ready)
+                cuda_queue.wait(frame.ready, self._stream)
             self._table.set(
                 slot, frame, content=placement.content, interpolation=preprocess.interpolation,
                 pad_value=preprocess.pad_value, mean=preprocess.mean, std=preprocess.std,

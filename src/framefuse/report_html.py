@@ -1,6 +1,7 @@
-"""The report as one HTML page: no script, no font, no request.
+"""The report as one HTML page: no script, no font, no request. Its style is report.css.
 
-Shapes are inline SVG that stretch; their labels are HTML, so that text keeps its size on a narrow screen."""
+Shapes are inline SVG that stretch; their labels are HTML, so that text keeps its size on a narrow screen.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postp
 
 def render(report: Report, folder: Path | None = None) -> str:
     """The page. Links to the outputs are relative to `folder`; without one they are plain text."""
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     title = report.model.name if report.model else "run"
     source = ", ".join(_name(source.uri) for source in report.sources)
     sections = [
@@ -51,7 +53,7 @@ def render(report: Report, folder: Path | None = None) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{_text(f'framefuse: {title}')}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        f"<title>{_text(f'framefuse: {title}')}</title><style>{style}</style></head>\n<body><main>\n"
         + "\n".join(section for section in sections if section)
         + "\n</main></body></html>\n"
     )
@@ -120,7 +122,10 @@ def _header(report: Report, title: str, source: str) -> str:
 
 def _cards(report: Report) -> str:
     used = report.cpu_ms_per_frame * report.fps / 1e3
-    cards = [("Speed", f"{report.fps:.1f}", "fps", f"{report.frames:,} frames in {report.seconds:.1f} s")]
+    count = "1 frame" if report.frames == 1 else f"{report.frames:,} frames"
+    cards = [("Speed", f"{report.fps:.1f}", "fps", f"{count} in {report.seconds:.1f} s")]
+    if not report.frames:
+        return _as_cards(cards)
     if report.latency_ms:
         latency = report.latency_ms
         tail = f"p95 {latency.p95:.1f}, p99 {latency.p99:.1f} ms"
@@ -131,8 +136,13 @@ def _cards(report: Report) -> str:
         note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults a frame"
         cards.append(("Memory", f"{report.peak_rss_mb:,.0f}", "MB", note))
     if report.model is None or report.model.layout != "semantic":
-        per_frame = report.detections / max(report.frames, 1)
+        per_frame = report.detections / report.frames
         cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} a frame"))
+    return _as_cards(cards)
+
+
+def _as_cards(cards: Iterable[tuple[str, str, str, str]]) -> str:
+    """Label, value, unit and note of each."""
     return (
         '<div class="cards">'
         + "".join(
@@ -151,6 +161,8 @@ def _colors(report: Report) -> dict[str, str]:
 
 
 def _cpu_bar(report: Report) -> str:
+    if not report.frames:
+        return ""
     colors = _colors(report)
     parts = [(stage.name, stage.cpu_ms, colors[stage.name]) for stage in report.stages if stage.cpu_ms is not None]
     if not parts or not report.cpu_ms_per_frame:
@@ -342,84 +354,9 @@ def _link(path: str, folder: Path | None) -> str:
         relative = os.path.relpath(path, folder)
     except ValueError:  # another drive
         return _text(path)
-    return f"<a href='{escape(quote(os.fsencode(relative.replace(os.sep, '/'))))}'>{_text(relative)}</a>"
+    text = "this folder" if relative == "." else relative
+    return f"<a href='{escape(quote(os.fsencode(relative.replace(os.sep, '/'))))}'>{_text(text)}</a>"
 
 
 def _environment(report: Report) -> str:
     return _facts(report.environment.items()) if report.environment else ""
-
-
-STYLE = """
-:root{--page:#f6f7f9;--card:#fff;--ink:#1a2029;--soft:#5a6573;--rule:#e1e5ea;--track:#eef1f4;--accent:#2563c9;--area:#2563c922;
---decode:#2b7fc4;--pre:#17967f;--infer:#6a4fd0;--post:#c27c0e;--sink0:#c23d75;--sink1:#7d5a3c;--sink2:#4d7d2b;--other:#9aa4af;
---bad:#b3261e;--warn:#946200}
-@media (prefers-color-scheme:dark){:root{--page:#12151a;--card:#1b2027;--ink:#e8ebef;--soft:#9ba6b3;--rule:#2c333c;
---track:#252b33;--accent:#6ea3f5;--area:#6ea3f522;--decode:#559fdb;--pre:#35b39b;--infer:#9480ee;--post:#dea043;--sink0:#e0709e;
---sink1:#b58d6b;--sink2:#83b55f;--other:#66717d;--bad:#f2877f;--warn:#e0b14a}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif;
--webkit-text-size-adjust:100%}
-main{max-width:1080px;margin:0 auto;padding:32px 20px 56px}
-h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}
-h2{font-size:16px;margin:0 0 10px}
-h3{font-size:13px;font-weight:500;color:var(--soft);margin:0}
-p{margin:0}
-.note{color:var(--soft);font-size:13px}
-section>.note{margin:-6px 0 12px}
-section>svg~.note,section>.scroll~.note{margin:10px 0 0}
-.verdict{font-size:19px;line-height:1.45;margin:16px 0 4px;padding:2px 0 2px 14px;border-left:4px solid var(--accent)}
-section,.card,.box{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:18px 20px;
-margin-top:16px;min-width:0}
-.box.bad{border-left:4px solid var(--bad)}.box.warn{border-left:4px solid var(--warn)}
-.bad h2{color:var(--bad)}.warn h2{color:var(--warn)}
-.box{overflow-wrap:anywhere}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:16px}
-.card{margin:0;padding:14px 16px}
-.big{font-size:26px;font-weight:650;line-height:1.25;font-variant-numeric:tabular-nums}
-.big small{font-size:14px;font-weight:400;color:var(--soft)}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));column-gap:16px}
-svg{display:block;width:100%}
-.stack{height:34px;border-radius:6px}
-.stack rect{stroke:var(--card);stroke-width:1.5;vector-effect:non-scaling-stroke}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 22px;margin:10px 0 0;padding:0}
-.legend b{margin:0 6px;font-weight:600;font-variant-numeric:tabular-nums}
-.key{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px}
-.bars{display:grid;grid-template-columns:minmax(0,max-content) minmax(60px,1fr) max-content;gap:8px 14px;
-align-items:center}
-.bars div{display:contents}
-.bars svg{height:16px;border-radius:4px}
-.bars .label{overflow-wrap:anywhere}
-.bars .value{font-variant-numeric:tabular-nums;text-align:right}
-figure{margin:0}
-.axis,.ends{color:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}
-.ends{display:flex;justify-content:space-between;margin-top:3px}
-.chart{height:150px;border-bottom:1px solid var(--soft);border-top:1px dashed var(--rule)}
-.accent{fill:var(--accent)}.track{fill:var(--track)}.area{fill:var(--area)}
-.line{fill:none;stroke:var(--accent);stroke-width:2;vector-effect:non-scaling-stroke;stroke-linejoin:round}
-.mark{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:4 3;vector-effect:non-scaling-stroke;opacity:.75}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th{font-size:13px;font-weight:500;color:var(--soft);text-align:left}
-th,td{padding:6px 10px;border-bottom:1px solid var(--rule);white-space:nowrap}
-th:first-child,td:first-child{padding-left:0}
-th:last-child,td:last-child{padding-right:0}
-tbody tr:last-child td{border-bottom:0}
-.number{text-align:right}
-ul{margin:0;padding-left:20px;overflow-wrap:anywhere}
-li+li{margin-top:3px}
-.legend li+li{margin:0}
-dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:4px 16px;margin:0}
-dl+ul,ul+dl{margin-top:12px}
-dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-a{color:var(--accent)}
-@media (max-width:520px){main{padding:20px 12px 40px}section,.box{padding:14px}
-.bars{display:block}
-.bars div{display:grid;grid-template-columns:minmax(0,1fr) max-content;gap:2px 10px;margin-bottom:8px}
-.bars svg{grid-area:2/1/3/3}
-.verdict{font-size:17px}}
-@media print{body{background:#fff}section,.card,.box{break-inside:avoid}}
-""" + "".join(
-    f".{name}{{fill:var(--{name});background:var(--{name})}}"
-    for name in ("decode", "pre", "infer", "post", "sink0", "sink1", "sink2", "other")
-)

@@ -1,7 +1,8 @@
 """The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine lacks what
-was asked for, 4 quality gate failed, 130 interrupted. Nothing heavy is imported before a verb needs it.
+was asked for, 4 quality gate failed, 130 interrupted, 141 the reader of stdout has gone. Nothing heavy is imported
+before a verb needs it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from framefuse import __version__
 from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, tune, val
 from framefuse.cli.console import print_error
 from framefuse.cli.options import Command, normalise
-from framefuse.entry import INTERRUPTED, interrupted
+from framefuse.entry import INTERRUPTED, ReaderGone, interrupted
 from framefuse.errors import FramefuseError, SinkError
+from framefuse.redact import brief
 
 app = typer.Typer(
     name="framefuse",
@@ -72,11 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, Exception) as error:
-        return _print(error, debug)
+        return _print(error, debug, words)
 
 
-def _print(error: BaseException, debug: bool) -> int:
+def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
     """Print what ended the command, and return the exit code."""
+    if isinstance(error, ReaderGone):
+        return error.exit_code
     if isinstance(error, KeyboardInterrupt) or interrupted():
         if isinstance(error, SinkError):  # anything else is what became of the interruption
             print_error(error.message, error.remedy, stage=error.stage)
@@ -86,17 +91,23 @@ def _print(error: BaseException, debug: bool) -> int:
         print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        print_error(*_explain(error), traceback=debug)
+        print_error(*_explain(error, words), traceback=debug)
         return 2
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
     print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
     return 1
 
 
-def _explain(error: typer.TyperException) -> tuple[str, str]:
+def _explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
     """Message and remedy of a command line that cannot be parsed."""
     near = getattr(error, "possibilities", None)
     if near:
         return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
-    context = getattr(error, "ctx", None)
-    return error.format_message(), f"{context.command_path if context else 'framefuse'} --help"
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    if isinstance(cause, ValidationError) and parameter is not None:  # typer leaves out the value
+        why = cause.errors()[0]
+        reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
+        message = f"{max(parameter.opts, key=len)} is {brief(why['input'])}: {reason}"
+    verb = [word for word in words[:1] if not word.startswith("-")]
+    return message, f"{context.command_path if context else ' '.join(['framefuse', *verb])} --help"

@@ -28,7 +28,11 @@ def build(
     ],
     calib: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="video, images, camera, ... that show what the model will see"),
+        typer.Option(
+            metavar="SOURCE",
+            help="video, images, camera, ... that show what the model will see: INT8's ranges come from half of their "
+            "frames; without --data the other half judge, with FP32's boxes as the truth",
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="COCO file or synthetic://... to judge the accuracy by")
@@ -110,7 +114,7 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
         if value and engine is None:
             raise UsageError(f"{name} {value} is for plans", remedy="add --engine tensorrt")
     if engine and out is not None and out.suffix not in (".plan", ".engine"):
-        raise UsageError(f"--out {out} is no plan", remedy=f"use --out {out.with_suffix('.plan')}")
+        raise UsageError(f"--out {str(out)!r} is no plan", remedy="let it end in .plan")
     if out is not None and engine is None and out.suffix in (".plan", ".engine"):
         raise UsageError(f"--out {out} is a plan", remedy="add --engine tensorrt")
 

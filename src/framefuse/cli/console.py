@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.errors import SinkError
 from framefuse.redact import redact
 
 if TYPE_CHECKING:
@@ -19,6 +22,24 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def hush(quiet: bool) -> None:
+    """Whether warnings of the logger, such as those of a live source, are kept from stderr."""
+    import logging
+
+    logging.getLogger("framefuse").setLevel(logging.ERROR if quiet else logging.NOTSET)
+
+
+def check_out(out: Path | None) -> None:
+    """Before anything is measured: whether the file that was asked for with --out can be written.
+
+    Raises:
+        SinkError: it is a folder, or there is no folder that it can be written into.
+    """
+    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        why = "it is a folder" if out.is_dir() else f"no folder {out.parent} to write into"
+        raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
 
 
 def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from framefuse.cli.console import hush
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
@@ -50,6 +51,7 @@ def predict(
     **given: Any,
 ) -> int:
     """Detect objects in everything a source shows."""
+    hush(quiet)
     if stdout and print_report:
         raise UsageError("--stdout and --json both print on stdout", remedy="leave one of them out")
     if half and given.setdefault("precision", "fp16") != "fp16":
@@ -65,17 +67,22 @@ def predict(
     if gpus is not None:
         if stdout:
             raise UsageError("--gpus writes files, and --stdout none", remedy="leave one of them out")
-        if effective.settings.device == "cpu":
-            raise UsageError("--gpus and --device cpu contradict each other", remedy="leave one of them out")
+        if effective.settings.device not in ("auto", "cuda"):
+            raise UsageError(
+                f"--gpus and --device {effective.settings.device} contradict each other", remedy="leave one of them out"
+            )
         from framefuse.choices import check_cuda
         from framefuse.cli.run import run_fleet
         from framefuse.fleet import Fleet, parse_devices
 
         try:
             check_cuda()
+            devices = parse_devices(gpus)
+            for device in devices:
+                check_cuda(int(device.removeprefix("cuda:")))
         except CapabilityError as error:
             raise CapabilityError(f"--gpus {gpus}: {error.message}", remedy="leave --gpus out") from error
-        fleet = Fleet(chosen, chosen_model, devices=parse_devices(gpus), settings=effective.settings)
+        fleet = Fleet(chosen, chosen_model, devices=devices, settings=effective.settings)
         run_fleet(fleet, quiet=quiet, print_report=print_report)
         return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from framefuse.cli.console import stderr
-from framefuse.entry import stop_if_interrupted
+from framefuse.entry import ReaderGone, stop_if_interrupted
 
 if TYPE_CHECKING:
     from framefuse.fleet import Fleet
@@ -27,7 +27,7 @@ def run(
     """Run to the end, then print the report on stderr.
 
     After an error or Ctrl-C what was done until then is printed, with the paths of what was written, and the exception
-    goes on.
+    goes on. When the reader of stdout has gone, only the paths are.
 
     Args:
         quiet: print neither report nor progress.
@@ -35,7 +35,7 @@ def run(
         verdict: one more line to print under the report.
     """
     results = cast("Generator[Result]", iter(pipeline))
-    complete = False
+    ended: BaseException | None = None
     try:
         with pipeline, Bar(pipeline, quiet) as bar:
             try:
@@ -46,13 +46,16 @@ def run(
                     bar.advance()
             except BaseException as error:
                 results.throw(error)  # an interruption of this loop ends the run inside: outputs and report say so
-        complete = True
+    except BaseException as error:
+        ended = error
+        raise
     finally:
         report = pipeline.report
-        if complete:
+        if ended is None:
             lines = [report.table(), verdict()]
         else:
-            lines = [report.summary() if report.frames else "", *(f"wrote    {path}" for path in report.outputs)]
+            summary = report.summary() if report.frames and not isinstance(ended, ReaderGone) else ""
+            lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
         if not quiet and any(lines):
             stderr().print("\n".join(filter(None, lines)), markup=False)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import UsageError
+from framefuse.errors import CapabilityError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 
 ENGINES: dict[str, str] = {
     "null": "framefuse.engines.null",
@@ -29,6 +29,9 @@ ENGINES: dict[str, str] = {
 }
 """Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
 `framefuse.engines` add to it."""
+FP8 = ("cudnn", "tensorrt")
+CHOOSING = ("cudnn",)
+"""Engines that choose the precision of each layer by measurement, on `EngineOptions.calibration`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ class EngineOptions:
     """Scratch memory the engine may take, MiB; 0: its own default."""
     layout: str | None = None
     """Layout of the model's outputs, where an engine may leave their last steps to post-processing (`Slot.layout`)."""
+    calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
+    """Model inputs like those to come, (n, 3, height, width) each: what an engine compares precisions on that chooses
+    one for each layer by measurement."""
 
 
 @dataclass(eq=False)
@@ -143,6 +149,13 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
     modules = ENGINES if name in ENGINES else engine_names()
     if name not in modules:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(modules))}")
+    if options.precision == "fp8" and name not in FP8:
+        raise CapabilityError(f"engine {name} has no fp8", remedy=f"engines that have it: {', '.join(FP8)}")
+    if options.calibration and name not in CHOOSING:
+        raise UsageError(
+            f"engine {name} chooses no precision by measurement: it has no use for calibration frames",
+            remedy=f"leave calib out, or use engine {' or '.join(CHOOSING)}",
+        )
     module, _, function = modules[name].partition(":")
     engine: Engine = getattr(importlib.import_module(module), function or "open_engine")(model, options)
     if model.suffix == ".onnx":

@@ -31,6 +31,8 @@ from framefuse.kernels import cuda
 PLANS = (".plan", ".engine")
 CHANNELS = 8
 """Of an input picture: three, and zeros up to what the format HWC8 wants."""
+RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
+"""Of the GPUs that TensorRT for RTX 1.7 runs on."""
 POLL = 0.0005
 """Seconds between looks at a slot that may time out."""
 
@@ -65,7 +67,7 @@ class TensorrtEngine:
         self._runtime = self._found.trt.Runtime(self._said.logger)
         self._model, self._options = model, options
         self._loaded: list[tuple[Shapes, Any]] = []
-        self.plan_bytes = 0
+        self.artifact_bytes = 0
         """Size of the plan that was loaded last."""
         self.reasons = [f"{self._found}"]
         if model.suffix in PLANS:
@@ -161,13 +163,14 @@ class TensorrtEngine:
         self._said.forget()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
+            why = f"{self._said.errors()}{self._validity(content)}"
             raise EngineError(
-                f"{self._found} refuses {path.name} on this GPU: {self._said.errors()}{self._validity(content)}",
-                remedy="TensorRT for RTX runs on compute capability 7.5, 8.0, 8.6, 8.9 and 12.x; use --engine cudnn"
+                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {why}",
+                remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
                 if self._found.rtx
                 else "build it again on this machine, or use --engine cudnn",
             )
-        self.plan_bytes = len(content)
+        self.artifact_bytes = len(content)
         self._loaded.append((shapes, engine))
         return engine
 
@@ -280,6 +283,14 @@ class _Request:
             self.ended.synchronize()
         except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
             raise EngineError(f"CUDA failed: {error}") from error
+
+
+def this_gpu() -> str:
+    """Name and compute capability."""
+    runtime = cuda.cupy().cuda.runtime
+    found = runtime.getDeviceProperties(runtime.getDevice())
+    name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]
+    return f"{name} of compute capability {found['major']}.{found['minor']}"
 
 
 def _written(model: Path) -> str:

@@ -1,0 +1,212 @@
+#!/usr/bin/env bash
+# On the GPU machine, in the repository's root: the GPU tests, and every recorded result of a GPU measured anew.
+#
+#     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
+#
+# first: network program central memory network11 precision; second: accuracy+parity+tests files ledger engines feed fleet.
+# They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
+#
+#     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
+#     TOTAL=300 CUDA_VISIBLE_DEVICES=1 WORK=/tmp/lane1 OUT=$OUT/lane1 benchmarks/device/run_gpu.sh second; wait
+#
+# A call ends within TOTAL seconds (560); a step that fails or runs out of its time does not stop the next. Kernels have a
+# script of their own, run_kernels.sh. Packages of bundle.sh (groups core, engines, video, checks) are installed into $SITE
+# where .whl/ holds them; framefuse is that of the checkout where its kernels are built there, else the wheel's.
+#
+# $OUT (default: runs/device) gets results.tar.gz, which unpacked in the repository's root puts benchmarks/results and
+# docs/results in place, logs.tar.gz, summary.txt, and plans.tar.gz: the convolution kernels that were chosen, which
+# PLANS=plans.tar.gz gives to the next run on such a machine; network and network11 choose anew, since that is timed.
+# MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
+# FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. TESTS: those
+# to be run, with options of pytest. COMMIT=$(git describe --always) goes into the results where there is no repository.
+set -uo pipefail
+OUT=${OUT:-runs/device}
+PYTHON=${PYTHON:-python3}
+SITE=${SITE:-/tmp/site}
+TOTAL=${TOTAL:-560}
+WORK=${WORK:-/tmp/framefuse-run}
+MODELS=${MODELS:-$WORK}
+FIRST="network program central memory network11 precision"
+SECOND="accuracy+parity+tests files ledger engines feed fleet"
+TESTS=${TESTS:-tests/test_cuda_*.py tests/test_cudnn_*.py tests/test_ledger.py tests/test_device.py tests/test_engine_onnxruntime.py
+    tests/test_engine_torch.py tests/test_fleet.py tests/test_gpu_sources.py tests/test_sources_nvdec.py}
+STEPS=()
+for word in "${@:-all}"; do
+    case $word in
+        first) STEPS+=($FIRST) ;;
+        second) STEPS+=($SECOND) ;;
+        all) STEPS+=($FIRST $SECOND) ;;
+        *) for name in ${word//+/ }; do
+                [[ " ${FIRST//+/ } ${SECOND//+/ } " == *" $name "* ]] ||
+                    { echo "no step $name: first, second, all, $FIRST $SECOND" >&2; exit 2; }
+            done
+            STEPS+=("$word") ;;
+    esac
+done
+LOGS=$WORK/logs
+rm -rf "$LOGS"
+mkdir -p "$OUT" "$LOGS" docs/results
+BEGUN=$WORK/begun
+touch "$BEGUN"
+[ -d "$WORK/cache" ] || [ -z "${PLANS:-}" ] || tar xf "$PLANS" -C "$WORK"
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=$WORK/cache
+[ -d src/framefuse/kernels/_lib ] && SOURCES=$PWD/src:$PWD || SOURCES=$PWD
+export PYTHONPATH=$SOURCES:$SITE${PYTHONPATH:+:$PYTHONPATH}
+SUMMARY=$OUT/summary.txt
+: > "$SUMMARY"
+say() { echo "$*" | tee -a "$SUMMARY"; }
+
+step() { # step NAME SECONDS COMMAND...: run, keep the log, remember how it ended
+    local name=$1 limit=$2 start=$SECONDS left=$((TOTAL - SECONDS)) code
+    shift 2
+    if [ "$left" -lt 10 ]; then
+        say "$name: not begun, $TOTAL s are over"
+        return 1
+    fi
+    echo "== $name: $*" >> "$LOGS/$name.log"
+    timeout --kill-after=5 $((limit < left ? limit : left)) "$@" >> "$LOGS/$name.log" 2>&1
+    code=$?
+    say "$name: exit $code$([ "$code" -eq 124 ] && echo ' (out of time)'), $((SECONDS - start)) s, ended at $SECONDS s"
+    tail -n 1 "$LOGS/$name.log" | cut -c1-200
+    return "$code"
+}
+
+bench() { # bench NAME SECONDS MODULE ARGUMENTS...
+    local name=$1 limit=$2 module=$3
+    shift 3
+    step "$name" "$limit" "$PYTHON" -m "benchmarks.$module" "$@"
+}
+
+made() { # made FILE COMMAND...: what a benchmark needs, made by COMMAND once a machine
+    local path=$WORK/$1 part=$WORK/part-$1
+    shift
+    [ ! -e "$path" ] || return 0
+    cp "$MODELS/${path##*/}" "$part" 2> /dev/null || timeout "$TOTAL" "$PYTHON" "$@" "$part"
+    mv "$part" "$path"
+}
+
+needs() { # needs FILE...: wait until they are made, or no step can begin any more
+    for file in "$@"; do
+        while [ ! -e "$WORK/$file" ] && [ "$SECONDS" -lt $((TOTAL - 10)) ]; do sleep 0.2; done
+    done
+}
+
+if compgen -G ".whl/*/*.whl" > /dev/null; then
+    step install 120 "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+        --disable-pip-version-check --target "$SITE" .whl/*/*.whl
+fi
+
+V8=$WORK/yolov8n.onnx V11=$WORK/yolo11n.onnx CLIP=$WORK/clip.mp4 SHORT=$WORK/1080p.mp4
+wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
+{
+    made yolov8n.onnx -m benchmarks.models yolov8n --out &
+    ! wanted engines || made yolov5s.onnx -m benchmarks.models yolov5s --out &
+    ! wanted network11 || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
+    if wanted files || wanted feed || wanted ledger || wanted fleet; then
+        made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
+        made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.gpu_files import long_clip
+long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
+    fi
+    wait
+} >> "$LOGS/made.log" 2>&1 &
+
+run_tests() {
+    # shellcheck disable=SC2086 # several
+    step tests 200 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -m gpu --tb=short --continue-on-collection-errors \
+        --durations=10 $TESTS
+}
+
+run_network() {
+    rm -rf "$WORK/cold"
+    XDG_CACHE_HOME=$WORK/cold bench network 200 cudnn_network "$V8" --batches 1 8 32 --quick
+    "$PYTHON" - "$WORK/cold/framefuse/cudnn" "$WORK/cache/framefuse/cudnn" << 'END' # for the steps that follow
+import json, shutil, sys
+from pathlib import Path
+
+cold, cache = map(Path, sys.argv[1:])
+for path in cold.glob("*.json"):
+    new, old = json.loads(path.read_text()), cache / path.name
+    if old.exists():
+        new["plans"] = json.loads(old.read_text())["plans"] | new["plans"]
+    shutil.copytree(path.with_suffix(""), old.with_suffix(""), dirs_exist_ok=True)
+    old.write_text(json.dumps(new))
+END
+}
+
+run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 cudnn_network "$V11" --batches 1 32 --quick; }
+
+run_precision() { bench precision 200 cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
+
+run_program() { bench program 120 gpu_program "$V8" --batches 1 8 32; }
+
+run_central() { bench central 70 central_table "$V8"; }
+
+run_accuracy() { bench accuracy 120 gpu_accuracy --models scout-n scout-s; }
+
+run_files() {
+    local plans
+    plans=$("$PYTHON" -c '
+import json
+def row(name, streams, **more):
+    return {"row": name, "streams": streams, **more}
+def decode(streams, decoder="threaded", **more):
+    return row("decode", streams, decoder=decoder, **more)
+def fleet(streams, processes):
+    return row("fleet", streams, processes=processes)
+rows = [decode(14), fleet(14, 3), row("detect", 14), decode(8), fleet(8, 3), row("rgb", 14, processes=2), row("detect", 8),
+        decode(14, "core"), fleet(14, 4), row("source", 14), decode(21), fleet(21, 3), fleet(21, 4), row("detect", 21),
+        fleet(8, 4)]
+print(json.dumps(rows))')
+    bench files 160 gpu_files "$CLIP" --model "$V8" --seconds 30 --total "${FILES_SECONDS:-125}" --plans "$plans" \
+        --out benchmarks/results/gpu_files.json
+}
+
+run_ledger() {
+    bench ledger 70 ledger "$SHORT" "$V8" && step ledger_page 20 "$PYTHON" -m benchmarks.ledger --page
+}
+
+run_memory() { bench memory 70 memory --model "$V8"; }
+
+run_feed() {
+    bench feed 70 decoder_feed "$CLIP" --seconds 45 --rows threaded:decode:1 threaded:own:1 threaded:owner:1 threaded:frames:1 \
+        threaded:decode:2 threaded:own:2 core:decode:1 simple:decode:1 threaded:own:4
+}
+
+run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here (bundle.sh, group ort)
+    local left=$((TOTAL - SECONDS - 30)) most=${ENGINES_SECONDS:-40}
+    mkdir -p benchmarks/.cache
+    cp "$WORK"/yolov*.onnx benchmarks/.cache/ # where it looks
+    bench engines 200 engines --device cuda --batches 1 8 32 --keep --seconds $((left < most ? left : most))
+}
+
+run_fleet() { # a second GPU where CUDA shows one
+    local plans=(0,0,0)
+    ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
+    bench fleet 120 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 60
+}
+
+run_parity() { bench parity 60 parity --device cuda --jobs 6; }
+
+for word in "${STEPS[@]}"; do
+    begun=()
+    for name in ${word//+/ }; do
+        case $name in
+            network | program | central | memory | precision) needs yolov8n.onnx ;;
+            network11) needs yolo11n.onnx ;;
+            files | feed | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
+            engines) needs yolov8n.onnx yolov5s.onnx ;;
+        esac
+        if [ "$name" = "$word" ]; then "run_$name"; else "run_$name" & begun+=($!); fi
+    done
+    [ ${#begun[@]} -eq 0 ] || wait "${begun[@]}"
+done
+
+tar czf "$OUT/logs.tar.gz" -C "$WORK" logs
+[ -d "$WORK/cache" ] && tar czf "$OUT/plans.tar.gz" -C "$WORK" cache
+find benchmarks/results docs/results -type f -newer "$BEGUN" -print0 | tar czf "$OUT/results.tar.gz" --null -T -
+if [ -e "$LOGS/tests.log" ]; then
+    { grep -E '^(FAILED|ERROR) ' "$LOGS/tests.log" | cut -c1-200 | head -25
+        grep -E '^[0-9]+ (passed|failed|skipped|deselected|error)' "$LOGS/tests.log"; } | tee -a "$SUMMARY"
+fi
+say "all: $SECONDS s"
+exit 0

@@ -183,7 +183,7 @@ def test_nearest_picks_whole_samples(nest: str) -> None:
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)
-def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any) -> None:
+def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any, nest: str) -> None:
     frame = random_frame("yuv420p", 61, 45, rotation=rotation)
     options = {
         "content": (2, 9, 40, 33),
@@ -201,7 +201,10 @@ def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any) -> None:
             pool.submit(kernels.preprocess, frame, parts, rows=rows, **options) for rows in ((13, 14), (14, 50))
         ]:
             job.result()
-    np.testing.assert_array_equal(parts, whole)
+    if rotation in (0, 180):
+        np.testing.assert_array_equal(parts, whole)
+    else:  # a few rows of a turned picture are too narrow for the nest that the whole one has: they are rounded otherwise
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=2e-6)
 
 
 def test_random_cases_in_threads(nest: str) -> None:

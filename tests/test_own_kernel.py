@@ -69,7 +69,7 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["preprocess_gray_u8_nchw"], "T.prim_func"),
+        (["draw_boxes"], "T.prim_func"),
         (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),
         (["preprocess_gray_u8", "--emit", "asm"], ".globl"),
     ],

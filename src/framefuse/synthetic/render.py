@@ -49,7 +49,7 @@ class Stage:
 
 
 class Drawn(NamedTuple):
-    """An object that was drawn. The k-th of a frame has number k + 1 in the raw instance mask."""
+    """An object that was drawn, decoys aside. The k-th of a frame has number k + 1 in the raw instance mask."""
 
     track: Track
     pixels: int
@@ -68,7 +68,7 @@ def render(stage: Stage, index: int) -> Snapshot:
     canvas = Image.new("RGB", (width, height))
     masks = Masks(
         np.zeros((height, width), np.uint16),
-        np.zeros((height, width), np.uint8) if world.scene == "bodies" else None,
+        np.zeros((height, width), np.uint8),
         np.zeros((height, width), np.float32) if stage.eyes == 2 else None,
     )
     tracks = stage.scene.present(seconds)
@@ -85,8 +85,9 @@ class Masks(NamedTuple):
     """(h, w) arrays that are filled while a frame is drawn."""
 
     instances: NDArray[np.uint16]
-    """Numbers as in Drawn, decoys included."""
-    parts: NDArray[np.uint8] | None
+    """Numbers as in Drawn; decoys are background, which hides what is behind them."""
+    classes: NDArray[np.uint8]
+    """As in Truth.class_mask."""
     disparity: NDArray[np.float32] | None
 
 
@@ -95,20 +96,19 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
 
     seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
     rows = np.zeros(len(drawn) + 1, np.uint16)
-    classes = np.zeros(len(drawn) + 1, np.uint8)
     for number, item in enumerate(drawn, 1):
         found = masks.instances[item.window] == number
         pixels = int(np.count_nonzero(found))
-        if item.track.class_id != DECOY and pixels:
+        if pixels:
             seen.append((item, pixels, _extent(found, item.window)))
-            rows[number], classes[number] = len(seen), item.track.class_id + 1
+            rows[number] = len(seen)
     return Truth(
         boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
         class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
         track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
         visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
-        instances=rows[masks.instances],
-        class_mask=classes[masks.instances] if masks.parts is None else masks.parts,
+        instances=masks.instances if len(seen) == len(drawn) else rows.take(masks.instances),
+        class_mask=masks.classes,
         complexity=complexity,
         disparity=masks.disparity,
     )
@@ -130,7 +130,7 @@ class _View:
         self.height, self.shift = height, eye * width
         span = np.s_[:, self.shift : self.shift + width]
         self.instances = masks.instances[span]
-        self.parts = None if masks.parts is None else masks.parts[span]
+        self.classes = masks.classes[span]
         self.disparity = None if masks.disparity is None else masks.disparity[span]
         far = 0
         if self.disparity is not None:
@@ -145,7 +145,7 @@ class _View:
         """Draw all, and add them to `drawn`."""
         period = float(1 / self.stage.world.fps)
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
-        height, street = self.height, self.parts is None
+        height, street = self.height, self.stage.world.scene == "street"
         for track in tracks:
             place, last = track.place(self.seconds), track.place(self.seconds - period)
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
@@ -158,10 +158,14 @@ class _View:
             if street:
                 self._shade(track, x, y + track.hover * height, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
-            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, parts=not street)
-            self.canvas.paste(stamp.colours, (stamp.x, stamp.y), stamp.alpha)
-            window = self._claim(stamp, len(drawn) + 1, shift * height)
-            drawn.append(Drawn(track, int(np.count_nonzero(stamp.covered)), window))
+            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
+            if stamp is None:
+                continue
+            self.canvas.paste(stamp.picture, (stamp.x, stamp.y), stamp.picture)
+            decoy = track.class_id == DECOY
+            window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * height)
+            if not decoy:
+                drawn.append(Drawn(track, int(np.count_nonzero(stamp.covered)), window))
 
     def _shade(self, track: Track, x: float, y: float, size: float) -> None:
         """A soft shadow on the ground."""
@@ -172,33 +176,34 @@ class _View:
         soft = self.stage.shadow.resize((max(2, round(wide)), max(2, round(tall))), Image.Resampling.BILINEAR)
         self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
 
-    def _claim(self, stamp: Stamp, number: int, shift: float) -> tuple[slice, slice]:
+    def _claim(self, stamp: Stamp, number: int, class_number: int, shift: float) -> tuple[slice, slice]:
         """Enter a stamp's pixels into the masks; gives the window of the whole picture that they lie in."""
         height, width = stamp.covered.shape
         rows, columns = self.instances.shape
-        top, left = min(max(0, stamp.y), rows), min(max(0, stamp.x), columns)
-        bottom, right = max(top, min(rows, stamp.y + height)), max(left, min(columns, stamp.x + width))
+        top, left = max(0, stamp.y), max(0, stamp.x)
+        bottom, right = min(rows, stamp.y + height), min(columns, stamp.x + width)
         target = (slice(top, bottom), slice(left, right))
         source = (slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x))
-        if bottom > top and right > left:
-            covered = stamp.covered[source]
-            np.copyto(self.instances[target], number, where=covered)
-            if self.parts is not None and stamp.parts is not None:
-                np.copyto(self.parts[target], stamp.parts[source], where=covered)
-            if self.disparity is not None:
-                np.copyto(self.disparity[target], shift, where=covered)
+        covered = stamp.covered[source]
+        np.copyto(self.instances[target], number, where=covered)
+        classes = class_number if stamp.parts is None else stamp.parts[source]
+        np.copyto(self.classes[target], classes, where=covered)
+        if self.disparity is not None:
+            np.copyto(self.disparity[target], shift, where=covered)
         return slice(top, bottom), slice(self.shift + left, self.shift + right)
 
 
 def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> NDArray[np.uint8]:
     """Light, noise and compression."""
-    table: list[int] = []
     (swing, rate, start), (warm, warm_rate, warm_start) = stage.drift
     light = 1 + swing * math.sin(2 * math.pi * (rate * seconds + start))
     tint = 0.4 * warm * math.sin(2 * math.pi * (warm_rate * seconds + warm_start))
-    for gain, share in zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True):
-        table += [min(255, round(value * gain * light * share)) for value in range(256)]
-    lit = np.asarray(canvas.point(table))
+    levels = np.arange(256)
+    curves = [
+        np.minimum(255, np.rint(levels * gain * light * share))
+        for gain, share in zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
+    ]
+    lit = np.asarray(canvas.point(np.concatenate(curves).astype(int).tolist()))
     height, width = lit.shape[:2]
     chance = Chance(stage.world.split, f"noise/{stage.world.seed}/{index}")
     top, left = chance.integer(0, NOISE_ROOM), chance.integer(0, NOISE_ROOM)

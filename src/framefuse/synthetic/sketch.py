@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -111,10 +112,8 @@ class Stamp(NamedTuple):
 
     x: int
     y: int
-    colours: Image.Image
-    """RGB"""
-    alpha: Image.Image
-    """L: how much of each pixel the figure covers while the shutter is open."""
+    picture: Image.Image
+    """RGBA; A: how much of each pixel the figure covers while the shutter is open."""
     covered: NDArray[np.bool_]
     """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
     parts: NDArray[np.uint8] | None
@@ -147,22 +146,34 @@ class Paint:
         self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
 
     def stamp(
-        self, sketch: Sketch, size: float, x: float, y: float, mirror: bool, blur: Point, *, parts: bool = False
-    ) -> Stamp:
-        """Render a sketch.
+        self,
+        sketch: Sketch,
+        size: float,
+        x: float,
+        y: float,
+        mirror: bool,
+        blur: Point,
+        view: tuple[int, int],
+        *,
+        parts: bool = False,
+    ) -> Stamp | None:
+        """Render a sketch; None where nothing of it lies in the view.
 
         Args:
             size: pixels of one unit of the sketch.
             x, y: pixel position of its origin.
             mirror: swap left and right.
             blur: half of the way that it moves while the shutter is open, in pixels.
+            view: width and height in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
-        points = np.array([point for _, outline in sketch.polygons for point in outline])
-        points = points * ((-size if mirror else size), -size) + (x, y)
+        places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
+        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + (x, y)
         pad = 1 + math.ceil(max(blur))
         left, top = (int(value) - pad for value in np.floor(points.min(0)))
         right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))
+        if right <= 0 or bottom <= 0 or left >= view[0] or top >= view[1]:
+            return None
         width, height = right - left, bottom - top
         drawing = Image.new("L", (width * fine, height * fine))
         pen = ImageDraw.Draw(drawing)
@@ -177,15 +188,16 @@ class Paint:
         alpha, second, plain = drawing.convert("RGB").reduce(fine).split()
         drawing.putpalette(self._palette)
         shade = drawing.convert("RGB").reduce(fine)
-        colours = self._main.patch(width, height, self._span, *self._offset)
-        colours.paste(self._second.patch(width, height, self._span, *self._offset), (0, 0), second)
-        colours.paste((255, 255, 255), (0, 0), plain)
-        colours = ImageChops.multiply(colours, shade)
+        picture = self._main.patch(width, height, self._span, *self._offset)
+        if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
+            picture.paste(self._second.patch(width, height, self._span, *self._offset), (0, 0), second)
+        picture.paste((255, 255, 255), (0, 0), plain)
+        picture = ImageChops.multiply(picture, shade)
+        picture.putalpha(alpha)
         covered = np.asarray(alpha) >= 128
         if max(blur) > LEAST_BLUR:
-            soft = ImageFilter.BoxBlur(blur)
-            colours, alpha = colours.filter(soft), alpha.filter(soft)
-        return Stamp(left, top, colours, alpha, covered, None if numbers is None else _parts(numbers, fine, covered))
+            picture = picture.filter(ImageFilter.BoxBlur(blur))
+        return Stamp(left, top, picture, covered, None if numbers is None else _parts(numbers, fine, covered))
 
 
 LEAST_BLUR = 0.5

@@ -203,7 +203,7 @@ def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any, nest: str) -
             job.result()
     if rotation in (0, 180):
         np.testing.assert_array_equal(parts, whole)
-    else:  # a few rows of a turned picture are too narrow for the nest that the whole one has: they are rounded otherwise
+    else:  # a few rows of a turned picture are too narrow for the nest of the whole one: other roundings
         np.testing.assert_allclose(parts, whole, rtol=0, atol=2e-6)
 
 

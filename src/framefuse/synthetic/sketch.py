@@ -218,8 +218,9 @@ def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) ->
     """Body part in the middle of each pixel; where there is none in a covered pixel, the largest number in it."""
     numbers: NDArray[np.uint8] = drawing >> np.uint8(PART_SHIFT)
     found = numbers[fine // 2 :: fine, fine // 2 :: fine].copy()
-    for row, column in np.argwhere(covered & (found == 0)).tolist():
-        found[row, column] = numbers[row * fine : (row + 1) * fine, column * fine : (column + 1) * fine].max()
+    rows, columns = np.nonzero(covered & (found == 0))
+    blocks = numbers.reshape(len(found), fine, -1, fine)
+    found[rows, columns] = blocks[rows, :, columns].max(axis=(1, 2))
     return found
 
 

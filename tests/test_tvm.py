@@ -75,6 +75,63 @@ def test_half_precision_stays_near(tmp_path: Path) -> None:
     assert engine.precision == "fp16" and outputs[0].dtype == np.float32 and 1e-6 < error < 5e-3
 
 
+def detector(path: Path) -> Path:
+    """Sides as a distribution of distances, scores above them; (batch, 8, cells), in pixels of a picture of 1024."""
+    net = Net()
+    x = net.conv("images", 16, stride=2)
+    sides = net.node("Reshape", net.conv(x, 64, kernel=1, act=""), net.constant(np.array([0, 4, 16, -1])))
+    scores = net.node("Reshape", net.conv(x, 4, kernel=1, act=""), net.constant(np.array([0, 4, -1])))
+    soft = net.node("Softmax", net.node("Transpose", sides, perm=[0, 2, 1, 3], channels=16), axis=1)
+    distances = np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1)
+    mean = net.node("Conv", soft, net.constant(distances), channels=1)
+    boxes = net.node("Reshape", mean, net.constant(np.array([0, 4, -1])))
+    grid = net.constant(np.arange(64, dtype=np.float32).reshape(1, 1, 64))
+    boxes = net.node("Mul", net.node("Add", boxes, grid), net.constant(np.array(16, np.float32)))
+    boxes = net.node("Clip", boxes, net.constant(np.array(0, np.float32)), net.constant(np.array(2000, np.float32)))
+    return net.save(path, net.node("Concat", boxes, net.node("Sigmoid", scores), axis=1))
+
+
+def test_at_half_precision_boxes_are_decoded_in_float32(tmp_path: Path) -> None:
+    _, (found,), (expected,) = run(
+        detector(tmp_path / "net.onnx"), (1, 16, 16), EngineOptions(device="cpu", precision="fp16", threads=1)
+    )
+    assert expected[:, :4].max() > 1024  # where float16 goes in steps of a pixel
+    assert 1e-4 < np.abs(found[:, :4] - expected[:, :4]).max() < 0.1
+    assert np.abs(found[:, 4:] - expected[:, 4:]).max() < 1e-3
+
+
+def test_layers_put_out_float16_whatever_follows(tmp_path: Path) -> None:
+    """So that a function is the same wherever a layer stands, and schedules are found again."""
+    from framefuse.engines.tvm import compiling, reading, targets
+
+    module = reading.read(detector(tmp_path / "net.onnx"), (1, 3, 16, 16))
+    lowered = compiling.lower(module, targets.this_cpu(1), "fp16")
+    kinds = []
+    for function in lowered.functions.values():
+        if "conv2d_nchw" in (text := function.script()):
+            line = next(line for line in text.splitlines() if line.startswith("def "))
+            kinds.append({'"float16"' in buffer for buffer in line.split("T.Buffer(")[1:]})
+    assert sorted(map(list, kinds)) == [[False], [True], [True], [True]]
+
+
+def test_operators_that_tvm_cannot_halve_stand_between_layers(tmp_path: Path) -> None:
+    net = Net()
+    limits = [net.constant(np.array(value, np.float32)) for value in (0, 6)]
+    x = net.node("Clip", net.conv("images", 8, act=""), *limits)
+    left, right = net.split(net.node("HardSwish", net.conv(x, 8, act="")), [4, 4])
+    model = net.save(tmp_path / "net.onnx", net.conv(left, 4), left, net.node("Sigmoid", right))
+    _, outputs, expected = run(model, (1, 16, 16), EngineOptions(device="cpu", precision="fp16", threads=1))
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert found.dtype == np.float32 and np.abs(found - wanted).max() < 5e-3 * np.abs(wanted).max()
+
+
+def test_what_has_no_layers_stays_in_float32(tmp_path: Path) -> None:
+    net = Net()
+    model = net.save(tmp_path / "net.onnx", net.node("Mul", "images", net.constant(np.array(1000.3, np.float32))))
+    _, (found,), (expected,) = run(model, (1, 16, 16), EngineOptions(device="cpu", precision="fp16", threads=1))
+    assert np.array_equal(found, expected)
+
+
 def test_an_operator_that_tvm_lacks_is_named(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, "height", "width"])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)

@@ -59,7 +59,8 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
     x = net.node("Concat", right, net.conv(x, 8, kernel=1, act="relu"), left, channels=24, axis=1)
     boxes, classes = net.conv(x, 8), net.conv(x, 16)
     outputs = net.conv(classes, 8, kernel=1, act=""), net.node("Add", boxes, boxes), net.conv(x, 3, kernel=1)
-    path = net.save(tmp_path / "net.onnx", *outputs)
+    limits = [net.constant(np.array(value, np.float32)) for value in (0, 2)]
+    path = net.save(tmp_path / "net.onnx", *outputs, net.node("Clip", classes, *limits))
 
     tvm_ffi.register_global_func(offload.FUNCTION, convolve, override=True)
     target = targets.this_cpu(1)

@@ -37,7 +37,7 @@ def artifact(
     key = {
         "model": model_hash(model),
         "engine": "tvm",
-        "version": versions(),
+        "version": f"{versions()} lowering {compiling.LOWERING}",
         "device": target.text,
         "precision": precision,
         "shapes": json.dumps(shape),

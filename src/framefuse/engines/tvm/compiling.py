@@ -17,37 +17,46 @@ from framefuse.errors import CapabilityError, EngineError
 
 PRECISIONS = ("fp32", "fp16")
 
+LOWERING = 2
+"""Version of what `lower` makes of a model, for a cache key. 2: decoding in float32 at fp16."""
+
 
 def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -> Any:
     """The module as fused TensorIR functions without schedules: what is tuned, and what is compiled.
 
-    At fp16 convolutions and matrix products multiply float16 and add in float32, which is what they put out.
+    At fp16 the network's layers multiply float16 and add in float32; what decodes their outputs is float32.
 
     Args:
         cudnn: leave convolutions to cuDNN (`offload.py`); CUDA only.
+
+    Raises:
+        EngineError: one of TVM's passes fails.
     """
-    from framefuse.engines.tvm import offload
+    from framefuse.engines.tvm import halves, offload
 
     relax = tvm().relax
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
-    if precision == "fp16" and not cudnn:
-        passes.append(relax.transform.ToMixedPrecision(out_dtype="float32"))
-    with target.tvm():
-        module = tvm().transform.Sequential(passes)(module)
-        if cudnn:
-            module = offload.off_load(module)
-        return tvm().transform.Sequential(
-            [
-                relax.backend.DispatchSampling(),
-                relax.backend.DispatchSortScan(),
-                relax.transform.LegalizeOps(),
-                relax.transform.AnnotateTIROpPattern(),
-                relax.transform.FoldConstant(),
-                relax.transform.FuseOps(),
-                relax.transform.FuseTIR(),
-                relax.transform.DeadCodeElimination(),
-            ]
-        )(module)
+    try:
+        with target.tvm():
+            module = tvm().transform.Sequential(passes)(module)
+            if cudnn:
+                module = offload.off_load(module)
+            elif precision == "fp16":
+                module = halves.in_half(module)
+            return tvm().transform.Sequential(
+                [
+                    relax.backend.DispatchSampling(),
+                    relax.backend.DispatchSortScan(),
+                    relax.transform.LegalizeOps(),
+                    relax.transform.AnnotateTIROpPattern(),
+                    relax.transform.FoldConstant(),
+                    relax.transform.FuseOps(),
+                    relax.transform.FuseTIR(),
+                    relax.transform.DeadCodeElimination(),
+                ]
+            )(module)
+    except Exception as error:  # TVM's errors are of a dozen unrelated classes
+        raise EngineError(f"TVM cannot lower the model at {precision}: {_first_line(error)}") from error
 
 
 def compile_to(

@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from framefuse.engines.tvm.nodes import again, operator, reads, sizes, without_main
 from framefuse.engines.tvm.package import tvm
 
 FUNCTION = "framefuse.tvm.convolve"
@@ -35,7 +36,7 @@ def off_load(module: Any) -> Any:
             passes.DeadCodeElimination(),
         ]
     )(module)
-    return _Rewriter(module["main"]).module()
+    return _Rewriter(module).module()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Found:
     @property
     def count(self) -> int:
         """Output channels."""
-        return int(_shape(self.end)[3])
+        return int(sizes(self.end)[3])
 
     @property
     def missing(self) -> int:
@@ -80,18 +81,18 @@ class Channels:
 
     @property
     def all(self) -> bool:
-        whole = self.whole.count if isinstance(self.whole, Group) else _shape(self.whole)[3]
+        whole = self.whole.count if isinstance(self.whole, Group) else sizes(self.whole)[3]
         return self.count == whole
 
 
 class _Rewriter:
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    def __init__(self, module: Any) -> None:
+        self.function = function = module["main"]
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
         self.values = {binding.var: binding.value for binding in self.bindings}
         self.readers: dict[Any, list[Any]] = defaultdict(list)
         for binding in self.bindings:
-            for name in _reads(binding.value):
+            for name in reads(binding.value):
                 self.readers[name].append(binding)
         self.readers[function.body.body].append(None)
         self.found: dict[Any, Found] = {}
@@ -101,7 +102,7 @@ class _Rewriter:
                 self.found[chain.end] = chain
         self.grouped = self._grouped()
         self.made: dict[Group, Any] = {}
-        self.builder = tvm().relax.BlockBuilder()
+        self.builder = without_main(module)
         self.full: dict[Any, Any] = {}
         self.half: dict[Any, Any] = {}
 
@@ -129,7 +130,7 @@ class _Rewriter:
                 made = relax.op.astype(self.in_half(value), "float32")
             else:
                 made = self._expectation(self.values[value])
-                made = self._again(self.values[value], self.in_full) if made is None else made
+                made = again(self.values[value], self.in_full) if made is None else made
             self.full[value] = self.builder.emit(made)
         return self.full[value]
 
@@ -149,8 +150,8 @@ class _Rewriter:
                     made = relax.op.strided_slice(made, [3], [part.first], [part.first + part.count])
             elif _is_of_channels(old, "relax.concat"):
                 made = relax.op.concat(self._joined(old.args[0]), 3)
-            elif isinstance(old, relax.TupleGetItem) or _name(old) in MOVES:
-                made = self._again(old, self.in_half)
+            elif isinstance(old, relax.TupleGetItem) or operator(old) in MOVES:
+                made = again(old, self.in_half)
             else:
                 made = relax.op.astype(self.in_full(value), "float16")
             self.half[value] = self.builder.emit(made)
@@ -162,14 +163,14 @@ class _Rewriter:
         The convolution to one channel that exporters make of it is `sum(w exp(x - max)) / sum(exp(x - max))`: one
         kernel without memory between its parts.
         """
-        if _name(value) != "relax.nn.conv2d" or not isinstance(value.args[1], tvm().ir.Constant):
+        if operator(value) != "relax.nn.conv2d" or not isinstance(value.args[1], tvm().ir.Constant):
             return None
         weight = value.args[1].value.numpy()
         moved: Any = self.values.get(value.args[0])
-        if _name(moved) != "relax.permute_dims" or [int(axis) for axis in moved.attrs.axes] != [0, 2, 3, 1]:
+        if operator(moved) != "relax.permute_dims" or [int(axis) for axis in moved.attrs.axes] != [0, 2, 3, 1]:
             return None
         soft: Any = self.values.get(moved.args[0])
-        if _name(soft) != "relax.nn.softmax" or int(soft.attrs.axis) != 1 or weight.size != weight.shape[3]:
+        if operator(soft) != "relax.nn.softmax" or int(soft.attrs.axis) != 1 or weight.size != weight.shape[3]:
             return None
         weights = tvm().relax.const(weight.reshape(-1).astype("float32"), "float32")
         return self.builder.emit_te(_expectation, self.in_full(soft.args[0]), weights, primfunc_name_hint="expectation")
@@ -185,7 +186,7 @@ class _Rewriter:
                 source = self.channels(split.args[0])
                 counts = [int(field.shape[3]) for field in old.tuple_value.ty.fields]
                 return Channels(source.whole, source.first + sum(counts[: old.index]), counts[old.index])
-        shape = _shape(value) if isinstance(value, tvm().relax.Var) and hasattr(value.ty, "shape") else []
+        shape = sizes(value) if isinstance(value, tvm().relax.Var) and hasattr(value.ty, "shape") else []
         return Channels(value, 0, shape[3] if len(shape) == 4 else 0)
 
     def whole(self, part: Channels) -> Any:
@@ -230,20 +231,12 @@ class _Rewriter:
                 first += member.count + member.missing
         return where
 
-    def _again(self, value: Any, of: Any) -> Any:
-        relax = tvm().relax
-        if isinstance(value, relax.TupleGetItem):
-            return relax.TupleGetItem(of(value.tuple_value), value.index)
-        if isinstance(value, relax.Call):
-            return relax.Call(value.op, [of(argument) for argument in value.args], value.attrs, value.ty_args)
-        return of(value)
-
     def _chain(self, binding: Any) -> Found | None:
         """The convolution that a binding makes, and what follows it, if cuDNN can take it."""
         relax = tvm().relax
         call = binding.value
         if (
-            _name(call) != "relax.nn.conv2d"
+            operator(call) != "relax.nn.conv2d"
             or call.attrs.groups != 1
             or not isinstance(call.args[1], tvm().ir.Constant)
         ):
@@ -253,22 +246,22 @@ class _Rewriter:
             return None
         end, bias, activation, residual = binding.var, None, "", None
         after = self._only_reader(end)
-        if _name(after) == "relax.add" and isinstance(after.value.args[1], tvm().ir.Constant):
+        if operator(after) == "relax.add" and isinstance(after.value.args[1], tvm().ir.Constant):
             constant = after.value.args[1].value.numpy()
             if constant.size == outputs and constant.shape[-1] == outputs:
                 end, bias = after.var, constant.reshape(-1)
         readers = self.readers[end]
-        kinds = sorted(_name(reader) for reader in readers)
+        kinds = sorted(operator(reader) for reader in readers)
         if kinds == ["relax.multiply", "relax.sigmoid"]:
-            gate, product = sorted(readers, key=_name, reverse=True)
-            if set(_reads(product.value)) == {end, gate.var} and self.readers[gate.var] == [product]:
+            gate, product = sorted(readers, key=operator, reverse=True)
+            if set(reads(product.value)) == {end, gate.var} and self.readers[gate.var] == [product]:
                 end, activation = product.var, "silu"
         elif kinds == ["relax.nn.relu"]:
             end, activation = readers[0].var, "relu"
         after = self._only_reader(end)
-        if _name(after) == "relax.add":
+        if operator(after) == "relax.add":
             others = [argument for argument in after.value.args if not argument.same_as(end)]
-            alike = len(others) == 1 and isinstance(others[0], relax.Var) and _shape(others[0]) == _shape(end)
+            alike = len(others) == 1 and isinstance(others[0], relax.Var) and sizes(others[0]) == sizes(end)
             if alike and not outputs % GRAIN:
                 end, residual = after.var, others[0]
         return Found(binding.var, bias, activation, residual, end)
@@ -302,7 +295,7 @@ class _Rewriter:
         if group.members[0].residual is not None:
             residual, how["residual_first"] = self._where(group.members[0].residual)
             arguments.append(residual)
-        shape = [*_shape(group.members[0].end)[:3], group.count]
+        shape = [*sizes(group.members[0].end)[:3], group.count]
         return relax.op.call_dps_packed(
             FUNCTION,
             relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(how))]),
@@ -341,30 +334,9 @@ def _constant(value: Any) -> Any:
     return tvm().relax.const(np.ascontiguousarray(value, np.float16), "float16")
 
 
-def _shape(value: Any) -> list[int]:
-    return [int(size) for size in value.ty.shape]
-
-
-def _name(thing: Any) -> str:
-    """The operator of a call, or of a binding's call."""
-    value = getattr(thing, "value", thing)
-    return str(value.op.name) if isinstance(value, tvm().relax.Call) and hasattr(value.op, "name") else ""
-
-
 def _is_of_channels(value: Any, name: str) -> bool:
     """Whether it is a split or a concatenation along the last of four axes."""
-    if _name(value) != name:
+    if operator(value) != name:
         return False
     one = value.args[0].fields[0] if name == "relax.concat" else value.args[0]
     return len(one.ty.shape) == 4 and int(value.attrs.axis) in (3, -1)
-
-
-def _reads(value: Any) -> list[Any]:
-    """Variables that a binding's value reads."""
-    relax = tvm().relax
-    if isinstance(value, relax.Var):
-        return [value]
-    if isinstance(value, relax.TupleGetItem):
-        return _reads(value.tuple_value)
-    fields = value.fields if isinstance(value, relax.Tuple) else value.args if isinstance(value, relax.Call) else []
-    return [name for field in fields for name in _reads(field)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,48 @@ def test_what_is_wrong_in_python(options: dict[str, Any], message: str, remedy: 
         settings_from(options)
     assert message in caught.value.message
     assert remedy in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "remedy"),
+    [
+        ({"conf": 2}, "conf is 2", "conf takes a number from 0 to 1"),
+        ({"conf": "high"}, "conf is 'high'", "conf takes a number from 0 to 1"),
+        ({"precision": "fp7"}, "precision is 'fp7'", "one of auto, fp32"),
+        ({"start": 2, "end": 1}, "end is 1", "a number above start (2)"),
+        ({"vid_stride": True}, "vid_stride is True", "a whole number from 1"),
+        ({"project": 3}, "project is 3", "project takes a path"),
+        ({"confidence": 0.5}, "unknown setting 'confidence'", "did you mean 'conf'?"),
+        ({"preset": "latency"}, "unknown setting 'preset'", "for Pipeline(...)"),
+        ({"half": True}, "unknown setting 'half'", "precision: fp16"),
+    ],
+)
+def test_settings_of_python_are_refused_in_our_words(options: dict[str, Any], message: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings(**options)
+    assert message in caught.value.message
+    assert remedy in (caught.value.remedy or "")
+    assert caught.value.__context__ is None or caught.value.__suppress_context__  # pydantic's own words stay unseen
+
+
+@pytest.mark.parametrize("name", ["..", ".", "...", "a/b", "/", "a\\b", " ", "../up"])
+def test_the_name_of_a_run_is_no_path(name: str) -> None:
+    for attempt in (lambda: Settings(name=name), lambda: settings_from({"name": name})):
+        with pytest.raises(UsageError, match="name is ") as caught:
+            attempt()
+        assert "--project" in (caught.value.remedy or "")
+    with pytest.raises(UsageError, match="--name is "):
+        load_settings(overrides={"name": name})
+
+
+def test_names_of_runs_may_have_dots() -> None:
+    assert [Settings(name=name).name for name in (".hidden", "v1.2", "a..b")] == [".hidden", "v1.2", "a..b"]
+
+
+def test_settings_go_to_other_processes_as_they_are() -> None:
+    chosen = Settings(conf=0.4, name="run")
+    assert pickle.loads(pickle.dumps(chosen)) == chosen.model_copy() == chosen
+    assert chosen.model_fields_set == {"conf", "name"}
 
 
 def test_a_wrong_command_line_value_names_the_option() -> None:

@@ -15,6 +15,7 @@ from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
 from framefuse.engines.onnxruntime_errors import cannot_load
 from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.models import find_model
 
 HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
 
@@ -32,6 +33,33 @@ def test_a_missing_operator_is_named(tmp_path: Path, kind: str) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     with pytest.raises(ModelError, match=f"no operator {kind}"):
         open_engine("onnxruntime", path, EngineOptions())
+
+
+def test_every_refusal_of_a_file_has_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "loop.onnx"
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 8, 8]) for name in ("x", "y")]
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    nodes.append(helper.make_node("Relu", ["b"], ["y"]))
+    graph = helper.make_graph(nodes, "loop", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    for engine in ("onnxruntime", "openvino"):
+        with pytest.raises(ModelError) as caught:
+            open_engine(engine, path, EngineOptions("cpu"))
+        assert caught.value.remedy, engine
+
+
+def test_a_quantised_file_is_int8_as_it_is() -> None:
+    for name in ("onnxruntime", "openvino"):
+        engine = open_engine(name, find_model("scout-n-int8"), EngineOptions("cpu", "int8"))
+        assert any("int8" in reason for reason in engine.reasons)
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_int8_of_a_file_that_is_not_quantised_says_how_to_make_one(model: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no quantised layers") as caught:
+        open_engine(name, model, EngineOptions("cpu", "int8"))
+    assert "framefuse build MODEL --precision int8" in (caught.value.remedy or "")
 
 
 def test_an_operator_without_a_kernel_is_named() -> None:

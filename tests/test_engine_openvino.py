@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from framefuse.engines import EngineOptions, Slot, open_engine, openvino_head
+from framefuse.errors import ModelError
 from framefuse.kernels.boxes import detections
 from framefuse.models import find_model
 
@@ -145,3 +148,43 @@ def test_another_decoding_stays_in_the_model(tmp_path: Path, change: dict[str, A
 def test_a_model_without_such_a_head_is_left_alone() -> None:
     network = openvino.Core().read_model(find_model("squares"))
     assert openvino_head.find(openvino, openvino.Core(), network) is None
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from framefuse.engines import EngineOptions, open_engine
+from framefuse.errors import HostMemoryError
+engine = open_engine("openvino", Path(sys.argv[1]), EngineOptions("cpu", "fp32", streams=1, threads=1))
+engine.lane(1, 64, 64, 1)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]) * 2**20,) * 2)
+try:
+    lane = engine.lane(*map(int, sys.argv[3].split(",")), 2)
+    slot = lane.acquire()
+    lane.submit(slot)
+    lane.wait(slot)
+except HostMemoryError as error:
+    print(error.message, error.remedy, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "shape"), [(50, "1,2048,2048"), (110, "1,2048,2048"), (260, "8,1024,1024")], ids=str
+)
+def test_too_little_memory_is_said_with_the_shape(free_mb: int, shape: str) -> None:
+    words = [sys.executable, "-c", MEMORY, str(find_model("scout-n")), str(free_mb), shape]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert "not enough memory for OpenVINO at input" in done.stdout, done.stderr
+    assert shape.split(",")[1] in done.stdout and "smaller --batch or --imgsz" in done.stdout
+
+
+def test_an_operator_that_openvino_lacks_is_named(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "odd.onnx"
+    network = onnx.load(find_model("scout-n"))
+    network.graph.node[3].op_type = "Frobnicate"
+    onnx.save(network, path)
+    with pytest.raises(ModelError, match="no operator Frobnicate") as caught:
+        open_engine("openvino", path, EngineOptions("cpu"))
+    assert caught.value.remedy

@@ -21,7 +21,15 @@ from PIL import Image
 
 from framefuse import Pipeline, Result
 from framefuse.engines.null import NullEngine
-from framefuse.errors import CapabilityError, DecodeError, NonFiniteError, SinkError, SourceError, UsageError
+from framefuse.errors import (
+    CapabilityError,
+    DecodeError,
+    HostMemoryError,
+    NonFiniteError,
+    SinkError,
+    SourceError,
+    UsageError,
+)
 from framefuse.frame import Frame
 from framefuse.models.clip import squares_clip
 from framefuse.sinks.callback import CallbackSink
@@ -170,6 +178,23 @@ def test_non_finite_outputs_are_an_error_not_an_empty_result() -> None:
     assert our_threads() == []
 
 
+def test_too_little_memory_is_said_with_the_sizes_after_all_earlier_results(tmp_path: Path) -> None:
+    batches = iter(range(9))
+
+    def hungry(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        return marked(batch) if next(batches) < 3 else [np.empty(2**52)]
+
+    pipeline = Pipeline(pictures(5), engine=NullEngine(hungry), slots=1, save_jsonl=True, project=tmp_path)
+    with pytest.raises(HostMemoryError, match=r"not enough memory at batch 1 of \d+x\d+: Unable to alloc") as caught:
+        pipeline.run()
+    assert "--imgsz" in (caught.value.remedy or "") and isinstance(caught.value.__cause__, MemoryError)
+    assert pipeline.report.error is not None and pipeline.report.frames == 3
+    assert pipeline.folder is not None
+    (path,) = pipeline.folder.glob("*.jsonl")
+    assert len(path.read_text().splitlines()) == 3
+    assert our_threads() == []
+
+
 def test_an_error_of_a_sink_names_the_stage_and_ends_the_run() -> None:
     def fail(result: Result, frame: Frame | None) -> None:
         if result.frame.index == 3:
@@ -290,7 +315,7 @@ def test_a_closed_pipeline_says_so() -> None:
         list(pipeline)
 
 
-@pytest.mark.parametrize("sink", [print, CallbackSink(print), 3])
+@pytest.mark.parametrize("sink", [print, CallbackSink(print), CallbackSink, lambda frame: None, 3])
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
     with pytest.raises(UsageError, match="makes no sink"):
         Pipeline(pictures(1), engine=NullEngine(marked), sinks=[sink])

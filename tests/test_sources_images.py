@@ -444,10 +444,39 @@ class TestDispatch:
             open_source("gopher://host/clip")
         assert "rtsp" in (caught.value.remedy or "")
 
-    def test_options_are_checked(self) -> None:
-        for options in ({"vid_stride": 0}, {"decode_threads": 0}, {"start": -1.0}):
-            with pytest.raises(UsageError):
-                SourceOptions(**options)  # type: ignore[arg-type]
+    @pytest.mark.parametrize(
+        ("options", "message", "remedy"),
+        [
+            ({"vid_stride": 0}, "vid_stride is 0", "a whole number from 1"),
+            ({"vid_stride": "x"}, "vid_stride is 'x'", "a whole number from 1"),
+            ({"vid_stride": 1.5}, "vid_stride is 1.5", "a whole number from 1"),
+            ({"vid_stride": True}, "vid_stride is True", "a whole number from 1"),
+            ({"decode_threads": None}, "decode_threads is None", "a whole number from 1"),
+            ({"held": 0}, "held is 0", "a whole number from 1"),
+            ({"reconnect": -2}, "reconnect is -2", "a whole number from -1"),
+            ({"start": -1.0}, "start -1.0 and end None", "from 0"),
+            ({"start": "1.5"}, "start '1.5'", "from 0"),
+            ({"end": [1]}, "end [1]", "from 0"),
+            ({"timeout": float("inf")}, "timeout is inf", "above 0"),
+            ({"max_age": "x"}, "max_age is 'x'", "above 0"),
+            ({"reconnect_max_delay": 0}, "reconnect_max_delay is 0", "above 0"),
+            ({"low_latency": "no"}, "low_latency is 'no'", "True or False"),
+            ({"device": "gpu"}, "device is 'gpu'", "cpu or cuda"),
+        ],
+    )
+    def test_options_are_checked(self, options: dict[str, Any], message: str, remedy: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            SourceOptions(**options)
+        assert message in caught.value.message and remedy in (caught.value.remedy or "")
+
+    def test_numbers_of_numpy_are_numbers(self) -> None:
+        assert SourceOptions(vid_stride=np.int64(2), start=np.float32(0.5)).span[0] == Fraction(1, 2)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("options", [{}, {"vid_stride": 2}, [], 3, SourceOptions])
+    def test_options_of_another_kind_are_refused(self, options: Any) -> None:
+        with pytest.raises(UsageError, match="options is ") as caught:
+            open_source(media.picture(0), options)
+        assert "SourceOptions(...)" in (caught.value.remedy or "")
 
 
 class TestCamera:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -32,6 +32,7 @@ from framefuse.redact import brief
 Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
+FOLDER_NAME = "the name of a folder, no path: --project says where it lies"
 DAY = 86400
 """Seconds that anything may wait at most."""
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
@@ -42,6 +43,9 @@ class Settings(BaseModel):
     """All options with their defaults. Names are the same in Python, in YAML and (with dashes) on the command line.
 
     `GROUPS` names the first field of each group, in this order.
+
+    Raises:
+        UsageError: an option is unknown (with the nearest name) or its value is wrong (with what it takes).
     """
 
     model_config = Strict
@@ -125,6 +129,12 @@ class Settings(BaseModel):
     encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: as it likes")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
 
+    if not TYPE_CHECKING:  # checkers and editors know the fields
+
+        def __init__(self, **values: Any) -> None:
+            _check_names(values, "option", UsageError)
+            _fill(self, values, {})
+
     @property
     def on_gpu(self) -> bool:
         """Whether `device` is a GPU."""
@@ -152,6 +162,13 @@ class Settings(BaseModel):
         if isinstance(value, str):
             return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str | None) -> str | None:
+        if name is not None and not is_folder_name(name):
+            raise ValueError(FOLDER_NAME)
+        return name
 
     @field_validator("end")
     @classmethod
@@ -312,9 +329,21 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
     raise ConfigError(f"{key} is {brief(value)} ({where})", remedy=f"{key} takes a name, path or address")
 
 
+def is_folder_name(name: str) -> bool:
+    """Whether a folder of this name lies in the folder it is made in: not "..", "a/b" or "/"."""
+    return not re.search(r"[/\\]", name) and bool(name.strip(". "))
+
+
 def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
+    settings = Settings.__new__(Settings)
+    _fill(settings, values, origin)
+    return settings
+
+
+def _fill(settings: Settings, values: Mapping[str, Any], origin: Mapping[str, str]) -> None:
+    """Check the values and set them."""
     try:
-        return Settings(**values)
+        BaseModel.__init__(settings, **values)
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
@@ -334,7 +363,9 @@ def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> No
             continue
         known = [*Settings.model_fields, "preset", "source", "model"]
         close = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1, cutoff=0.5)
-        if name in _ELSEWHERE:
+        if name in known:
+            remedy = f"{name} is for Pipeline(...), or for the file"
+        elif name in _ELSEWHERE:
             remedy = f"framefuse has {_ELSEWHERE[name]} for it"
         else:
             remedy = f"did you mean {close[0]!r}?" if close else "'framefuse config show' lists all settings"

@@ -13,6 +13,7 @@ FramefuseError                 1  anything below; `.remedy` says what to do, `.s
 |   `-- CardError              1  what the model means is unknown: the message names the key to add
 |-- EngineError                1  an engine failed to build or to run
 |   |-- NonFiniteError         1  the model put out NaN or infinity
+|   |-- HostMemoryError        1  this machine has not enough memory
 |   |-- GpuMemoryError         1  the GPU has not enough memory
 |   `-- GpuLostError           1  the GPU is lost to this process: every later call would fail too
 `-- SinkError                  1  a result could not be written; what was written before is complete
@@ -97,6 +98,10 @@ class EngineError(FramefuseError):
 
 class NonFiniteError(EngineError):
     """The model's output contains NaN or infinity."""
+
+
+class HostMemoryError(EngineError):
+    """This machine has not enough memory; the message names the sizes."""
 
 
 class GpuMemoryError(EngineError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,3 +23,10 @@ def trim_heap() -> None:
     """Give free heap back to the system: reading and compiling a model leaves tens of MB that glibc would keep."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it says that the memory of this machine is not enough; C++ says so in words only."""
+    if isinstance(error, MemoryError):
+        return not type(error).__module__.startswith("cupy")  # that one is the GPU's
+    return re.search(r"bad_alloc|can't alloc|[Ff]ailed to allocate|[Uu]nable to allocate", str(error)) is not None

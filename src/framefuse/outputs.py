@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from framefuse.config import Settings
 from framefuse.errors import UsageError
@@ -61,7 +63,8 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     if settings.show:
         sinks.append(open_sink("show"))
     for make in factories:
-        sink = make() if callable(make) and (isinstance(make, type) or not hasattr(make, "write")) else None
+        maker = callable(make) and (isinstance(make, type) or not hasattr(make, "write")) and _takes_nothing(make)
+        sink = make() if maker else None
         if sink is None or not hasattr(sink, "write"):
             raise UsageError(
                 f"sinks has {make!r}, which makes no sink",
@@ -69,3 +72,14 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
             )
         sinks.append(sink)
     return sinks
+
+
+def _takes_nothing(make: Any) -> bool:
+    """Whether it can be called without arguments, as far as that is known."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions do not say
+        return True
+    return True

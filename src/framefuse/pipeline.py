@@ -24,10 +24,10 @@ from framefuse.channel import Threaded
 from framefuse.choices import check_classes, check_task, choose_batch, choose_device, choose_engine, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Device, Engine, EngineOptions, open_engine
-from framefuse.errors import FramefuseError, SinkError, UsageError
+from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.ledger import Copy, Ledger
-from framefuse.machine import available_cores, trim_heap
+from framefuse.machine import available_cores, lacks_memory, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
 from framefuse.outputs import SinkFactory, choose_encoder, sinks_for, writes
@@ -136,7 +136,10 @@ class Pipeline:
             )
             opened.callback(self._program.close)
             if info.width and info.height:
-                self._program.prepare(info.width, info.height)
+                try:
+                    self._program.prepare(info.width, info.height)
+                except MemoryError as error:
+                    raise self._explained(error) from error
             trim_heap()
             opened.pop_all()
         unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
@@ -158,8 +161,11 @@ class Pipeline:
                 yield result
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
         except BaseException as error:
-            self._error = None if isinstance(error, GeneratorExit) else error
-            raise
+            known = self._explained(error)
+            self._error = None if isinstance(error, GeneratorExit) else known
+            if known is error:
+                raise
+            raise known from error
         finally:
             self._recorder.stop()
             self.close()
@@ -206,6 +212,18 @@ class Pipeline:
             warnings=sinks.notes if sinks else (),
             error=self._error,
         )
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """The error, in our words where it is about memory and nobody has explained it yet."""
+        if not lacks_memory(error) or (isinstance(error, FramefuseError) and type(error) is not EngineError):
+            return error
+        width, height = self._program.largest_input
+        known = HostMemoryError(
+            f"not enough memory at batch {self._batcher.size} of {width}x{height}: {str(error).splitlines()[0][:300]}",
+            remedy="use a smaller --batch or --imgsz",
+        )
+        known.stage = getattr(error, "stage", None)
+        return known
 
     def _save_report(self) -> None:
         if self.folder is None:

@@ -94,6 +94,11 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
         print_error(*_explain(error, words), traceback=debug)
         return 2
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+    if isinstance(cause, MemoryError):
+        print_error(
+            f"not enough memory: {cause}", "use a smaller --batch or --imgsz, or smaller pictures", traceback=debug
+        )
+        return 1
     print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
     return 1
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.models.onnx_file import is_quantised
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
@@ -32,6 +33,9 @@ ENGINES: dict[str, str] = {
 FP8 = ("cudnn", "tensorrt")
 CHOOSING = ("cudnn",)
 """Engines that choose the precision of each layer by measurement, on `EngineOptions.calibration`."""
+
+AS_WRITTEN = ("onnxruntime", "torch", "tvm")
+"""Engines that run a quantised file on the CPU as it is written; in which numbers they multiply is theirs to say."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
     """Load an engine by name.
 
     Raises:
-        UsageError: no engine has this name.
+        UsageError: no engine has this name; int8 of a model that is not quantised.
         CapabilityError: its package, or the device asked for, is missing here.
         ModelError: the engine cannot read the model.
 
@@ -156,11 +160,31 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
             f"engine {name} chooses no precision by measurement: it has no use for calibration frames",
             remedy=f"leave calib out, or use engine {' or '.join(CHOOSING)}",
         )
+    quantised = options.precision == "int8" and options.device != "cuda" and name in AS_WRITTEN and is_quantised(model)
+    if quantised:
+        options = replace(options, precision="auto")
+    elif options.precision == "int8" and options.device != "cuda" and name == "onnxruntime":
+        raise not_quantised()
     module, _, function = modules[name].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), function or "open_engine")(model, options)
+    opener = getattr(importlib.import_module(module), function or "open_engine")
+    try:
+        engine: Engine = opener(model, options)
+    except ModelError as error:
+        error.remedy = error.remedy or "export it again with opset 17, or use another engine"
+        raise
+    if quantised:
+        engine.reasons = [*engine.reasons, f"the file is int8 as it is; engine {name} multiplies in {engine.precision}"]
     if model.suffix == ".onnx":
         _hold_to_profile(engine, model)
     return engine
+
+
+def not_quantised() -> UsageError:
+    """int8 was asked for, of a file in floating point."""
+    return UsageError(
+        "precision int8 was asked for, but the model has no quantised layers",
+        remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
+    )
 
 
 def _hold_to_profile(engine: Any, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import EngineOptions, Slot, SlotLane, openvino_head
-from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.engines import EngineOptions, Slot, SlotLane, not_quantised, openvino_head
+from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes import HEAD
-from framefuse.machine import available_cores
+from framefuse.machine import available_cores, lacks_memory
 
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
@@ -72,7 +73,12 @@ class OpenVinoEngine:
         try:
             return self._core.read_model(self._model)
         except RuntimeError as error:
-            raise ModelError(f"OpenVINO cannot read {self._model}: {_first_line(error)}") from error
+            if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
+                raise ModelError(
+                    f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses",
+                    remedy="export the model without it, or use another engine",
+                ) from error
+            raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
 
     def _compiled_for(self, shape: tuple[int, ...]) -> Any:
         if self._fixed is None:
@@ -104,7 +110,9 @@ class OpenVinoEngine:
 
     def _cannot_compile(self, shape: tuple[int, ...] | None, error: RuntimeError) -> EngineError:
         size = "" if shape is None else f" for input {shape}"
-        return EngineError(f"OpenVINO cannot compile {self._model}{size}: {_first_line(error)}")
+        if lacks_memory(error):
+            return _too_large(shape or "of any size", error)
+        return EngineError(f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}")
 
     def _fitted(self, network: Any) -> Any:
         """The network with the input and the outputs that a slot has."""
@@ -125,10 +133,7 @@ class OpenVinoEngine:
     def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
         able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         if asked == "int8" and not quantised:
-            raise UsageError(
-                "precision int8 was asked for, but the model has no quantised layers",
-                remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
-            )
+            raise not_quantised()
         if quantised:
             if asked not in ("auto", "int8"):
                 raise UsageError(
@@ -169,7 +174,14 @@ class OpenVinoEngine:
             request.set_input_tensor(0, tensor)
             return slot
 
-        return SlotLane(shape, [make_slot() for _ in range(slots or self.streams + 1)], start=_start, wait=self._wait)
+        count = slots or self.streams + 1
+        try:
+            made = [make_slot() for _ in range(count)]
+        except (RuntimeError, MemoryError) as error:
+            if lacks_memory(error):
+                raise _too_large(shape, error, slots=count) from error
+            raise EngineError(f"OpenVINO cannot make requests of input {shape}: {_last_line(error)}") from error
+        return SlotLane(shape, made, start=_start, wait=self._wait)
 
     def _wait(self, slot: Slot, timeout: float | None) -> bool:
         try:
@@ -178,7 +190,7 @@ class OpenVinoEngine:
             elif not slot.handle.wait_for(max(1, round(timeout * 1000))):
                 return False
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO failed at input {slot.input.shape}: {_first_line(error)}") from error
+            raise _failed(slot, error) from error
         slot.outputs = tuple(_array(tensor) for tensor in slot.handle.output_tensors)
         return True
 
@@ -218,10 +230,27 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 
 def _start(slot: Slot) -> None:
-    slot.handle.start_async()
+    try:
+        slot.handle.start_async()
+    except RuntimeError as error:
+        raise _failed(slot, error) from error
 
 
-def _first_line(error: BaseException) -> str:
+def _failed(slot: Slot, error: RuntimeError) -> EngineError:
+    if lacks_memory(error):
+        return _too_large(slot.input.shape, error)
+    return EngineError(f"OpenVINO failed at input {slot.input.shape}: {_last_line(error)}")
+
+
+def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
+    requests = f" in each of {slots} requests" if slots else ""
+    return HostMemoryError(
+        f"not enough memory for OpenVINO at input {shape}{requests}: {_last_line(error)}",
+        remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""),
+    )
+
+
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

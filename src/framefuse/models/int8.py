@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, ModelError
+from framefuse.models.onnx_file import QUANTISERS
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
 
 Calibration = Literal["percentile", "entropy", "minmax"]
@@ -31,15 +32,6 @@ BINS = 2048
 OLDEST_OPSET = 11
 FRAMES_AT_ONCE = 4
 """The histograms are made of this many frames at a time, whose activations are all in memory."""
-
-QUANTISED = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "QLinearConv",
-    "ConvInteger",
-    "DynamicQuantizeLinear",
-    "QLinearMatMul",
-)
 
 
 def onnxruntime() -> Any:
@@ -105,7 +97,7 @@ def _check(path: Path, model: Any) -> None:
     from onnx.defs import onnx_opset_version
 
     kinds = {node.op_type for node in model.graph.node}
-    if found := kinds & set(QUANTISED):
+    if found := kinds & set(QUANTISERS):
         raise ModelError(
             f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
             remedy="build from the FP32 model",

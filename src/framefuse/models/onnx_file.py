@@ -12,6 +12,15 @@ from framefuse.redact import brief
 
 REMEDY = "pass a complete .onnx file"
 
+QUANTISERS = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "QLinearConv",
+    "ConvInteger",
+    "DynamicQuantizeLinear",
+    "QLinearMatMul",
+)
+
 HEADS = {
     b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: export it to ONNX first",
     b"\x80": "a Python pickle, perhaps a PyTorch checkpoint: export it to ONNX first",
@@ -50,14 +59,7 @@ def read_onnx(path: Path) -> OnnxFacts:
     """
     import onnx
 
-    data = _read(path)
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError; its class depends on the protobuf implementation
-        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
-    if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
+    model = _parse(path)
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_external(path, tensor)
@@ -68,6 +70,29 @@ def read_onnx(path: Path) -> OnnxFacts:
         tuple(_facts(value) for value in model.graph.output),
         {entry.key: entry.value for entry in model.metadata_props},
     )
+
+
+def is_quantised(path: Path) -> bool:
+    """Whether an ONNX file has quantisers.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    return any(node.op_type in QUANTISERS for node in _parse(path).graph.node)
+
+
+def _parse(path: Path) -> Any:
+    import onnx
+
+    data = _read(path)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError; its class depends on the protobuf implementation
+        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
+    return model
 
 
 def _read(path: Path) -> bytes:

@@ -6,10 +6,12 @@ Only live sources keep a thread, one a connection: FFmpeg's network reads cannot
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote, urlsplit
@@ -18,6 +20,7 @@ import numpy as np
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
+from framefuse.redact import brief
 
 SCHEMES: dict[str, str] = {
     scheme: "framefuse.sources.live"
@@ -58,22 +61,49 @@ class SourceOptions:
     """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
 
     def __post_init__(self) -> None:
-        if self.vid_stride < 1 or self.decode_threads < 1:
-            raise UsageError(
-                f"vid_stride {self.vid_stride} and decode_threads {self.decode_threads} must be at least 1"
-            )
+        for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
+        for name in ("max_age", "timeout", "reconnect_max_delay"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a number of seconds above 0")
+        if not isinstance(self.low_latency, bool | np.bool_):
+            raise UsageError(f"low_latency is {brief(self.low_latency)}", remedy="low_latency takes True or False")
+        if self.device not in ("cpu", "cuda"):
+            raise UsageError(f"device is {brief(self.device)}", remedy="device takes cpu or cuda")
         start, end = self.span
         if start < 0 or (end is not None and end <= start):
-            raise UsageError(f"start {self.start} and end {self.end} are no range of seconds")
+            raise UsageError(f"start {self.start} and end {self.end} are no range of seconds", remedy=SPAN)
 
     @property
     def span(self) -> tuple[Fraction, Fraction | None]:
         """`start` (0 when not given) and `end` as the decimals they were written as: 0.92 is exactly 23/25."""
         try:
-            start = Fraction(0) if self.start is None else Fraction(str(self.start))
-            return start, None if self.end is None else Fraction(str(self.end))
-        except ValueError:
-            raise UsageError(f"start {self.start} or end {self.end} is not a number of seconds") from None
+            start, end = (None if value is None else _seconds(value) for value in (self.start, self.end))
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds", remedy=SPAN
+            ) from None
+        return start or Fraction(0), end
+
+
+SPAN = "start takes a number of seconds from 0, and end one above it"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _seconds(value: Any) -> Fraction:
+    """
+    Raises:
+        TypeError, ValueError: no number, or none that is finite.
+    """
+    if not _is_number(value):
+        raise TypeError(value)
+    return Fraction(str(value))
 
 
 @dataclass
@@ -139,9 +169,12 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 
     Raises:
         SourceError: nothing can be read there (with what was tried).
-        UsageError: the kind of source is not known, or the text is empty.
+        UsageError: the kind of source is not known, the text is empty, or `options` are none.
     """
-    options = options or SourceOptions()
+    if options is None:
+        options = SourceOptions()
+    elif not isinstance(options, SourceOptions):
+        raise UsageError(f"options is {brief(options)}", remedy="pass framefuse.SourceOptions(...)")
     if is_camera(source):
         from framefuse.sources.camera import open_camera
 

@@ -212,6 +212,18 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
     scores = validate("squares", path, images=video)
     assert scores.frames == 3
     assert scores.map50 == pytest.approx(1, abs=0.01)
+    for frame, message in (
+        (-1, "image '4.jpg' has the frame -1"),
+        (None, "image '4.jpg' has the frame None"),
+        (4.0, r"has the frame 4\.0"),
+        (6, "two images are frame 6"),
+        (99, r"1 of 3 pictures of .* could not be read: frame 99"),
+    ):
+        content["images"][1]["frame"] = frame
+        path.write_text(json.dumps(content))
+        with pytest.raises(SourceError, match=message) as caught:
+            validate("squares", path, images=video)
+        assert caught.value.remedy
 
 
 # -- bad data ----------------------------------------------------------------------------------------------------------
@@ -230,8 +242,23 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
         (lambda c: c["images"][1].update(file_name="frame 0.png"), "same file_name"),
         (lambda c: c["categories"][1].update(id=40), "categories has the id 40 2 times"),
         (lambda c: c["categories"][1].update(name="RED"), "two categories are called 'RED'"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "bbox is not"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "bbox is not"),
+        (lambda c: c["categories"][1].update(name=" "), "no id or no name"),
+        (lambda c: c["categories"][1].update(name="\ud800"), r"a name that nothing can write: '\\ud800'"),
+        (lambda c: c["images"][1].update(file_name="a\0b"), r"a file_name that nothing can write: 'a\\x00b'"),
+        (lambda c: c["images"][1].update(file_name="a" * 5000), r"1 of 6 images of bad\.json are missing: .*aaa\.\."),
+        (lambda c: c["images"][0].update(file_name="a" * 5000), r"names 'aaaa.*\.\.\., which is in none of"),
+        (lambda c: c["images"][5].pop("height"), "image 'frame 5.png' has width 640 and height None"),
+        (lambda c: c["images"][5].update(width=0), "has width 0 and height 384"),
+        (lambda c: c["images"][5].update(width="640"), "has width '640' and height 384"),
+        (lambda c: c["images"][5].update(complexity=float("nan")), "has the complexity nan"),
+        (lambda c: c["images"][5].update(complexity=2), "has the complexity 2"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), r"\(id 0\) of image 10 has the bbox \[1, 2, 3\]"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), r"has the bbox \[1, 2, 3, nan\]"),
+        (lambda c: c["annotations"][0].update(area=float("nan")), "has the area nan"),
+        (lambda c: c["annotations"][0].update(area=-4), "has the area -4"),
+        (lambda c: c["annotations"][0].update(area="big"), "has the area 'big'"),
+        (lambda c: c["annotations"][0].update(iscrowd="0"), "has iscrowd '0'"),
+        (lambda c: c["annotations"][0].update(iscrowd=2), "has iscrowd 2"),
         (lambda c: [row.update(bbox=[1, 2, 0, 0]) for row in c["annotations"]], "no annotation has an area"),
         (lambda c: c["images"][2].update(file_name="gone.png"), r"1 of 6 images of bad\.json are missing: .*gone\.png"),
         (
@@ -240,7 +267,7 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
         ),
         (lambda c: c["images"][0].update(width=100), "is 640x384, but the data say 100x384"),
         (lambda c: c["images"][0].update(width=384, height=640), "640x384, but the data say 384x640"),
-        (lambda c: c["images"][0].pop("width"), "no width and height"),
+        (lambda c: c["images"][0].pop("width"), "has width None and height 384"),
     ],
 )
 def test_bad_coco_files_say_what_is_wrong(
@@ -251,8 +278,51 @@ def test_bad_coco_files_say_what_is_wrong(
     change(content)
     path = folder / "bad.json"
     path.write_text(json.dumps(content))
-    with pytest.raises((SourceError, DecodeError), match=message):
+    with pytest.raises((SourceError, DecodeError), match=message) as caught:
         validate("squares", path)
+    assert caught.value.remedy
+
+
+def test_objects_outside_their_pictures_are_said(squares: tuple[Path, Coco]) -> None:
+    folder, content = squares
+    content = json.loads(json.dumps(content))
+    for number, box in enumerate(([700, 0, 9, 9], [-9, 0, 9, 9], [0, 384, 9, 9], [630, 0, 99, 9])):
+        content["annotations"][number]["bbox"] = box
+    (folder / "outside.json").write_text(json.dumps(content))
+    assert open_data(folder / "outside.json").notes == [
+        "3 annotations lie wholly outside their pictures: nothing can find them"
+    ]
+
+
+OUTLINES = [
+    "x", 5, True, {}, [[]], [1, 2, 3, 4, 5, 6], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6, 7]], [[float("nan")] * 8],
+    [["a"] * 6], {"counts": [1]}, {"size": [0, 0], "counts": []}, {"size": [384, 640], "counts": [5, 5]},
+    {"size": [384, 640], "counts": [5, -5, 245760]}, {"size": [384, 640], "counts": "XYZ!!~~"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outline", OUTLINES, ids=str)
+def test_an_outline_that_is_none_is_refused_when_it_is_asked_for(squares: tuple[Path, Coco], outline: Any) -> None:
+    folder, content = squares
+    content = json.loads(json.dumps(content))
+    for row in content["annotations"]:
+        row["segmentation"] = outline or {"size": [1, 1]}
+    (folder / "outlines.json").write_text(json.dumps(content))
+    data = open_data(folder / "outlines.json")
+    read = data.labels(data.keys[0]).class_mask
+    assert read is not None
+    with pytest.raises(DecodeError, match=r"image 'frame 0\.png' has a segmentation that cannot be read"):
+        read()
+
+
+def test_a_background_is_no_class_in_common(squares: tuple[Path, Coco]) -> None:
+    folder, content = squares
+    content = json.loads(json.dumps(content))
+    for row in content["annotations"]:
+        row["segmentation"] = [[0, 0, 9, 0, 9, 9]]
+    (folder / "outlined.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="no class in common, but for the background"):
+        validate("body-n", folder / "outlined.json")
 
 
 def test_what_is_no_data(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 import media
 from framefuse import Pipeline
+from framefuse.cli import main
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
@@ -123,6 +124,28 @@ def test_coco_on_a_full_disk_is_still_whole(full_disk: Path, crowd: int) -> None
     assert len(data["images"]) in (i, i + 1)
     assert len(data["annotations"]) == i * crowd
     assert os.listdir(full_disk) == ["clip.json"]
+
+
+@pytest.mark.parametrize("words", [(), ("--images",)])
+def test_a_world_on_a_full_disk_leaves_whole_files(
+    full_disk: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main(["synth", "street?frames=200&size=320x192&complexity=1", "--out", str(full_disk), *words]) == 1
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "--out" in err and "--project" not in err
+    data = json.loads((full_disk / "street-train-0.json").read_text())
+    assert 0 < len(data["images"]) < 200
+    assert {row["image_id"] for row in data["annotations"]} <= {row["id"] for row in data["images"]}
+    if words:
+        assert all((full_disk / row["file_name"]).stat().st_size > 1000 for row in data["images"])
+
+
+def test_a_world_writes_over_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "street-train-0_1.png"
+    kept.write_text("mine")
+    assert main(["synth", "street?frames=2&size=320x192", "--out", str(tmp_path), "--images"]) == 1
+    assert f"{kept} exists already" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [kept.name] and kept.read_text() == "mine"
 
 
 def test_video_on_a_full_disk_whose_space_is_really_gone(full_disk: Path) -> None:

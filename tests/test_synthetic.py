@@ -182,6 +182,8 @@ def test_address_and_arguments_mean_the_same() -> None:
         ("synthetic://street?sead=7", "did you mean seed"),
         ("synthetic://stret", "did you mean street"),
         ("synthetic://street?seed=x", "seed is a whole number"),
+        (f"synthetic://street?seed={10**20}", "at most 18 digits"),
+        ("synthetic://street?frames=2#seed=3", "between &"),
         ("synthetic://street?seed=-1", "seed is a whole number"),
         ("synthetic://street?seed=1&seed=2", "given twice"),
         ("synthetic://street?size=640", "WIDTHxHEIGHT"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from framefuse.cli import main
+from framefuse.cli import main, val
 from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
 from framefuse.evaluation import validate
@@ -82,6 +82,51 @@ def test_a_combination_that_cannot_run_is_named(data: Path, capsys: pytest.Captu
     assert out.splitlines()[2].split()[:4] == ["squares", "onnxruntime", "bf16", "failed"]
     assert "failed   squares onnxruntime bf16: ONNX Runtime has no bf16" in err
     assert "has no bf16" in json.loads(Path("runs/val/val/scores.json").read_text())["runs"][1]["error"]
+
+
+def test_what_failed_is_said_even_quietly(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "squares", "none.onnx", "-d", "truth.json", "--quiet", "--json")
+    assert code == 1 and len(json.loads(out)["runs"]) == 2
+    assert err.startswith("failed   none.onnx auto auto: there is no model 'none.onnx' -> ")
+
+
+def test_where_the_scores_go_is_tried_before_anything_is_measured(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
+    for project in ("truth.json", "/proc/runs"):
+        code, _, err = run(capsys, "squares", "-d", "truth.json", "--project", project)
+        assert code == 1 and f"cannot make the run folder {project}" in err
+
+
+def test_what_was_scored_before_an_interruption_is_kept(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = val._run
+
+    def interrupted(row: Row, *rest: Any) -> Row:
+        if row.wanted.engine == "openvino":
+            raise KeyboardInterrupt
+        return score(row, *rest)
+
+    monkeypatch.setattr(val, "_run", interrupted)
+    code, out, err = run(capsys, "squares", "-d", "truth.json", "--engine", "onnxruntime,openvino")
+    assert (code, err) == (130, "error: interrupted\n")
+    assert out.splitlines()[1].split()[:2] == ["squares", "onnxruntime"]
+    assert len(json.loads(Path("runs/val/val/scores.json").read_text())["runs"]) == 1
+    code, out, _ = run(capsys, "squares", "-d", "truth.json", "--engine", "openvino", "--project", "other")
+    assert (code, out) == (130, "") and not Path("other").exists()
+
+
+def test_an_int8_file_is_int8_on_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("-d", "synthetic://street?frames=2&size=320x192", "--precision", "int8", "--imgsz", "96", "160")
+    code, out, err = run(capsys, "scout-n-int8", *words, "--engine", "onnxruntime,openvino")
+    assert code == 0, err
+    assert [line.split()[1:3] for line in out.splitlines()[1:3]] == [["onnxruntime", "fp32"], ["openvino", "int8"]]
+    assert "note     int8 was asked for; engine onnxruntime multiplies in fp32" in err
+    code, _, err = run(capsys, "scout-s", *words, "--engine", "onnxruntime,openvino")
+    assert code == 2 and "framefuse build MODEL --precision int8 --calib SOURCE" in err
 
 
 @pytest.mark.parametrize(

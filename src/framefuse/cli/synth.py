@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -66,8 +68,9 @@ def write_clip(
 
     stem = f"{world.scene}-{world.split}-{world.seed}"
     video, truth = out / f"{stem}.mp4", out / f"{stem}.json"
-    for path in (video, truth):
-        if path.exists():
+    pictures = (out / f"{stem}_{number}.png" for number in range(world.frames if images else 0))
+    for path in itertools.chain((video, truth), pictures):
+        if os.path.lexists(path):
             raise SinkError(f"{path} exists already", remedy="choose another --out, or remove it first")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -79,14 +82,17 @@ def write_clip(
                     for target, source in zip(file.picture(), planes_of(to_video(snapshot.picture)), strict=True):
                         target[...] = source
                     file.encode(snapshot.index, Fraction(0))
-                    coco.add(snapshot)
                     if images:
                         from PIL import Image
 
                         Image.fromarray(snapshot.picture).save(out / f"{stem}_{snapshot.index}.png", compress_level=1)
+                    coco.add(snapshot)
                     on_frame(snapshot.index + 1)
         finally:
             file.close(Fraction(0))
+    except SinkError as error:
+        error.remedy = "free some space, or choose another --out"
+        raise
     except OSError as error:
         raise SinkError(f"cannot write into {out}: {error.strerror or error}", remedy="choose another --out") from error
     return video, truth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -62,35 +62,47 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.evaluation import open_data
-    from framefuse.evaluation.compare import Row, Wanted, class_table, save, table, to_json
-    from framefuse.sinks.run_folder import make_run_folder
+    from framefuse.evaluation.compare import Row, Wanted, save
+    from framefuse.sinks.run_folder import run_folder
 
     opened = open_data(data, images)
     opened.spread(limit)
     rows: list[Row] = []
-    for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
-        chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
-        model = _built(wanted)
-        rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
+    written: list[Path] = []
+    with run_folder(settings.project, settings.name, settings.exist_ok) as folder:
+        try:
+            for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
+                chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
+                model = _built(wanted)
+                rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
+        finally:  # what was scored before an interruption is kept
+            if any(row.scores for row in rows):
+                _show(rows, print_json)
+                written = save(rows, folder)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise failed[0]
-    folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
-    written = save(rows, folder)
-    if print_json:
-        typer.echo(to_json(rows), nl=False)
-    else:
-        head, *body = table(rows)
-        print_table(head, body)
-        typer.echo()
-        head, *body = class_table(rows)
-        print_table(head, body)
+    lines = []
     if not quiet:
         notes = dict.fromkeys(note for row in rows if row.scores for note in row.scores.notes)
         lines = [f"note     {note}" for note in notes] + [f"wrote    {path}" for path in written]
-        lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
+    lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
+    if lines:
         stderr().print("\n".join(lines), markup=False)
     return failed[0].exit_code if failed else 0
+
+
+def _show(rows: Sequence[Row], as_json: bool) -> None:
+    from framefuse.evaluation.compare import class_table, table, to_json
+
+    if as_json:
+        typer.echo(to_json(rows), nl=False)
+        return
+    head, *body = table(rows)
+    print_table(head, body)
+    typer.echo()
+    head, *body = class_table(rows)
+    print_table(head, body)
 
 
 def _several(given: dict[str, Any], field: str) -> list[str]:

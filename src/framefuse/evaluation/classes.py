@@ -91,9 +91,9 @@ def match_names(
     """
     by_name = {_plain(name): number for number, name in model.items()}
     shared = {number: by_name[_plain(name)] for number, name in data.items() if _plain(name) in by_name}
-    if not shared:
+    if {_plain(data[number]) for number in shared} <= {"background"}:  # that is what nothing is called
         raise UsageError(
-            f"{card.path.name} and the data have no class in common: "
+            f"{card.path.name} and the data have no class in common{', but for the background' if shared else ''}: "
             f"the model has {_some(model)}, the data {_some(data)}",
             remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
         )

@@ -7,16 +7,19 @@ count neither way. Where `images` is a video, each image of the file is the fram
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.evaluation.data import Dataset, Key, Labels
 from framefuse.prediction import FrameInfo
@@ -40,6 +43,7 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     """
     records = _read(path)
     pictures, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
+    _check_pictures(path, pictures.values())
     names = _class_names(path, categories)
     number_of = {category: number for number, category in enumerate(sorted(categories))}
     objects, notes = _objects(path, records["annotations"], pictures, categories)
@@ -81,10 +85,15 @@ def _read(path: Path) -> Mapping[str, list[Any]]:
 def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[int, Record]:
     text = {"images": "file_name", "categories": "name"}[kind]
     for record in records[kind]:
-        if not _is_id(record.get("id")) or not isinstance(record.get(text), str):
+        if not _is_id(record.get("id")) or not isinstance(record.get(text), str) or not record[text].strip():
             raise DecodeError(
                 f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}",
                 remedy=f"give it a whole number as id, and a text as {text}",
+            )
+        if re.search(UNWRITABLE if kind == "images" else "[\0\ud800-\udfff]", record[text]):
+            raise DecodeError(
+                f"{path}: an entry of {kind} has a {text} that nothing can write: {_short(record[text])}",
+                remedy=f"give it a {text} in UTF-8",
             )
     counts = Counter(record["id"] for record in records[kind])
     if repeated := [number for number, count in counts.items() if count > 1]:
@@ -95,7 +104,24 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
     return {record["id"]: record for record in records[kind]}
 
 
-def _is_id(value: Any) -> bool:
+def _check_pictures(path: Path, pictures: Iterable[Record]) -> None:
+    for record in pictures:
+        sides = [record.get("width"), record.get("height")]
+        if not all(_is_id(side) and side > 0 for side in sides):
+            raise DecodeError(
+                f"{path}: image {_short(record['file_name'])} has width {_short(sides[0])} and height "
+                f"{_short(sides[1])}",
+                remedy="give it both, in pixels",
+            )
+        complexity = record.get("complexity")
+        if complexity is not None and not (_is_length(complexity) and 0 <= complexity <= 1):
+            raise DecodeError(
+                f"{path}: image {_short(record['file_name'])} has the complexity {_short(complexity)}",
+                remedy="leave it out, or give a number from 0 (calm) to 1 (crowded)",
+            )
+
+
+def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -112,7 +138,7 @@ def _objects(
     """Annotations by image id, and what was left out."""
     found: dict[int, list[Record]] = defaultdict(list)
     seen: set[int] = set()
-    flat = 0
+    flat = outside = 0
     for record in annotations:
         for key, known in (("image_id", pictures), ("category_id", categories)):
             if not _is_id(record.get(key)) or record[key] not in known:
@@ -126,18 +152,39 @@ def _objects(
             if number in seen:
                 raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
             seen.add(int(number or 0))
-        box = record.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
-            raise DecodeError(
-                f"{path}: bbox is not [x, y, width, height]: {_short(record)}", remedy="write four numbers, in pixels"
-            )
+        _check_values(path, record)
+        box, picture = record["bbox"], pictures[record["image_id"]]
         if min(box[2:]) <= 0:
             flat += 1
         else:
             found[record["image_id"]].append(record)
+            x, y, width, height = box
+            outside += x >= picture["width"] or y >= picture["height"] or x + width <= 0 or y + height <= 0
     if not found:
         raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
-    return found, [f"{flat} annotations without an area were left out"] if flat else []
+    notes = [f"{flat} annotations without an area were left out"] if flat else []
+    if outside:
+        notes.append(f"{outside} annotations lie wholly outside their pictures: nothing can find them")
+    return found, notes
+
+
+def _check_values(path: Path, record: Record) -> None:
+    """
+    Raises:
+        DecodeError: what an annotation says of an object cannot be.
+    """
+    box, area, crowd = (record.get(key) for key in ("bbox", "area", "iscrowd"))
+    which = f"{path}: an annotation (id {_short(record.get('id'))}) of image {record['image_id']}"
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
+        raise DecodeError(
+            f"{which} has the bbox {_short(box)}", remedy="bbox is [x, y, width, height], four numbers in pixels"
+        )
+    if area is not None and not (_is_length(area) and area >= 0):
+        raise DecodeError(
+            f"{which} has the area {_short(area)}", remedy="leave it out, or give a number of square pixels"
+        )
+    if crowd not in (None, 0, 1):
+        raise DecodeError(f"{which} has iscrowd {_short(crowd)}", remedy="iscrowd is 0 or 1")
 
 
 def _is_length(value: Any) -> bool:
@@ -150,10 +197,12 @@ def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
     for folder in near:
-        if (folder / name).is_file():
+        if _is_file(folder / name):
             return folder
     tried = ", ".join(map(str, near))
-    raise SourceError(f"{path} names {name!r}, which is in none of {tried}", remedy="say where with --images FOLDER")
+    raise SourceError(
+        f"{path} names {_short(name)}, which is in none of {tried}", remedy="say where with --images FOLDER"
+    )
 
 
 def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
@@ -162,7 +211,7 @@ def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[
     files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in pictures.values()}
     if len(files) < len(pictures):
         raise SourceError(f"{path}: two images have the same file_name", remedy="name each image once")
-    if missing := [str(file) for file in files if not Path(str(file)).is_file()]:
+    if missing := [_short(file)[1:-1] for file in files if not _is_file(Path(str(file)))]:
         raise SourceError(
             f"{len(missing)} of {len(files)} images of {path.name} are missing: {_some(missing)}",
             remedy="check --images, or take them out of the file",
@@ -170,14 +219,27 @@ def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[
     return files
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no file can have this name
+        return False
+
+
 def _frames_of(path: Path, video: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
-    frames: dict[Any, Record] = {record.get("frame"): record for record in pictures.values()}
-    if len(frames) < len(pictures) or not all(_is_id(number) for number in frames):
-        raise SourceError(
-            f"{path} does not say which frames of {video} it means",
-            remedy="give each image a number: frame: 0, ...",
-        )
-    return {int(number): frames[number] for number in sorted(frames)}
+    frames: dict[Key, Record] = {}
+    for record in pictures.values():
+        number = record.get("frame")
+        if not _is_id(number) or number < 0:
+            raise SourceError(
+                f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}: it does not say which "
+                f"picture of {video} it means",
+                remedy="give each image its number in the video: frame: 0, ..., or name a folder with --images",
+            )
+        if number in frames:
+            raise SourceError(f"{path}: two images are frame {number} of {video}", remedy="name each frame once")
+        frames[number] = record
+    return {number: frames[number] for number in sorted(frames)}
 
 
 def _open_images(keys: Sequence[Key]) -> Source:
@@ -215,20 +277,16 @@ def _labels(
     picture = by_key[key]
     rows = objects.get(picture["id"], [])
     boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
-    areas = [row["area"] if _is_length(row.get("area")) else row["bbox"][2] * row["bbox"][3] for row in rows]
+    areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
     boxes[:, 2:] += boxes[:, :2]
-    complexity: Any = picture.get("complexity")
-    size = picture.get("width"), picture.get("height")
-    if not all(_is_id(side) for side in size):
-        raise DecodeError(f"image {picture['file_name']!r} has no width and height", remedy="add both to the COCO file")
     return Labels(
         xyxy=boxes,
         class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
         crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
         area=np.array(areas, np.float64),
-        size=(int(size[0] or 0), int(size[1] or 0)),
+        size=(picture["width"], picture["height"]),
         class_mask=partial(_class_mask, rows, number_of, picture),
-        complexity=float(complexity) if _is_length(complexity) else None,
+        complexity=picture.get("complexity"),
     )
 
 
@@ -247,6 +305,7 @@ def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: R
     for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
         outline = row["segmentation"]
         try:
+            _check_outline(outline, [height, width])
             if isinstance(outline, list) or isinstance(outline.get("counts"), list):
                 outline = tools.frPyObjects(outline, height, width)
             decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
@@ -257,6 +316,20 @@ def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: R
             ) from error
         mask[decoded] = number_of[row["category_id"]] + 1
     return mask
+
+
+def _check_outline(outline: Any, size: list[int]) -> None:
+    """What the library would take for an outline of nothing.
+
+    Raises:
+        ValueError: a polygon without three points or of no numbers; run lengths of another size.
+    """
+    if isinstance(outline, list):
+        for polygon in outline:
+            if len(polygon) < 6 or len(polygon) % 2 or not all(_is_length(value) for value in polygon):
+                raise ValueError(polygon)
+    elif outline["size"] != size or (isinstance(outline["counts"], list) and sum(outline["counts"]) != prod(size)):
+        raise ValueError(outline["size"])
 
 
 def mask_tools() -> Any:

@@ -72,7 +72,7 @@ def validate(
             done.add(key)
             on_frame(len(done), len(keys))
         report = pipeline.report
-    if lost := [str(key) for key in keys if key not in done]:
+    if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
         raise SourceError(
             f"{len(lost)} of {len(keys)} pictures of {opened.uri} could not be read: {', '.join(lost[:3])}",
             remedy="repair them, or take them out of the data",
@@ -80,6 +80,9 @@ def validate(
     scores = counter.scores()
     engine_ms = next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None)
     ran = report.model
+    notes = [*opened.notes, *counter.notes]
+    if ran and chosen.precision not in ("auto", ran.precision):
+        notes.append(f"{chosen.precision} was asked for; engine {ran.engine} multiplies in {ran.precision}")
     return Scores(
         model=pipeline.card.path.stem,
         data=opened.uri,
@@ -93,7 +96,7 @@ def validate(
         pixels=scores if isinstance(scores, PixelScores) else None,
         file_mb=pipeline.card.path.stat().st_size / 1e6,
         cpu_ms=engine_ms,
-        notes=[*opened.notes, *counter.notes],
+        notes=notes,
     )
 
 

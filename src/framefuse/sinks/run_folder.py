@@ -6,6 +6,8 @@ import errno
 import fcntl
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from framefuse.errors import SinkError
@@ -44,6 +46,27 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
             remedy="choose a place you may write to with --project",
         ) from error
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Iterator[Path]:
+    """The folder of a run, made before it starts, so that it is known to be writable; removed where it stays empty.
+
+    Raises:
+        SinkError: the folder cannot be made, or nothing can be written into it.
+    """
+    wanted = Path(project) / (name or "predict")
+    missing = [place for place in wanted.parents if not place.exists()]
+    existed = exist_ok and wanted.exists()
+    folder = make_run_folder(project, name, exist_ok)
+    try:
+        if not os.access(folder, os.W_OK):
+            raise SinkError(f"nothing can be written into {folder}", remedy="choose another --project")
+        yield folder
+    finally:
+        with suppress(OSError):  # it is not empty
+            for place in (*([] if existed else [folder]), *missing):
+                place.rmdir()
 
 
 class FolderLock:

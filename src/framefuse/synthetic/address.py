@@ -28,6 +28,8 @@ def parse(uri: str) -> dict[str, Any]:
     parts = urlsplit(uri)
     if parts.scheme.lower() != "synthetic":
         raise UsageError(f"{uri!r} is no synthetic:// address", remedy=f"for example {EXAMPLE}")
+    if parts.fragment or uri.endswith("#"):
+        raise UsageError(f"{uri!r} has a #", remedy=f"keys follow a ? and stand between &, for example {EXAMPLE}")
     scene = (parts.netloc + parts.path).strip("/")
     if scene not in SCENES:
         raise UsageError(f"there is no synthetic scene {scene!r}", remedy=_nearest(scene, SCENES))
@@ -115,8 +117,8 @@ def _share(text: str) -> float:
 
 
 KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "seed": (_whole, "a whole number"),
-    "frames": (_whole, "a whole number"),
+    "seed": (_whole, "a whole number of at most 18 digits"),
+    "frames": (_whole, "a whole number of at most 18 digits"),
     "size": (_size, "WIDTHxHEIGHT, for example 1280x720"),
     "fps": (Fraction, "a number or a fraction, for example 30000/1001"),
     "split": (str, "one of train, val, test"),

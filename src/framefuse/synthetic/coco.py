@@ -20,42 +20,72 @@ class CocoTruth:
     `visibility`, images `frame`, `seconds` and `complexity`. Objects that `Truth.ignored` names have `iscrowd` 1, so
     that evaluation neither asks for them nor counts a detection of them as wrong. Segmentations are uncompressed RLE.
 
-    The file is complete after `close`; a frame that was not added has no image row.
+    The file is complete after `close`; a frame that was not added has no image row. Where the disk is full by then, the
+    last frames are given up for the end of the file, and what was wrong is raised all the same.
     """
 
     def __init__(self, path: Path, world: World, stem: str) -> None:
         self._world, self._stem = world, stem
-        self._images: list[dict[str, Any]] = []
+        self._images: list[str] = []
         self._count = 0
         info = {"description": write(world), "synthetic_version": world.version, "year": 2026}
         categories = [{"id": number, "name": name} for number, name in world.object_names.items()]
-        self._file = path.open("w", encoding="utf-8")
-        self._file.write(f'{{"info": {json.dumps(info)},\n"categories": {json.dumps(categories)},\n"annotations": [')
+        self._file = path.open("xb", buffering=0)
+        self._ends: list[int] = []
+        """Where the rows of each frame end in the file, after where the first begin."""
+        self._append(f'{{"info": {json.dumps(info)},\n"categories": {json.dumps(categories)},\n"annotations": [')
 
     def add(self, snapshot: Snapshot) -> None:
         """One frame."""
         height, width = snapshot.truth.instances.shape
         image_id = len(self._images) + 1
-        self._images.append(
-            {
-                "id": image_id,
-                "file_name": f"{self._stem}_{snapshot.index}.png",
-                "width": width,
-                "height": height,
-                "frame": snapshot.index,
-                "seconds": float(snapshot.index / self._world.fps),
-                "complexity": round(snapshot.truth.complexity, 4),
-            }
-        )
+        image = {
+            "id": image_id,
+            "file_name": f"{self._stem}_{snapshot.index}.png",
+            "width": width,
+            "height": height,
+            "frame": snapshot.index,
+            "seconds": float(snapshot.index / self._world.fps),
+            "complexity": round(snapshot.truth.complexity, 4),
+        }
+        rows = []
         for row in rows_of(snapshot):
-            self._file.write(",\n" if self._count else "\n")
+            start = ",\n" if self._count else "\n"
             self._count += 1
-            self._file.write(json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
+            rows.append(start + json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
+        self._append("".join(rows))
+        self._images.append(json.dumps(image))
+
+    def _append(self, text: str) -> None:
+        """
+        Raises:
+            OSError: there is no room for it.
+        """
+        data = memoryview(text.encode())
+        while data:
+            data = data[self._file.write(data) :]
+        self._ends.append(self._file.tell())
 
     def close(self) -> None:
-        if not self._file.closed:
-            self._file.write('],\n"images": [' + ",\n".join(map(json.dumps, self._images)) + "]}\n")
-            self._file.close()
+        """May be called twice.
+
+        Raises:
+            OSError: the last frames did not fit.
+        """
+        if self._file.closed:
+            return
+        failure: OSError | None = None
+        with self._file:
+            for count in range(len(self._images), -1, -1):
+                try:
+                    self._file.truncate(self._ends[count])
+                    self._file.seek(self._ends[count])
+                    self._append('],\n"images": [' + ",\n".join(self._images[:count]) + "]}\n")
+                    break
+                except OSError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> CocoTruth:
         return self

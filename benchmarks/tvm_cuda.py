@@ -2,40 +2,51 @@
 
     python -m benchmarks.tvm_cuda [MODEL.onnx ...] [--out FILE]
 
-Device time between two events around a graph launch (median of 50 launches), from float32 NCHW pictures to the decoded
-float32 output, batch 1, 640x640:
+Device time between two events around a graph launch, from float32 NCHW pictures to the decoded float32 output, batch 1,
+640x640. All graphs take turns: `us` is the median of `rounds`, each the median of 20 launches.
 
-- `cudnn`: engine cudnn, on one stream and on four
+- `cudnn 1 stream`, `cudnn 4 streams`: engine cudnn
 - `tvm + cuDNN`, `tvm alone`: engine tvm; `without convolutions`: the same with nothing started for them, which is what
   TVM's own kernels and the launches between them take
-- `kernels`: microseconds of each kernel in one launch, as CUPTI recorded it, where cupti-python is installed
-- `two slots`: whether two executions that run at once give what one gives alone
+- `ratio`: to the faster of engine cudnn
 - `error`: the largest difference to ONNX Runtime in float32, of the largest value
+- `two slots`: whether two executions that run at once give what one gives alone
+- `kernels`: microseconds of each kernel in one launch, as CUPTI recorded it, where cupti-python is installed; measured
+  last, since recording slows down what comes after it
 
-Where the GPU's machine has TVM's runtime but not its compiler (61 MB), the programs can be compiled elsewhere:
+Where the GPU's machine has TVM's runtime but not its compiler (bundle.sh, group tvm), programs are compiled elsewhere,
+and the folder is carried there:
 
     python -m benchmarks.tvm_cuda MODEL.onnx --compile FOLDER --arch sm_90    # without a GPU; nvcc must be there
-    python -m benchmarks.tvm_cuda MODEL.onnx --compiled FOLDER    # without the model: all but engine cudnn
+    python -m benchmarks.tvm_cuda MODEL.onnx --compiled FOLDER
 
-The last line of the output is JSON.
+Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON.
 """
 
 import argparse
 import ctypes
-import importlib.util
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import gpu_sources
+from benchmarks.protocol import RESULTS, environment
+
 SIZE = 640
 SHAPE = (1, 3, SIZE, SIZE)
 KINDS = {"tvm + cuDNN": True, "tvm alone": False}
-LAUNCHES_TRACED = 20
+STREAMS = {"cudnn 1 stream": 1, "cudnn 4 streams": 4}
+SOURCES = "sources.json"
+"""In a folder of compiled programs: what they were compiled by."""
+ROUNDS = 7
+LAUNCHES = 20
+"""Of a graph in a round, and of a traced one."""
 
 
 def names(model: Path, cudnn: bool) -> str:
@@ -51,6 +62,7 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
 
     target = targets.Target("cuda", arch)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SOURCES).write_text(json.dumps(gpu_sources.stamp("tvm")))
     np.savez_compressed(folder / f"{model.stem}-expected.npz", *(sample(value) for value in reference(model)))
     for cudnn in KINDS.values():
         path = folder / f"{names(model, cudnn)}.so"
@@ -117,23 +129,37 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
     code = library.with_suffix(".cubin").read_bytes()
     tvm_ffi.register_global_func(FUNCTION, lambda _: code, override=True)
     machine = VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cuda(0))
-    return TvmExecution(machine, SHAPE, np.dtype(np.float32), convolver), convolver
+    made = TvmExecution(machine, SHAPE, np.dtype(np.float32), convolver)
+    if convolver is not None:
+        convolver.plans.save()
+    return made, convolver
 
 
 def runtime_alone() -> None:
     """TVM without its compiler does not load its own part for CUDA."""
+    from framefuse.engines.tvm.package import load_cuda
+
+    load_cuda()
     import tvm
 
-    folder = Path(next(iter(tvm.__path__)), "lib")
-    spec = importlib.util.find_spec("nvidia")
-    near = (
-        [path for base in (spec.submodule_search_locations or ()) for path in Path(base).glob("*/lib")] if spec else []
-    )
-    for place in [*near, Path("/usr/local/cuda/lib64")]:
-        if (place / "libcudart.so.13").exists():
-            ctypes.CDLL(str(place / "libcudart.so.13"), ctypes.RTLD_GLOBAL)
-            break
-    ctypes.CDLL(str(folder / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(Path(next(iter(tvm.__path__)), "lib", "libtvm_runtime_cuda.so")), ctypes.RTLD_GLOBAL)
+    if not tvm.cuda(0).exist:
+        raise SystemExit("TVM's runtime finds no CUDA device")
+
+
+def check(models: list[Path], folder: Path) -> None:
+    """Whether a folder has what is to be run, compiled by these sources."""
+    wanted = [
+        f"{names(model, cudnn)}{end}" for model in models for cudnn in KINDS.values() for end in (".so", ".cubin")
+    ]
+    wanted += [SOURCES, *(f"{model.stem}-expected.npz" for model in models)]
+    missing = [name for name in wanted if not (folder / name).exists()]
+    missing += [str(model) for model in models if not model.exists()]
+    if missing:
+        raise SystemExit(f"{folder} lacks {', '.join(missing)}: run --compile {folder} on a machine with TVM")
+    then, now = json.loads((folder / SOURCES).read_text()), gpu_sources.stamp("tvm")
+    if then != now:
+        raise SystemExit(f"{folder} was compiled by sources {then}, these are {now}: run --compile again")
 
 
 class Nothing:
@@ -146,20 +172,48 @@ class Nothing:
         pass
 
 
+class Runs:
+    """What is compared: graphs by name, and what each puts out."""
+
+    def __init__(self) -> None:
+        from framefuse.kernels import cuda
+
+        self.cupy = cuda.cupy()
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.graphs: dict[str, Any] = {}
+        self.kept: list[Callable[[Any], None]] = []
+
+    def capture(self, start: Callable[[Any], None]) -> Any:
+        """A graph of what `start` launches on a stream; once run before, so that all is loaded and chosen."""
+        from framefuse.engines.device_lane import capture
+
+        self.cupy.cuda.runtime.deviceSynchronize()
+        start(self.stream)
+        self.stream.synchronize()
+        return capture(self.stream, partial(start, self.stream))
+
+    def add(self, name: str, start: Callable[[Any], None]) -> None:
+        self.graphs[name] = self.capture(start)
+        self.kept.append(start)  # a graph holds addresses, `start` the memory there
+
+    def in_turns(self) -> dict[str, list[float]]:
+        """Microseconds of a launch of each graph in each round."""
+        from benchmarks.cudnn_network import device_us
+
+        times: dict[str, list[float]] = {name: [] for name in self.graphs}
+        for _ in range(ROUNDS):
+            for name, graph in self.graphs.items():
+                times[name].append(device_us(graph, self.stream, LAUNCHES))
+        return times
+
+
 def measure(
     model: Path, folder: Path | None, candidates: int | None, row: dict[str, Any], save: Callable[[], None]
 ) -> None:
-    """Fill `row`, and `save` after each part: a lease may end in the middle."""
-    from benchmarks.cudnn_network import device_us
-    from framefuse.engines.device_lane import capture
-    from framefuse.kernels import cuda
-
-    cp = cuda.cupy()
-    stream = cp.cuda.Stream(non_blocking=True)
-    given = picture()
-    kept = folder / f"{model.stem}-expected.npz" if folder else None
-    if kept and kept.exists():
-        with np.load(kept) as file:
+    """Fill `row`, and `save` after each part: a lease may end in the middle. What fails is said in its place."""
+    runs, given, made = Runs(), picture(), dict[str, tuple[Any, Any]]()
+    if folder:
+        with np.load(folder / f"{model.stem}-expected.npz") as file:
             expected = [file[name] for name in file.files]
     else:
         expected = [sample(value) for value in reference(model)]
@@ -168,95 +222,93 @@ def measure(
         pairs = zip(results, expected, strict=True)
         return max(float(np.abs(sample(result.get()) - want).max() / np.abs(want).max()) for result, want in pairs)
 
-    for kind, cudnn in KINDS.items():
+    @contextmanager
+    def part(name: str) -> Iterator[dict[str, Any]]:
+        about = row.setdefault(name, {})
         try:
-            made, convolver = execution(model, cudnn, folder, candidates)
-            row[kind] = tvm_engine(made, given, error, stream, capture, device_us)
-            save()
-            if convolver is not None:
-                row["two slots"] = two_slots(execution(model, cudnn, folder, candidates)[0], made, given, capture)
-                known = dict(convolver._known)
-                convolver._known.update({key: (told, Nothing(plan)) for key, (told, plan) in known.items()})
-                graph = capture(stream, partial(made.start, stream))
-                row[kind]["without convolutions us"] = device_us(graph, stream)
-                convolver._known.update(known)
-        except Exception as failed:  # the other kind is measured none the less
-            row.setdefault(kind, {})["failed"] = f"{type(failed).__name__}: {failed}"[:600]
-        print(kind, {name: value for name, value in row[kind].items() if name != "kernels"}, flush=True)
+            yield about
+        except Exception as failed:  # the others are measured none the less
+            about["failed"] = f"{type(failed).__name__}: {failed}"[:600]
+        print(name, {key: value for key, value in about.items() if key != "kernels"}, flush=True)
         save()
-    if not model.exists():
-        return
-    row["cudnn"] = cudnn_engine(model, given, error, stream)
-    best = min(value for name, value in row["cudnn"].items() if name.endswith("us"))
-    row["ratio"] = {kind: round(row[kind]["us"] / best, 3) for kind in KINDS if "us" in row[kind]}
-    save()
+
+    for name, cudnn in KINDS.items():
+        with part(name) as about:
+            made[name] = execution(model, cudnn, folder, candidates)
+            made[name][0].input[...] = runs.cupy.asarray(given)
+            runs.add(name, partial(whole, made[name][0]))
+            about["error"] = error(made[name][0].results)
+    for name, streams in STREAMS.items():
+        with part(name) as about:
+            start, results = cudnn_engine(model, runs.cupy.asarray(given), streams, candidates)
+            runs.add(name, start)
+            about["error"] = error(results)
+    for name, times in runs.in_turns().items():
+        with part(name) as about:
+            about |= {"us": round(float(np.median(times)), 1), "rounds": times}
+    ours = [row[name]["us"] for name in STREAMS if name in runs.graphs]
+    row["ratio"] = {name: round(row[name]["us"] / min(ours), 3) for name in KINDS if ours and name in runs.graphs}
+    if "tvm + cuDNN" in runs.graphs:
+        with part("two slots") as about:
+            second, _ = execution(model, True, folder, candidates)
+            about["found"] = two_slots(made["tvm + cuDNN"][0], second, given)
+        with part("without convolutions") as about:
+            about["us"] = without_convolutions(runs, *made["tvm + cuDNN"])
+    for name in KINDS:
+        if name in runs.graphs:
+            with part(f"{name}, kernels") as about:
+                about["kernels"] = traced(runs, partial(whole, made[name][0]))
+                about["launches"] = sum(int(count) for _, count, _ in about["kernels"])
 
 
-def cudnn_engine(model: Path, picture: Any, error: Callable[[Any], float], stream: Any) -> dict[str, Any]:
-    """Engine cudnn from packing to decoding; convolutions of one input merged."""
-    from benchmarks.cudnn_network import device_us
+def whole(made: Any, stream: Any) -> None:
+    made.start(stream)
+    made.finish(stream)
+
+
+def cudnn_engine(model: Path, pictures: Any, streams: int, candidates: int | None) -> tuple[Callable[[Any], None], Any]:
+    """Engine cudnn from packing to decoding, convolutions of one input merged; what starts it, and its results."""
     from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
-    from framefuse.engines.cudnn.execution import Execution, Weights, capture
+    from framefuse.engines.cudnn.execution import Execution, Weights
     from framefuse.engines.cudnn.network import Conv
     from framefuse.engines.cudnn.plans import Plans
     from framefuse.engines.cudnn.reading import read
     from framefuse.engines.cudnn.rewriting import prepare
-    from framefuse.kernels import cuda
 
-    plans, row = Plans(Builder()), {}
-    pictures = cuda.cupy().asarray(picture)
-    for streams in (1, 4):
-        compiled = plan(prepare(read(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
-        weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-        made = Execution(compiled, plans.builder, weights, plans)
-
-        def whole(made: Any = made) -> None:
-            made.pack(pictures, stream)
-            made.start(stream)
-            made.finish(stream)
-
-        row[f"{streams} stream us"] = device_us(capture(stream, whole), stream)
-        row["error"] = error(made.results)
+    plans = Plans(Builder(candidates=candidates))
+    compiled = plan(prepare(read(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
+    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+    made = Execution(compiled, plans.builder, weights, plans)
     plans.save()
-    print("cudnn", row, flush=True)
-    return row
 
-
-def tvm_engine(made: Any, picture: Any, error: Any, stream: Any, capture: Any, device_us: Any) -> dict[str, Any]:
-    from framefuse.kernels import cuda
-
-    made.input[...] = cuda.cupy().asarray(picture)
-    cuda.cupy().cuda.runtime.deviceSynchronize()
-
-    def whole() -> None:
+    def start(stream: Any) -> None:
+        made.pack(pictures, stream)
         made.start(stream)
         made.finish(stream)
 
-    graph = capture(stream, whole)
-    row: dict[str, Any] = {"us": device_us(graph, stream), "error": error(made.results)}
-    try:
-        row["kernels"] = traced(lambda: capture(stream, whole), stream)
-        row["launches"] = sum(int(count) for _, count, _ in row["kernels"])
-    except Exception as failed:  # without cupti-python, or where CUPTI may not record
-        row["kernels not traced"] = f"{type(failed).__name__}: {failed}"[:200]
-    return row
+    return start, made.results
 
 
-def two_slots(first: Any, second: Any, picture: Any, capture: Any) -> str:
+def without_convolutions(runs: Runs, made: Any, convolver: Any) -> float:
+    from benchmarks.cudnn_network import device_us
+
+    known = dict(convolver._known)
+    convolver._known.update({key: (told, Nothing(plan)) for key, (told, plan) in known.items()})
+    graph = runs.capture(made.start)
+    convolver._known.update(known)
+    return device_us(graph, runs.stream)
+
+
+def two_slots(first: Any, second: Any, picture: Any) -> str:
     """Two executions beside each other against each alone."""
+    from framefuse.engines.device_lane import capture
     from framefuse.kernels import cuda
 
     cp = cuda.cupy()
     first.input[...], second.input[...] = cp.asarray(picture), cp.asarray(picture[..., ::-1].copy())
     cp.cuda.runtime.deviceSynchronize()
-    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
-
-    def whole(made: Any, stream: Any) -> None:
-        made.start(stream)
-        made.finish(stream)
-
-    pairs = list(zip((first, second), streams, strict=True))
+    pairs = [(made, cp.cuda.Stream(non_blocking=True)) for made in (first, second)]
     graphs = [capture(stream, partial(whole, made, stream)) for made, stream in pairs]
     alone = []
     for graph, (made, stream) in zip(graphs, pairs, strict=True):
@@ -264,7 +316,7 @@ def two_slots(first: Any, second: Any, picture: Any, capture: Any) -> str:
         stream.synchronize()
         alone.append([result.get() for result in made.results])
     for _ in range(50):
-        for graph, stream in zip(graphs, streams, strict=True):
+        for graph, (_, stream) in zip(graphs, pairs, strict=True):
             graph.launch(stream)
     cp.cuda.runtime.deviceSynchronize()
     for wanted, (made, _) in zip(alone, pairs, strict=True):
@@ -274,7 +326,7 @@ def two_slots(first: Any, second: Any, picture: Any, capture: Any) -> str:
     return "equal"
 
 
-def traced(make: Callable[[], Any], stream: Any) -> list[list[Any]]:
+def traced(runs: Runs, start: Callable[[Any], None]) -> list[list[Any]]:
     """[kernel, calls in a launch, microseconds of them], the heaviest first."""
     from cupti import cupti
 
@@ -288,17 +340,16 @@ def traced(make: Callable[[], Any], stream: Any) -> list[list[Any]]:
 
     cupti.activity_register_callbacks(lambda: (8 << 20, 0), completed)
     cupti.activity_enable(kind)
-    graph = make()
+    graph = runs.capture(start)
     cupti.activity_flush_all(1)
     took.clear()
-    for _ in range(LAUNCHES_TRACED):
-        graph.launch(stream)
-    stream.synchronize()
+    for _ in range(LAUNCHES):
+        graph.launch(runs.stream)
+    runs.stream.synchronize()
     cupti.activity_flush_all(1)
     cupti.activity_disable(kind)
     rows = [
-        [name[:100], round(len(values) / LAUNCHES_TRACED), round(sum(values) / LAUNCHES_TRACED, 2)]
-        for name, values in took.items()
+        [name[:100], round(len(values) / LAUNCHES), round(sum(values) / LAUNCHES, 2)] for name, values in took.items()
     ]
     return sorted(rows, key=lambda row: -row[2])
 
@@ -310,7 +361,7 @@ def main() -> None:
     parser.add_argument("--compiled", type=Path, metavar="FOLDER")
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--candidates", type=int, help="of cuDNN's plans, measured for a layer; default: the engine's")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS / "tvm_cuda.json")
     options = parser.parse_args()
     if not options.models:
         from benchmarks.models import model
@@ -321,30 +372,33 @@ def main() -> None:
             compile_elsewhere(path, options.compile, options.arch)
         return
     if options.compiled:
+        check(options.models, options.compiled)
         runtime_alone()
-    from benchmarks import gpu_sources
     from framefuse.engines.tvm.package import versions
     from framefuse.kernels import cuda
 
     properties = cuda.cupy().cuda.runtime.getDeviceProperties(0)
     result: dict[str, Any] = {
         "benchmark": "tvm_cuda",
+        "environment": environment(),
         "gpu": properties["name"].decode(),
         "versions": versions(),
         "compiled": "elsewhere" if options.compiled else "here",
-        "sources": gpu_sources.stamp("engine", "tvm"),
+        "sources": gpu_sources.stamp("kernel", "engine", "tvm"),
         "models": {},
     }
 
     def save() -> None:
-        if options.out:
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
     for path in options.models:
-        row = result["models"][path.stem] = {}
-        measure(path, options.compiled, options.candidates, row, save)
-        print(path.stem, row.get("ratio"), row.get("two slots"))
+        measure(path, options.compiled, options.candidates, result["models"].setdefault(path.stem, {}), save)
+    save()
     print(json.dumps(result))
+    rows = [(f"{model}: {name}", about) for model, row in result["models"].items() for name, about in row.items()]
+    if failed := [name for name, about in rows if "failed" in about and "kernels" not in name]:
+        raise SystemExit(f"failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

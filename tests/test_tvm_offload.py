@@ -86,3 +86,13 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
     for result, expected in zip(results, onnx_runtime(path, images), strict=True):
         assert result.shape == expected.shape and result.dtype == np.float32
         assert np.abs(result - expected).max() < 5e-3 * np.abs(expected).max()
+
+
+def test_a_convolution_without_activation_asks_for_the_kernels_of_engine_cudnn() -> None:
+    from framefuse.engines.tvm.convolve import _layer
+
+    how = {"stride": [1, 1], "pads": [0] * 4, "dilation": [1, 1], "activation": ""}
+    layer = _layer((1, 20, 30, 64), (16, 1, 1, 64), (1, 20, 30, 16), None, how)
+    assert layer.activation == "identity"
+    assert (layer.x, layer.weight, layer.y) == ((1, 64, 20, 30), (16, 64, 1, 1), (1, 16, 20, 30))
+    assert layer.x_strides == (20 * 30 * 64, 1, 30 * 64, 64)

@@ -11,6 +11,9 @@
 # The GPU machine has Python 3.12 on x86-64 with NumPy, CuPy, PyTorch (whose cuDNN and CUPTI serve us too), ONNX, OpenCV
 # and pytest. thin_wheel.py packs tighter: of CV-CUDA's code for ten GPU architectures it keeps that of the one in ARCH.
 #
+# Group tvm, only where it is named, is TVM's runtime without its compiler, which is larger than LIMIT, for programs that
+# `python -m benchmarks.tvm_cuda --compile FOLDER` made elsewhere.
+#
 # Group ort, only where it is named, is ONNX Runtime for CUDA. A wheel that is larger than LIMIT goes in pieces, NAME.whl.00 in
 # one part, NAME.whl.01 in the next; there `cat .whl/*/NAME.whl.* > NAME.whl` comes first.
 set -euo pipefail
@@ -34,6 +37,7 @@ PACKAGES=( # group | requirement | arguments of thin_wheel.py
     "checks|pycocotools==2.0.11|$ABI"
     "checks|faster-coco-eval==1.8.0|$ABI"
     "checks|cupti-python==13.0.1|$ABI"
+    "tvm|apache-tvm==0.27.0.post1|$ABI --drop ^tvm/(3rdparty|include|src|web)/|libtvm_compiler"
     "peers|cvcuda-cu13==0.19.0|$ABI --arch $ARCH"
     "ort|onnxruntime-gpu==1.31.1|$ABI --arch $ARCH"
 )
@@ -88,7 +92,7 @@ for group in $WANTED; do
         [ -e "$thin" ] || "$PYTHON" "$HERE/thin_wheel.py" "$wheel" "$thin" $arguments
         put "$thin"
     done
-    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks, peers or ort" >&2; exit 1; }
+    [ -n "$found" ] || { echo "no group $group: core, engines, video, checks, peers, tvm or ort" >&2; exit 1; }
 done
 ls -l .whl/*/
 du -csb .whl/*/ | sed 's/\([0-9]*\)[0-9]\{6\}\t/\1 MB /'

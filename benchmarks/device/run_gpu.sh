@@ -17,6 +17,8 @@
 # docs/results in place, logs.tar.gz, summary.txt, and plans.tar.gz: the convolution kernels that were chosen, which
 # PLANS=plans.tar.gz gives to the next run on such a machine; network and network11 choose anew, since that is timed.
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
+# TVM: a folder that `python -m benchmarks.tvm_cuda yolov8n.onnx --compile TVM` made elsewhere, for step tvm, with which
+# `first` then ends; it needs group tvm of bundle.sh.
 # FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. TESTS: those
 # to be run, with options of pytest. COMMIT=$(git describe --always) goes into the results where there is no repository.
 set -uo pipefail
@@ -26,7 +28,7 @@ SITE=${SITE:-/tmp/site}
 TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
-FIRST="network program central memory network11 precision"
+FIRST="network program central memory network11 precision${TVM:+ tvm}"
 SECOND="accuracy+parity+tests files ledger engines feed fleet"
 TESTS=${TESTS:-tests/test_cuda_*.py tests/test_cudnn_*.py tests/test_ledger.py tests/test_device.py tests/test_engine_onnxruntime.py
     tests/test_engine_torch.py tests/test_fleet.py tests/test_gpu_sources.py tests/test_sources_nvdec.py}
@@ -137,6 +139,8 @@ run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 cudnn_network "$
 
 run_precision() { bench precision 200 cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 
+run_tvm() { bench tvm 150 tvm_cuda "$V8" --compiled "$TVM"; }
+
 run_program() { bench program 120 gpu_program "$V8" --batches 1 8 32; }
 
 run_central() { bench central 70 central_table "$V8"; }
@@ -191,7 +195,7 @@ for word in "${STEPS[@]}"; do
     begun=()
     for name in ${word//+/ }; do
         case $name in
-            network | program | central | memory | precision) needs yolov8n.onnx ;;
+            network | program | central | memory | precision | tvm) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
             files | feed | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
             engines) needs yolov8n.onnx yolov5s.onnx ;;

@@ -30,7 +30,7 @@ def tvm() -> Any:
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
-    _load_cuda()
+    load_cuda()
     try:
         import tvm
         import tvm.relax
@@ -39,14 +39,19 @@ def tvm() -> Any:
     return tvm
 
 
-def _load_cuda() -> None:
-    """Make CUDA's runtime known to the loader where it is a wheel: TVM's CUDA part links to it by name alone, and TVM
-    says nothing where that part cannot be loaded."""
+def load_cuda() -> None:
+    """Make CUDA's runtime known to the loader where it is a wheel, or a toolkit that the loader does not see.
+
+    TVM's CUDA part links to it by name alone, and TVM says nothing where that part cannot be loaded.
+    """
     found = importlib.util.find_spec("nvidia")
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        for library in sorted(Path(folder).glob("*/lib/libcudart.so.13")):
-            with contextlib.suppress(OSError):
-                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    wheels = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+    toolkit = Path(os.environ.get("CUDA_PATH") or "/usr/local/cuda")
+    near = [path for folder in wheels for path in sorted(folder.glob("*/lib/libcudart.so.13"))]
+    for library in (*near, toolkit / "lib64" / "libcudart.so.13"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+            return
 
 
 def check_tuner() -> None:

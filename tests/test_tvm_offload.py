@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +99,23 @@ def test_a_convolution_without_activation_asks_for_the_kernels_of_engine_cudnn()
     assert layer.activation == "identity"
     assert (layer.x, layer.weight, layer.y) == ((1, 64, 20, 30), (16, 64, 1, 1), (1, 16, 20, 30))
     assert layer.x_strides == (20 * 30 * 64, 1, 30 * 64, 64)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_is_captured_only_launches(tmp_path: Path) -> None:
+    net = Net()
+    x = net.conv(net.conv("images", 16, stride=2), 16)
+    model = net.save(tmp_path / "net.onnx", net.node("Softmax", net.conv(x, 8, kernel=1, act=""), axis=1), net.pool(x))
+    program = Path(__file__).with_name("tvm_on_pretended_cuda.py")
+    done = subprocess.run([sys.executable, program, model, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["target"] == "cuda-sm_90"
+    for name, convolutions in (("cudnn", 3), ("alone", 0)):
+        assert found[name] == {
+            "asked": ["launch"],
+            "streams": [True],
+            "convolutions": convolutions,
+            "on the stream": True,
+            "own memory": True,
+        }

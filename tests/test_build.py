@@ -320,17 +320,69 @@ def test_models_that_cannot_be_lowered_are_refused(
     with pytest.raises(UsageError, match="precision 'int4'"):
         build(models["tiny_v5"], "int4")
     model = onnx.load(models["tiny_v5"])
-    for opset in (9, 99):
+    for opset, known in ((9, "11 to"), (99, "the newest that is known here is")):
         model.opset_import[0].version = opset
         onnx.save(model, tmp_path / "strange.onnx")
-        with pytest.raises(ModelError, match=f"has opset {opset}; 11 to") as caught:
+        with pytest.raises(ModelError, match=f"has opset {opset}; {known}") as caught:
             build(tmp_path / "strange.onnx")
         assert "opset 17" in str(caught.value.remedy)
+    model.opset_import[0].version = 17
+    model.graph.node[1].op_type = "Frobnicate"
+    onnx.save(model, tmp_path / "strange.onnx")
+    with pytest.raises(ModelError, match=r"cannot be prepared: .*Frobnicate") as caught:
+        build(tmp_path / "strange.onnx")
+    assert "ONNXRuntimeError" not in str(caught.value) and "/onnxruntime_src" not in str(caught.value)
     model = onnx.load(models["tiny_v5"])
     model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 3
     onnx.save(model, tmp_path / "other.onnx")
     with pytest.raises(CardError):
         build(tmp_path / "other.onnx")
+
+
+@pytest.mark.parametrize("calib", [None, FRAMES])
+def test_a_model_that_puts_out_no_numbers_is_not_lowered(models: dict[str, Path], tmp_path: Path, calib: Any) -> None:
+    model = onnx.load(models["tiny_v5"])
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.ndim == 4:
+            tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
+    onnx.save(model, tmp_path / "broken.onnx")
+    with pytest.raises((ModelError, NonFiniteError), match=r"put.* out NaN or infinity"):
+        build_model(tmp_path / "broken.onnx", precision="fp16", calib=calib, frames=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "remedy"),
+    [
+        ({"out": ""}, "the output '' is not named .onnx", "--out tiny_v5-fp16.onnx"),
+        ({"out": "model"}, "the output 'model' is not named .onnx", "--out model.onnx"),
+        ({"calibration": "mean"}, "calibration 'mean' is not one of percentile", ""),
+        ({"frames": "many"}, "frames is 'many'", "a whole number from 1"),
+        ({"frames": 0}, "frames is 0", "a whole number from 1"),
+        ({"frames": True}, "frames is True", "a whole number from 1"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(
+    models: dict[str, Path], options: dict[str, Any], message: str, remedy: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        build_model(models["tiny_v5"], precision="fp16", **options)
+    assert message in caught.value.message and remedy in (caught.value.remedy or "")
+
+
+def test_what_cannot_be_built_is_said_before_the_work(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["build", str(models["tiny_v5"]), "--precision", "fp8"]) == 2
+    assert "add --engine tensorrt" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    assert main(["build", str(models["tiny_v5"]), "--precision", "fp16", "--engine", "tensorrt"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("error: neither package tensorrt nor tensorrt-rtx is installed")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_outputs_are_checked_before_the_work(models: dict[str, Path], tmp_path: Path) -> None:

@@ -89,6 +89,72 @@ def test_what_cannot_be_built(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": 3}, "shapes has 3"),
+        ({"shapes": None}, "shapes has None"),
+        ({"shapes": {"opt": 3}}, "shapes has 3"),
+        ({"shapes": "1x3x64x64"}, "shapes has '1x3x64x64'"),
+        ({"shapes": (True, 3, 64, 64)}, "shapes min is"),
+        ({"output": 3}, "output is a int"),
+        ({"output": ""}, "output '' is not named .onnx"),
+        ({"output": "model.engine"}, "output 'model.engine' is not named .onnx"),
+        ({"metadata": 3}, "metadata is a int"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused(
+    model: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    build: Any = framefuse.build_engine
+    with pytest.raises(UsageError) as caught:
+        build(model, **{"shapes": SHAPES, "device": "cpu", "output": tmp_path / "b.onnx"} | options)
+    assert message in caught.value.message and caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_two_inputs_is_refused(model: Path, tmp_path: Path) -> None:
+    network = onnx.load(model)
+    network.graph.input.append(onnx.helper.make_tensor_value_info("size", onnx.TensorProto.INT64, [2]))
+    onnx.save(network, tmp_path / "two.onnx")
+    with pytest.raises(ModelError, match=r"has the inputs .*, size \(2\) int64, expected one picture"):
+        framefuse.build_engine(tmp_path / "two.onnx", shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def test_a_quantised_model_is_int8_as_it_is(tmp_path: Path) -> None:
+    shape = (1, 3, 64, 64)
+    for engine in ("openvino", "onnxruntime"):
+        built = framefuse.build_engine(
+            "scout-n-int8",
+            shapes=shape,
+            precision="int8",
+            engine=engine,
+            device="cpu",
+            output=tmp_path / f"{engine}.onnx",
+        )
+        assert "the model is quantised: it stays as it is" in built.reasons
+
+
+def test_a_build_that_fails_leaves_neither_model_nor_card(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(model.read_bytes())
+    (tmp_path / "m.yaml").write_text("pad_value: 0\n")
+    build: Any = framefuse.build_engine
+    for there in (False, True):
+        made = tmp_path / "made"
+        made.mkdir(exist_ok=True)
+        if there:
+            (made / "b.onnx").write_bytes(b"mine")
+            (made / "b.yaml").write_text("mine: too\n")
+        with pytest.raises(CapabilityError):
+            build(
+                tmp_path / "m.onnx", shapes=SHAPES, engine="onnxruntime", precision="bf16", device="cpu",
+                output=made / "b.onnx", exist_ok=True,
+            )  # fmt: skip
+        left = {path.name: path.read_bytes() for path in made.iterdir()}
+        assert left == ({"b.onnx": b"mine", "b.yaml": b"mine: too\n"} if there else {})
+
+
+@pytest.mark.parametrize(
     ("engine", "needs"), [("openvino", "openvino"), ("onnxruntime", "onnxruntime"), ("torch", "torch"), ("tvm", "tvm")]
 )
 def test_an_operator_that_the_engine_lacks_is_named(model: Path, tmp_path: Path, engine: str, needs: str) -> None:

@@ -46,6 +46,19 @@ def test_every_refusal_of_a_file_has_a_remedy(tmp_path: Path) -> None:
         with pytest.raises(ModelError) as caught:
             open_engine(engine, path, EngineOptions("cpu"))
         assert caught.value.remedy, engine
+        assert "ONNXRuntimeError" not in caught.value.message and "_src/" not in caught.value.message
+
+
+def test_an_output_that_nothing_makes_is_said_in_plain_words(tmp_path: Path, model: Path) -> None:
+    network = onnx.load(model)
+    network.graph.output[0].name = "ghost"
+    onnx.save(network, tmp_path / "ghost.onnx")
+    with pytest.raises(ModelError) as caught:
+        open_engine("onnxruntime", tmp_path / "ghost.onnx", EngineOptions("cpu"))
+    assert caught.value.message == (
+        f"ONNX Runtime cannot load {tmp_path / 'ghost.onnx'}: This is an invalid model. Graph output (ghost) does not "
+        "exist in the graph."
+    )
 
 
 def test_a_quantised_file_is_int8_as_it_is() -> None:

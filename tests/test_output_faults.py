@@ -140,6 +140,13 @@ def test_a_world_on_a_full_disk_leaves_whole_files(
         assert all((full_disk / row["file_name"]).stat().st_size > 1000 for row in data["images"])
 
 
+def test_a_model_that_does_not_fit_leaves_nothing(full_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = full_disk / "model.onnx"
+    assert main(["build", "scout-n", "--precision", "fp16", "--out", str(out), "--quiet"]) == 1
+    assert f"{out} cannot be written: No space left on device" in capsys.readouterr().err
+    assert os.listdir(full_disk) == []
+
+
 def test_a_world_writes_over_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "street-train-0_1.png"
     kept.write_text("mine")

@@ -24,7 +24,9 @@ from typing import Any, Literal, get_args
 from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
 from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
-from framefuse.errors import CapabilityError, ModelError, SinkError, UsageError
+from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
+from framefuse.models import find_model
+from framefuse.models.onnx_file import is_quantised, read_onnx
 
 OPSET = 17
 FOLLOW_THE_FILE = ("tensorrt",)
@@ -68,7 +70,7 @@ def build_engine(
     Args:
         model: an `nn.Module`, an ONNX file, or the name of a shipped model.
         shapes: input shapes (batch, 3, height, width): one, or `{"min", "opt", "max"}`.
-        precision: of the engine; int8 needs `calib`.
+        precision: of the engine; int8 needs `calib`, unless the model is quantised already.
         output: file to write; default: the model's name in the current folder, with the precision.
         engine: name; auto: openvino on a CPU, cudnn on a GPU.
         device: auto: a GPU where there is one that can be used.
@@ -93,22 +95,30 @@ def build_engine(
         raise UsageError(
             f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
         )
-    if precision == "int8" and calib is None:
-        raise UsageError(
-            "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
-        )
+    if output is not None and not isinstance(output, str | Path):
+        raise UsageError(f"output is a {type(output).__name__}", remedy="pass the path of the file to write")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
     profile = Profile.of(shapes)
     device = _device(device)
     name = ("cudnn" if device == "cuda" else "openvino") if engine == "auto" else engine
     if name not in engine_names():
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(engine_names()))}")
     target = _target(model, output, precision)
+    if target.suffix != ".onnx":
+        raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="an ONNX is what is written: NAME.onnx")
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
     if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
         raise UsageError(f"output {target} is the model itself", remedy="choose another output")
+    quantised = precision == "int8" and not _is_module(model) and is_quantised(find_model(model))
+    if precision == "int8" and calib is None and not quantised:
+        raise UsageError(
+            "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
+        )
     reasons = []
-    before = target.read_bytes() if target.is_file() else None
+    card = target.with_suffix(".yaml")
+    before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         if _is_module(model):
@@ -119,11 +129,17 @@ def build_engine(
             _copy(model, path)
         _state(path, metadata or {})
         _check_sizes(path, profile)
-        if precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
+        if quantised:
+            reasons.append("the model is quantised: it stays as it is")
+        elif precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
             from framefuse.lowering import build_model
 
             lowered = Path(folder) / "lowered.onnx"
-            report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
+            try:
+                report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
+            except FramefuseError as error:
+                error.message = error.message.replace(str(path), target.name)
+                raise
             path, reasons = lowered, [*reasons, report.summary().replace(str(lowered), target.name)]
         _state(path, {PROFILE_KEY: profile.to_json()})
         say(f"building for {name} on {device}: {profile}")
@@ -137,10 +153,11 @@ def build_engine(
         else:
             real, more = _run_once(name, target, profile, EngineOptions(device, precision))
     except BaseException:
-        if before is None:
-            target.unlink(missing_ok=True)
-        else:  # what was there stays
-            target.write_bytes(before)
+        for place, content in before.items():
+            if content is None:
+                place.unlink(missing_ok=True)
+            else:  # what was there stays
+                place.write_bytes(content)
         raise
     return BuiltEngine(
         target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]
@@ -221,9 +238,6 @@ def _copy(model: Any, path: Path) -> None:
     """The ONNX with its weights inside."""
     import onnx
 
-    from framefuse.models import find_model
-    from framefuse.models.onnx_file import read_onnx
-
     found = find_model(model)
     read_onnx(found)
     onnx.save(load(found), path)
@@ -235,11 +249,16 @@ def _copy(model: Any, path: Path) -> None:
 def _check_sizes(path: Path, profile: Profile) -> None:
     """
     Raises:
+        ModelError: the model has not one input of four axes.
         UsageError: an axis that the model fixes has other sizes in the profile.
     """
-    from framefuse.models.onnx_file import read_onnx
-
-    stated = read_onnx(path).inputs[0].shape
+    inputs = read_onnx(path).inputs
+    if len(inputs) != 1 or len(inputs[0].shape) not in (0, len(AXES)):
+        raise ModelError(
+            f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one picture",
+            remedy="export it with a single input (batch, 3, height, width)",
+        )
+    stated = inputs[0].shape or (None,) * len(AXES)
     for axis, fixed, low, high in zip(AXES, stated, profile.min, profile.max, strict=True):
         if fixed is not None and (low, high) != (fixed, fixed):
             raise UsageError(

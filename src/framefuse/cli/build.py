@@ -64,7 +64,15 @@ def build(
         ("--calibration", calibration, ("percentile", "entropy", "minmax")),
     ):
         if value not in known:
-            raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
+            plan_only = name == "--precision" and value in PLAN_PRECISIONS
+            remedy = (
+                f"{value} is for plans: add --engine tensorrt" if plan_only else f"choose one of {', '.join(known)}"
+            )
+            raise UsageError(f"{name} {value} is not one of {', '.join(known)}", remedy=remedy)
+    if engine:
+        from framefuse.engines.tensorrt_build import bindings
+
+        bindings()  # a plan that nothing can build is said before the model is lowered
 
     from framefuse.lowering import build_model
     from framefuse.models import find_model

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, ModelError, UsageError
-from framefuse.models.onnx_file import is_quantised
+from framefuse.models.onnx_file import is_quantised, plain_words
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
@@ -170,6 +170,9 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
     try:
         engine: Engine = opener(model, options)
     except ModelError as error:
+        before, noise, _ = error.message.partition("[ONNXRuntimeError]")
+        if noise and error.__cause__ is not None:
+            error.message = before + plain_words(error.__cause__)
         error.remedy = error.remedy or "export it again with opset 17, or use another engine"
         raise
     if quantised:

@@ -35,12 +35,15 @@ class Profile:
         """
         if not isinstance(shapes, Mapping):
             shapes = {"opt": shapes}
+        for shape in shapes.values():
+            if not isinstance(shape, Sequence) or isinstance(shape, str):
+                raise UsageError(f"shapes has {shape!r}", remedy="give (batch, 3, height, width)")
         unknown = set(shapes) - {"min", "opt", "max"}
         if unknown or "opt" not in shapes:
             raise UsageError(f"shapes has {', '.join(shapes)}", remedy="give opt, and perhaps min and max")
         named = {name: tuple(shapes.get(name, shapes["opt"])) for name in ("min", "opt", "max")}
         for name, shape in named.items():
-            if len(shape) != 4 or not all(isinstance(size, int) and size >= 1 for size in shape):
+            if len(shape) != 4 or not all(type(size) is int and size >= 1 for size in shape):
                 raise UsageError(f"shapes {name} is {shape}", remedy="give (batch, 3, height, width)")
         low, middle, high = named.values()
         if not all(a <= b <= c for a, b, c in zip(low, middle, high, strict=True)):

@@ -112,7 +112,10 @@ class OpenVinoEngine:
         size = "" if shape is None else f" for input {shape}"
         if lacks_memory(error):
             return _too_large(shape or "of any size", error)
-        return EngineError(f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}")
+        return EngineError(
+            f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
+            remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another engine",
+        )
 
     def _fitted(self, network: Any) -> Any:
         """The network with the input and the outputs that a slot has."""

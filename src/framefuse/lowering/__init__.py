@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from framefuse.errors import QualityError, SinkError, UsageError
+import numpy as np
+
+from framefuse.errors import ModelError, QualityError, SinkError, UsageError
 from framefuse.lowering.frames import Footage, noise, read_data, read_footage
 from framefuse.lowering.report import Accuracy, BuildReport, LayerReport
 from framefuse.models import find_model
@@ -64,15 +66,17 @@ def build_model(
     Raises:
         QualityError: it loses more accuracy than that; nothing is written.
         ModelError: the model is lowered already, of an unsupported opset, or no known detector.
-        UsageError: no frames to calibrate with, too few, or all alike; the output exists.
+        UsageError: no frames to calibrate with, too few, or all alike; the output exists, or is no name of a file.
         SourceError: they cannot be read.
         SinkError: the output cannot be written.
         CapabilityError: the extra `build` is not installed.
     """
     if precision not in get_args(Precision):
         raise UsageError(f"precision {precision!r} is not one of fp16, int8")
-    if frames < 1:
-        raise UsageError(f"frames is {frames}", remedy="64 are enough for most models")
+    if calibration not in get_args(Calibration):
+        raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
+    if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
+        raise UsageError(f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most")
     path = find_model(model)
     target = _target(model, path, precision, out, exist_ok)
     card = read_card(path)
@@ -128,7 +132,10 @@ class _Work:
         self.calibration = "overflow checked on " + (self._footage.note if self._footage else "noise: no frames given")
         self._say(self.calibration)
         tensors = network_tensors(self._model)
-        kept = plan_fp16(self._model, largest_values(self._model, tensors, self._card.input_name, frames[:16]))
+        everything = dict.fromkeys([*tensors, *self._card.outputs])
+        largest = largest_values(self._model, list(everything), self._card.input_name, frames[:16])
+        self._check_finite(largest)
+        kept = plan_fp16(self._model, largest)
         self._write(to_fp16(self._model, kept))
         graph = OnnxGraph(self._model)
         layers = [
@@ -139,6 +146,19 @@ class _Work:
         for why in kept.values():
             islands[why] = islands.get(why, 0) + 1
         return judge.accuracy(self.path) if judge else None, layers, islands
+
+    def _check_finite(self, largest: Mapping[str, float]) -> None:
+        """
+        Raises:
+            ModelError: the model puts out NaN or infinity, where there is nothing to lower.
+        """
+        if all(np.isfinite(largest[name]) for name in self._card.outputs):
+            return
+        first = next(name for name, value in largest.items() if not np.isfinite(value))
+        raise ModelError(
+            f"{self._source} puts out NaN or infinity on the first frames ({self.calibration}), from tensor {first} on",
+            remedy="check the model: it is damaged, or not trained",
+        )
 
     def int8(
         self, judge: Any, calibration: Calibration, allow_loss: bool
@@ -221,7 +241,8 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
     folder = path.parent if str(model) == str(path) else Path()
     target = folder / f"{path.stem}-{precision}.onnx" if out is None else Path(out)
     if target.suffix != ".onnx":
-        raise UsageError(f"the output {target} is not named .onnx", remedy=f"--out {target.with_suffix('.onnx')}")
+        better = target.with_suffix(".onnx") if target.name else f"{path.stem}-{precision}.onnx"
+        raise UsageError(f"the output {str(out)!r} is not named .onnx", remedy=f"--out {better}")
     if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
         remedy = "name another file with --out" + (
             "" if target.samefile(path) else ", or write over it with --exist-ok"
@@ -284,20 +305,20 @@ def _check_loss(
 
 
 def _deliver(made: Path, target: Path) -> None:
-    """Model and card under their names: others see each file either not at all or complete."""
-    pairs = [(made.with_suffix(".yaml"), target.with_suffix(".yaml")), (made, target)]
-    for source, place in pairs:
-        if not source.exists():
-            continue
-        partial = place.with_name(f".{place.name}.{os.getpid()}")
-        try:
-            shutil.copyfile(source, partial)
+    """Model and card under their names: others see each file either not at all or complete, and no card alone."""
+    sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
+    partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
+    try:
+        for place, partial in partials.items():
+            shutil.copyfile(sources[place], partial)
+        for place, partial in partials.items():
             partial.replace(place)
-        except OSError as error:
-            raise SinkError(
-                f"{place} cannot be written: {error.strerror}", remedy="name another file with --out"
-            ) from error
-        finally:
+    except OSError as error:
+        raise SinkError(
+            f"{target} cannot be written: {error.strerror}", remedy="name another file with --out"
+        ) from error
+    finally:
+        for partial in partials.values():
             partial.unlink(missing_ok=True)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, ModelError
-from framefuse.models.onnx_file import QUANTISERS
+from framefuse.models.onnx_file import QUANTISERS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
 
 Calibration = Literal["percentile", "entropy", "minmax"]
@@ -75,8 +75,8 @@ def prepare(path: Path) -> Any:
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
         except Exception as error:  # converter, shape inference and ONNX Runtime raise a dozen unrelated classes
             raise ModelError(
-                f"{path} (opset {opset}) cannot be prepared: {str(error).strip().splitlines()[-1][:300]}",
-                remedy="export it again with opset 17",
+                f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}",
+                remedy="export it again with opset 17, in operators that ONNX Runtime has",
             ) from error
     names: set[str] = set()
     for node in prepared.graph.node:  # layers are known by their names
@@ -279,13 +279,13 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
 def largest_values(
     model: Any, tensors: Sequence[str], input_name: str, batches: Iterable[NDArray[Any]]
 ) -> Mapping[str, float]:
-    """Largest magnitude of each of the tensors over some inputs."""
+    """Largest magnitude of each of the tensors over some inputs; NaN where one was."""
     found = dict.fromkeys(tensors, 0.0)
     session = tapped_session(model, tensors)
     for batch in batches:
         for name, values in zip(tensors, session.run(list(tensors), {input_name: batch}), strict=True):
             if values.size:
-                found[name] = max(found[name], float(np.abs(values).max()))
+                found[name] = float(np.maximum(found[name], np.abs(values).max()))  # which keeps NaN
     return found
 
 

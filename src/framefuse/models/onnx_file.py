@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -81,8 +82,16 @@ def is_quantised(path: Path) -> bool:
     return any(node.op_type in QUANTISERS for node in _parse(path).graph.node)
 
 
+def plain_words(error: BaseException) -> str:
+    """What ONNX Runtime says of a model, without where in its own source it says so."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(Load model from )?\S* ?failed:(?=\S)", "", lines[-1])
+    return re.sub(r"/onnxruntime_src/\S+:\d+ .*?\(.*?\) ", "", text)[:300]
+
+
 def _parse(path: Path) -> Any:
     import onnx
+    from onnx.defs import onnx_opset_version
 
     data = _read(path)
     model = onnx.ModelProto()
@@ -92,6 +101,12 @@ def _parse(path: Path) -> Any:
         raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset > onnx_opset_version():
+        raise ModelError(
+            f"{path} has opset {opset}; the newest that is known here is {onnx_opset_version()}",
+            remedy="export it again with opset 17",
+        )
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,19 @@ def test_what_is_no_data(tmp_path: Path) -> None:
             open_data(data)
 
 
+def test_a_folder_stands_for_its_one_coco_file(squares: tuple[Path, Coco], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no JSON file"):
+        open_data(tmp_path)
+    folder = tmp_path / "data"
+    shutil.copytree(squares[0] / "images", folder / "images")
+    (folder / "annotations").mkdir()
+    shutil.copy(squares[0] / "annotations.json", folder / "annotations" / "instances_val.json")
+    assert len(open_data(folder)) == 6
+    (folder / "annotations" / "instances_train.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"2 JSON files \(annotations/instances_train.json, annotations/inst"):
+        open_data(folder)
+
+
 def test_a_picture_that_cannot_be_read_is_an_error(squares: tuple[Path, Coco], tmp_path: Path) -> None:
     folder, content = squares
     for row in content["images"]:
@@ -375,6 +389,8 @@ def test_the_world_and_its_coco_file_say_the_same(tmp_path: Path) -> None:
     world = open_data(STREET)
     (truth,), (video,) = tmp_path.glob("*.json"), tmp_path.glob("*.mp4")
     coco = open_data(truth, video)
+    assert open_data(tmp_path).uri == str(truth)  # the folder alone will do: the video has the file's name
+    assert list(open_data(tmp_path).keys) == list(coco.keys)
     assert (list(coco.keys), coco.names, coco.mask_names) == (list(world.keys), world.names, world.mask_names)
     for key in (0, 14, 29):
         drawn, read = world.labels(key), coco.labels(key)

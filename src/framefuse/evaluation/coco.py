@@ -192,13 +192,15 @@ def _is_length(value: Any) -> bool:
 
 
 def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
-    """The first folder near the file that holds the first image."""
+    """The first folder near the file that holds the first image, or else the video beside it that has its name."""
     name = next(iter(pictures.values()))["file_name"]
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
     for folder in near:
         if _is_file(folder / name):
             return folder
+    if _is_file(video := path.with_suffix(".mp4")):  # as `framefuse synth` writes them
+        return video
     tried = ", ".join(map(str, near))
     raise SourceError(
         f"{path} names {_short(name)}, which is in none of {tried}", remedy="say where with --images FOLDER"

@@ -82,13 +82,14 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
     """Open data whose truth is known.
 
     Args:
-        data: a COCO file (annotations.json), a `synthetic://...` address, or a list of these, whose pictures follow
-            each other; a Dataset is returned as it is.
+        data: a COCO file (annotations.json), a folder with one JSON file in it, or in its folder `annotations`, a
+            `synthetic://...` address, or a list of these, whose pictures follow each other; a Dataset is returned as
+            it is.
         images: folder of the images that the COCO file names, or the video whose frames it numbers; looked for beside
             the file when left out.
 
     Raises:
-        SourceError: a file is missing, or says something that cannot be.
+        SourceError: a file is missing, or says something that cannot be; a folder has none, or several.
         DecodeError: it is no COCO file.
         UsageError: `data` is of no known kind.
     """
@@ -109,7 +110,21 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         )
     from framefuse.evaluation.coco import open_coco
 
-    return open_coco(Path(data), None if images is None else Path(images))
+    return open_coco(_annotations(Path(data)), None if images is None else Path(images))
+
+
+def _annotations(path: Path) -> Path:
+    """The COCO file of a folder; any other path as it is."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.json")) or sorted((path / "annotations").glob("*.json"))
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(file.relative_to(path)) for file in found[:5]) + (", ..." if len(found) > 5 else "")
+    raise SourceError(
+        f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations",
+        remedy="name the COCO file itself; --images takes the folder of its images",
+    )
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:

@@ -165,7 +165,7 @@ class _View:
             decoy = track.class_id == DECOY
             window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * height)
             if not decoy:
-                drawn.append(Drawn(track, int(np.count_nonzero(stamp.covered)), window))
+                drawn.append(Drawn(track, stamp.pixels, window))
 
     def _shade(self, track: Track, x: float, y: float, size: float) -> None:
         """A soft shadow on the ground."""

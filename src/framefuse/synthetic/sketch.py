@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from framefuse.synthetic.chance import Chance, Split
-from framefuse.synthetic.textures import BANK, Colour, colour, texture
+from framefuse.synthetic.textures import BANK, Colour, Texture, colour, texture
 
 HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
 SKIN, SKIN_DARK = 12, 13
@@ -110,7 +110,7 @@ CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k
 
 
 class Stamp(NamedTuple):
-    """A figure rendered for one place in one frame."""
+    """What is in view of a figure, rendered for one place in one frame."""
 
     x: int
     y: int
@@ -118,6 +118,8 @@ class Stamp(NamedTuple):
     """RGBA; A: how much of each pixel the figure covers while the shutter is open."""
     covered: NDArray[np.bool_]
     """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
+    pixels: int
+    """How many these are, those outside the view included."""
     parts: NDArray[np.uint8] | None
     """(h, w) body part of each pixel, where parts were asked for."""
 
@@ -177,29 +179,48 @@ class Paint:
         if right <= 0 or bottom <= 0 or left >= view[0] or top >= view[1]:
             return None
         width, height = right - left, bottom - top
-        drawing = Image.new("L", (width * fine, height * fine))
-        pen = ImageDraw.Draw(drawing)
-        flat = ((points - (left, top)) * fine).ravel().tolist()
-        done = 0
-        for ink, outline in sketch.polygons:
-            end = done + 2 * len(outline)
-            pen.polygon(flat[done:end], fill=ink, outline=ink & 0xF0 | EDGE)
-            done = end
+        drawing = _drawn(sketch, ((points - (left, top)) * fine).ravel().tolist(), (width * fine, height * fine))
+        # Large figures are mostly out of view. What blurs into it stays, and all of their pixels are counted.
+        begin = max(0, -left - pad), max(0, -top - pad)
+        window = (*begin, min(width, view[0] - left + pad), min(height, view[1] - top + pad))
+        whole = None
+        if window != (0, 0, width, height):
+            whole = drawing.point(COVERS).reduce(fine)
+            drawing = drawing.crop((window[0] * fine, window[1] * fine, window[2] * fine, window[3] * fine))
+
+        def patch(texture: Texture) -> Image.Image:
+            piece = texture.patch(width, height, self._span, *self._offset)
+            return piece if whole is None else piece.crop(window)
+
         numbers = np.asarray(drawing) if parts else None
         drawing.putpalette(ROLES)
         alpha, second, plain = drawing.convert("RGB").reduce(fine).split()
         drawing.putpalette(self._palette)
         shade = drawing.convert("RGB").reduce(fine)
-        picture = self._main.patch(width, height, self._span, *self._offset)
+        picture = patch(self._main)
         if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
-            picture.paste(self._second.patch(width, height, self._span, *self._offset), (0, 0), second)
+            picture.paste(patch(self._second), (0, 0), second)
         picture.paste((255, 255, 255), (0, 0), plain)
         picture = ImageChops.multiply(picture, shade)
         picture.putalpha(alpha)
-        covered = np.asarray(alpha) >= 128
         if max(blur) > LEAST_BLUR:
             picture = picture.filter(ImageFilter.BoxBlur(blur))
-        return Stamp(left, top, picture, covered, None if numbers is None else _parts(numbers, fine, covered))
+        covered = np.asarray(alpha) >= 128
+        pixels = np.count_nonzero(covered if whole is None else np.asarray(whole) >= 128)
+        found = None if numbers is None else _parts(numbers, fine, covered)
+        return Stamp(left + begin[0], top + begin[1], picture, covered, int(pixels), found)
+
+
+def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.Image:
+    """The inks of a sketch, L, its points at x, y, x, y, ..."""
+    drawing = Image.new("L", size)
+    pen = ImageDraw.Draw(drawing)
+    done = 0
+    for ink, outline in sketch.polygons:
+        end = done + 2 * len(outline)
+        pen.polygon(places[done:end], fill=ink, outline=ink & 0xF0 | EDGE)
+        done = end
+    return drawing
 
 
 LEAST_BLUR = 0.5
@@ -211,6 +232,7 @@ def _role(ink: int) -> tuple[int, int, int]:
     return 255 * (ink != HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (HOLE, *TEXTURED))
 
 
+COVERS = [_role(number % 16)[0] for number in range(256)]
 ROLES = bytes(value for number in range(256) for value in _role(number % 16))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from framefuse import Pipeline
+from framefuse import Pipeline, doctor
 from framefuse.errors import ModelError
 from framefuse.models import find_model, list_models, shipped
 from framefuse.models.card import read_card
@@ -85,3 +85,14 @@ def test_a_name_that_is_nearly_right_is_suggested() -> None:
     with pytest.raises(ModelError) as caught:
         find_model("scout-m")
     assert "scout-" in str(caught.value.remedy)
+
+
+def test_the_doctor_looks_at_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> doctor.Check:
+        return doctor._try("shipped models", doctor._shipped_models, remedy=shipped.REMEDY)
+
+    assert check().status == "PASS"
+    monkeypatch.setitem(SHIPPED, "scout-s", replace(SHIPPED["scout-s"], sha256="0" * 64))
+    found = check()
+    assert found.status == "FAIL" and "scout-s.onnx is not the model scout-s" in found.detail
+    assert "install framefuse again" in found.remedy

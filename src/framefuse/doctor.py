@@ -17,6 +17,7 @@ from typing import Final, Literal, cast
 
 from framefuse.engines import ENGINES
 from framefuse.errors import CapabilityError, EngineError
+from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
@@ -80,6 +81,7 @@ def checks() -> Iterator[Check]:
         check = _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
         yield _of_gpu(check, driver) if engine == "cudnn" or engine.startswith("onnxruntime-") else check
     yield _onnxruntime_packages()
+    yield _try("shipped models", _shipped_models, remedy=REMEDY)
     yield driver
     yield _of_gpu(_try("cuda", _cuda), driver)
     yield _of_gpu(_try("nvdec", _nvdec), driver)
@@ -112,6 +114,11 @@ def _of_gpu(check: Check, driver: Check) -> Check:
     return replace(
         check, detail=driver.detail, remedy="for machines with an NVIDIA GPU: pip install 'framefuse[cuda13]'"
     )
+
+
+def _shipped_models() -> str:
+    files = [shipped_model(name) for name in SHIPPED]
+    return f"{len(files)} files are as they were shipped ({files[0].parent})"
 
 
 def _kernels() -> str:

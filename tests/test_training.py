@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training needs the extra train")
 
-from framefuse.errors import ModelError, SourceError, UsageError  # noqa: E402
+from framefuse.errors import CapabilityError, ModelError, SinkError, SourceError, UsageError  # noqa: E402
 from framefuse.models.card import read_card  # noqa: E402
 from training import checkpoint, export, losses, nets, scores, train  # noqa: E402
 from training.augment import Augmentation, draw, fitted, look  # noqa: E402
@@ -136,6 +141,187 @@ def test_other_files_are_no_checkpoints(cache: Path, tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(3)}, tmp_path / "last.pt")
     with pytest.raises(ModelError, match="nothing that this version"):
         trainer(cache, tmp_path).resume()
+
+
+def test_bytes_that_have_changed_are_noticed(cache: Path, tmp_path: Path) -> None:
+    trainer(cache, tmp_path).run(until=2)
+    path = tmp_path / "last.pt"
+    content = bytearray(path.read_bytes())
+    for place in range(len(content) // 2, len(content) // 2 + 2000):  # in the middle of the weights
+        content[place] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"last\.pt is truncated or damaged"):
+        trainer(cache, tmp_path).resume()
+
+
+def _first(weights: dict[str, Any]) -> str:
+    return next(iter(weights))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(recipe=None), "its recipe is None"),
+        (lambda s: s.update(facts=3), "its facts is 3"),
+        (lambda s: s.update(curve=None), "its curve is None"),
+        (lambda s: s.update(step="four"), "its step is four"),
+        (lambda s: s.update(step=-3), "its step is -3"),
+        (lambda s: s.update(seconds=float("nan")), "its seconds is nan"),
+        (lambda s: s.update(optimizer="x"), "its optimizer is x"),
+        (lambda s: s.update(net="x"), "its net is x"),
+        (lambda s: s["net"].update({_first(s["net"]): 3}), "its net is OrderedDict"),
+        (lambda s: s["net"].pop(_first(s["net"])), r"does not fit scout-n .* Missing key\(s\)"),
+        (lambda s: s["net"].update({_first(s["net"]): torch.zeros(3)}), "does not fit scout-n .* size mismatch"),
+        (lambda s: s["optimizer"]["param_groups"].pop(), "does not fit scout-n .* parameter groups"),
+        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "holds NaN or infinity, in backbone"),
+        (lambda s: s["net"][_first(s["net"])].fill_(float("inf")), "holds NaN or infinity, in backbone"),
+        (lambda s: s.update(names={0: "cat"}), "trained with another names: names {0: 'cat'}"),
+        (lambda s: s["facts"].update(world=1), "trained with another world: world 1, now"),
+        (lambda s: s["recipe"].update(name="scout-s"), "trained with another name: name 'scout-s', now 'scout-n'"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_a_clear_error(
+    cache: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    trainer(cache, tmp_path).run(until=2)
+    path = tmp_path / "last.pt"
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, path)
+    fresh = trainer(cache, tmp_path)
+    with pytest.raises((ModelError, UsageError), match=message) as caught:
+        fresh.resume()
+    assert caught.value.remedy and fresh.step == 0
+
+
+def test_weights_that_are_not_finite_are_not_kept(cache: Path, tmp_path: Path) -> None:
+    trained = trainer(cache, tmp_path)
+    trained.run(until=2)
+    kept = (tmp_path / "last.pt").read_bytes()
+    next(trained.net.parameters()).data.fill_(float("nan"))
+    with pytest.raises(TrainingStopped, match="of scout-n is not finite at step 2"):
+        trained.save()
+    assert (tmp_path / "last.pt").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0"), ({"steps": -4}, "steps is -4"), ({"seconds": 0.0}, "seconds is 0"),
+        ({"seconds": float("nan")}, "seconds is nan"), ({"rate": 0.0}, "rate is 0"),
+        ({"rate": float("nan")}, "rate is nan"), ({"rate": float("inf")}, "rate is inf"), ({"batch": 0}, "batch is 0"),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_recipe_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        recipe(**options)
+    assert f"--{next(iter(options))} takes" in str(caught.value.remedy)
+
+
+def test_what_nothing_trains_on() -> None:
+    for name in ("tpu", "meta", ""):
+        with pytest.raises(UsageError, match=f"device is '{name}'"):
+            train.device_of(name)
+    with pytest.raises(CapabilityError, match="PyTorch finds"):
+        train.device_of("cuda:99")
+
+
+def test_a_damaged_rendering_is_a_clear_error(cache: Path, tmp_path: Path) -> None:
+    for broken in ("pictures", "boxes"):
+        folder = tmp_path / broken / STREET.name
+        shutil.copytree(cache / STREET.name, folder)
+        if broken == "boxes":
+            (folder / "boxes.npy").unlink()
+        else:
+            os.truncate(folder / "pictures.npy", 1000)
+        with pytest.raises(SourceError, match="is damaged") as caught:
+            Supply((STREET,), tmp_path / broken, "cpu")
+        assert "render it again" in str(caught.value.remedy)
+
+
+COMMANDS = [
+    ("train", ("scout-n", "--steps", "0"), 2, "error: steps is 0\n  -> --steps takes a whole number from 1"),
+    ("train", ("scout-n", "--device", "tpu"), 2, "error: device is 'tpu'"),
+    ("train", ("scout-n", "--device", "cpu", "--out", "/proc/x"), 1, "nothing can be written into /proc/x/scout-n"),
+    ("train", ("scout-n", "--device", "cpu", "--processes", "0"), 2, "'0' is no whole number from 1"),
+    ("train", ("scout-n", "--device", "cpu", "--patience", "-1"), 2, "'-1' is no number of seconds"),
+    ("train", ("scout-n", "--device", "cpu", "--patience", "0.1"), 1, "is not complete after 0 s"),
+    ("rendering", ("scout-n", "--cache", "/proc/x"), 1, "4000 frames cannot be rendered into /proc/x"),
+    ("rendering", ("scout-n", "--processes", "-1"), 2, "'-1' is no whole number from 1"),
+    ("export", ("none.pt",), 1, "there is no checkpoint none.pt"),
+    ("export", ("text.pt",), 1, "checkpoint text.pt is truncated or damaged"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "code", "message"), COMMANDS)
+def test_commands_say_what_is_wrong_without_a_traceback(
+    tmp_path: Path, command: str, words: tuple[str, ...], code: int, message: str
+) -> None:
+    (tmp_path / "text.pt").write_text("no weights")
+    paths = os.pathsep.join([str(Path(train.__file__).parent.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", f"training.{command}", *words],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == code
+
+
+def test_a_training_writes_over_no_other(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer(cache, tmp_path / "scout-n").run(until=2)
+    before = (tmp_path / "scout-n" / "last.pt").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["train", "scout-n", "--device", "cpu", "--out", str(tmp_path)])
+    with pytest.raises(UsageError, match=r"last\.pt is there, of an earlier training") as caught:
+        train.main()
+    assert "--resume goes on with it" in str(caught.value.remedy)
+    assert (tmp_path / "scout-n" / "last.pt").read_bytes() == before
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6000k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_keeps_the_checkpoint_of_before(cache: Path, full_disk: Path) -> None:
+    trained = trainer(cache, full_disk)
+    trained.run(until=2)
+    before = (full_disk / "last.pt").read_bytes()
+    (full_disk / "others").write_bytes(bytes(3_000_000))
+    with pytest.raises(SinkError, match=r"last\.pt cannot be written: .*; .*last\.pt of before is kept"):
+        trained.run(until=4)
+    assert sorted(os.listdir(full_disk)) == ["last.pt", "others"] and (full_disk / "last.pt").read_bytes() == before
+
+
+def test_frames_that_do_not_fit_are_said_before_they_are_rendered(full_disk: Path) -> None:
+    with pytest.raises(SinkError, match=r"720 frames cannot be rendered into .*: No space left on device") as caught:
+        render(replace(STREET, worlds=180), full_disk, processes=1)
+    assert "--cache" in str(caught.value.remedy) and os.listdir(full_disk) == []
+
+
+def test_what_is_shipped_is_finite_and_of_our_networks(cache: Path, tmp_path: Path) -> None:
+    trained = trainer(cache, tmp_path, steps=2)
+    trained.run()
+    path = trained.release({"test": {"map50_95": 0.5, "by_class": {}}})
+    state = torch.load(path, weights_only=True)
+    for change, message in (
+        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "holds NaN or infinity"),
+        (lambda s: s["average"].pop(_first(s["average"])), "does not fit the networks"),
+        (lambda s: s.update(name="scout-xl"), "does not fit the networks"),
+        (lambda s: s.update(scores={}), "does not fit the networks"),
+        (lambda s: s.pop("scores"), "nothing that this version"),
+    ):
+        changed = copy.deepcopy(state)
+        change(changed)
+        torch.save(changed, tmp_path / "bad.pt")
+        with pytest.raises(ModelError, match=message) as caught:
+            export.load(tmp_path / "bad.pt")
+        assert caught.value.remedy
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(cache: Path, tmp_path: Path) -> None:

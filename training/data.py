@@ -52,21 +52,27 @@ class Frames:
         except (OSError, ValueError) as error:
             raise SourceError(f"{folder} holds no complete rendering", remedy="render it again") from error
         held: dict[str, Tensor] = {}
-        for path in folder.glob("*.npy"):
-            stored = np.load(path, mmap_mode="r")
-            whole = torch.empty(stored.shape, dtype=torch.from_numpy(np.empty(0, stored.dtype)).dtype, device=device)
-            for start in range(0, len(stored), 512):
-                whole[start : start + 512] = torch.from_numpy(np.array(stored[start : start + 512])).to(device)
-            held[path.stem] = whole
-        return cls(
-            pictures=held["pictures"],
-            boxes=held["boxes"],
-            classes=held["classes"].long(),
-            complexity=held["complexity"],
-            masks=held.get("masks"),
-            names={int(number): name for number, name in facts["names"].items()},
-            world=facts["world"],
-        )
+        try:
+            for path in folder.glob("*.npy"):
+                stored = np.load(path, mmap_mode="r")
+                dtype = torch.from_numpy(np.empty(0, stored.dtype)).dtype
+                whole = torch.empty(stored.shape, dtype=dtype, device=device)
+                for start in range(0, len(stored), 512):
+                    whole[start : start + 512] = torch.from_numpy(np.array(stored[start : start + 512])).to(device)
+                held[path.stem] = whole
+            return cls(
+                pictures=held["pictures"],
+                boxes=held["boxes"],
+                classes=held["classes"].long(),
+                complexity=held["complexity"],
+                masks=held.get("masks"),
+                names={int(number): name for number, name in facts["names"].items()},
+                world=facts["world"],
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SourceError(
+                f"{folder} is damaged: {type(error).__name__}: {error}", remedy="remove it, and render it again"
+            ) from error
 
 
 class Supply:

@@ -14,24 +14,39 @@ import json
 from pathlib import Path
 from typing import Any
 
+from framefuse.errors import ModelError, SinkError
 from training import checkpoint, nets
+from training.command import run
 from training.nets import Detector, Segmenter
 from training.onnx_writer import write_onnx
 
 ROOT = Path(__file__).parent.parent
 DATA, RESULTS = ROOT / "src" / "framefuse" / "data", ROOT / "training" / "results"
 LICENCE = "Apache-2.0"
+KEYS = {"name", "average", "names", "scores", "recipe", "world", "curve"}
 
 
 def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
     """The network of weights.pt, and what is known of it.
 
     Raises:
-        ModelError: there are none, or they are damaged.
+        ModelError: there are none, or they are damaged, of another network, or not finite.
     """
-    state = checkpoint.load(weights, "cpu", {"name", "average", "names", "scores"})
-    net = nets.build(state["name"], len(state["names"]))
-    net.load_state_dict(state.pop("average"))
+    remedy = "pass the weights.pt that python -m training.train wrote at its end"
+    state = checkpoint.load(weights, "cpu", KEYS, remedy=remedy)
+    average = state.pop("average")
+    try:
+        net = nets.build(state["name"], len(state["names"]))
+        net.load_state_dict(average)
+        state["scores"]["test"], state["recipe"]["seed"]
+    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise ModelError(
+            f"{weights} does not fit the networks as they are now: {' '.join(lines[:2])[:300]}", remedy=remedy
+        ) from error
+    if broken := checkpoint.first_not_finite(average.items()):
+        raise ModelError(f"{weights} holds NaN or infinity, in {broken}", remedy="train anew with a lower --rate")
+    state.pop("version", None)
     return net, {**state, "parameters": nets.parameters(net)}
 
 
@@ -120,14 +135,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    for weights in options.weights:
-        net, record = load(weights)
-        keep_record(record, options.results)
+    for weights, (net, record) in [(weights, load(weights)) for weights in options.weights]:
         heads = (False, True) if isinstance(net, Segmenter) else (False,)
-        for path in [export(net, record, options.data, binary=binary) for binary in heads]:
+        try:
+            keep_record(record, options.results)
+            made = [export(net, record, options.data, binary=binary) for binary in heads]
+        except OSError as error:
+            raise SinkError(
+                f"{weights} cannot be shipped: {error.filename or options.data}: {error.strerror}",
+                remedy="free some space, or choose other folders with --data and --results",
+            ) from error
+        for path in made:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             print(f'"{path.stem}": Shipped("{path.name}", "{digest}", "..."),  # {path.stat().st_size:,} bytes')
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

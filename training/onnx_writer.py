@@ -7,6 +7,7 @@ decoding of a detector in the form that YOLOv8 exports have, by which engines an
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,12 @@ def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str
     helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(model.SerializeToString())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from framefuse.errors import UsageError
 from training.augment import Augmentation
 from training.rendering import Render
 
@@ -45,6 +47,16 @@ class Recipe:
     """How often it is tested on validation frames on the way."""
     bfloat16: bool = True
 
+    def __post_init__(self) -> None:
+        for name, wanted, right in (
+            ("steps", "a whole number from 1", _whole(self.steps)),
+            ("batch", "a whole number from 1", _whole(self.batch)),
+            ("seconds", "a number above 0", self.seconds is None or 0 < self.seconds < math.inf),
+            ("rate", "a number above 0", 0 < self.rate < math.inf),
+        ):
+            if not right:
+                raise UsageError(f"{name} is {getattr(self, name)!r}", remedy=f"--{name} takes {wanted}")
+
     @property
     def everything(self) -> tuple[Render, ...]:
         """All that has to be rendered, in the order in which a training asks for it."""
@@ -54,6 +66,10 @@ class Recipe:
     def record(self) -> dict[str, Any]:
         """As plain values, for JSON and checkpoints."""
         return plain(asdict(self))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from framefuse.errors import SinkError
 from framefuse.synthetic import World
+from training.command import count, run
 
 LENGTH = 900
 """Frames of a world; those that are rendered are drawn from its whole schedule, calm and crowded."""
@@ -87,9 +90,23 @@ def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
 
     The folder has pictures.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
     int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
+
+    Raises:
+        SinkError: there is no room for them, or nothing can be written there.
     """
     if (folder := complete(what, cache)) is not None:
         return folder
+    try:
+        return _render(what, cache, processes)
+    except OSError as error:
+        shutil.rmtree(cache / what.name, ignore_errors=True)
+        raise SinkError(
+            f"{what.count} frames cannot be rendered into {cache / what.name}: {error.strerror or error}",
+            remedy="free some space, or choose another --cache",
+        ) from error
+
+
+def _render(what: Render, cache: Path, processes: int | None) -> Path:
     target = cache / what.name
     facts = target / "facts.json"
     target.mkdir(parents=True, exist_ok=True)
@@ -104,7 +121,10 @@ def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
     if what.scene == "bodies":
         shapes["masks"] = ((height, width), np.uint8)
     for name, (shape, dtype) in shapes.items():
-        open_memmap(target / f"{name}.npy", "w+", dtype, (what.count, *shape)).flush()
+        path = target / f"{name}.npy"
+        open_memmap(path, "w+", dtype, (what.count, *shape)).flush()
+        with path.open("r+b") as file:  # room that is missing is an error here, and later a crash
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     jobs = [(what, target, world) for world in range(what.worlds)]
     if processes == 1:
         for job in jobs:
@@ -146,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=RECIPES)
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"))
-    parser.add_argument("--processes", type=int, help="default: one for each core")
+    parser.add_argument("--processes", type=count, help="default: one for each core")
     options = parser.parse_args()
     # The first part of each, then the second of each, and so on: trainings can begin with the first.
     parts = zip_longest(*(RECIPES[name].everything for name in options.names))
@@ -158,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

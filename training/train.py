@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import CapabilityError, ModelError, SinkError, UsageError
 from training import checkpoint, nets, scores
 from training.augment import Batch, draw
 from training.checkpoint import TrainingStopped
+from training.command import count, run, seconds
 from training.data import Frames, Supply, wait_for
 from training.losses import Objects, detection_loss, segmentation_loss
 from training.recipe import RECIPES, Recipe
@@ -43,10 +44,8 @@ class Trainer:
     """A network, its optimizer and its average; `run` trains, from wherever the state is."""
 
     def __init__(self, recipe: Recipe, supply: Supply, device: str, folder: Path, *, capture: bool = True) -> None:
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise CapabilityError("training on cuda: PyTorch finds no GPU", remedy="use --device cpu")
         self.recipe, self.supply, self.folder = recipe, supply, folder
-        self.device = torch.device(device)
+        self.device = device_of(device)
         self.names = supply.frames[0].names
         self.semantic = nets.TASKS[recipe.name] == "semantic"
         torch.manual_seed(recipe.seed)
@@ -196,16 +195,18 @@ class Trainer:
         """One row of the curve: means since the last."""
         means = {name: torch.stack([row[name] for row in sums]).mean().item() for name in sums[0]}
         if not all(math.isfinite(value) for value in means.values()):
-            kept = self.folder / "last.pt"
-            raise TrainingStopped(
+            raise self._stopped(
                 f"the loss of {self.recipe.name} is not finite between step {self.step - len(sums)} and {self.step}: "
-                + ", ".join(f"{name} {value:.4g}" for name, value in means.items()),
-                remedy=(f"{kept} holds the last good state; resume it" if kept.exists() else "no checkpoint yet; train")
-                + " with a lower learning rate (--rate)",
+                + ", ".join(f"{name} {value:.4g}" for name, value in means.items())
             )
         row = {"step": self.step, "seconds": round(self.seconds, 1), "rate": self.rate(), **means}
         self.curve.append(row)
         print(f"{self.recipe.name} " + " ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
+
+    def _stopped(self, why: str) -> TrainingStopped:
+        kept = self.folder / "last.pt"
+        first = f"{kept} holds the last good state; resume it" if kept.exists() else "no checkpoint yet; train"
+        return TrainingStopped(why, remedy=f"{first} with a lower learning rate (--rate)")
 
     def _check(self, frames: Frames, calm: Frames | None) -> None:
         row = {"step": self.step, "seconds": round(self.seconds, 1), **self.score(frames)}
@@ -220,7 +221,14 @@ class Trainer:
         return how(self.average, frames, size or self.recipe.size)
 
     def save(self) -> None:
-        """Write last.pt."""
+        """Write last.pt.
+
+        Raises:
+            TrainingStopped: a weight is NaN or infinite; the checkpoint before it is kept.
+            SinkError: it cannot be written; the checkpoint before it is kept.
+        """
+        if broken := checkpoint.first_not_finite(self.net.state_dict().items()):
+            raise self._stopped(f"{broken} of {self.recipe.name} is not finite at step {self.step}")
         state = {
             "name": self.recipe.name,
             "names": self.names,
@@ -236,12 +244,22 @@ class Trainer:
         checkpoint.save(self.folder / "last.pt", state)
 
     def release(self, results: dict[str, Any]) -> Path:
-        """Write what `training.export` ships: weights.pt, with the averaged weights, and all that is known of them."""
+        """Write what `training.export` ships: weights.pt, with the averaged weights, and all that is known of them.
+
+        Raises:
+            SinkError: they cannot be written.
+        """
         record = {**self.facts, "step": self.step, "seconds": round(self.seconds, 1), "scores": results}
         record |= {"recipe": self.recipe.record(), "curve": self.curve, "names": self.names, "name": self.recipe.name}
-        (self.folder / "record.json").write_text(json.dumps(record, indent=1))
         path = self.folder / "weights.pt"
-        torch.save({"average": self.average.state_dict(), **record}, path)
+        checkpoint.save(path, {"average": self.average.state_dict(), **record})
+        try:
+            (self.folder / "record.json").write_text(json.dumps(record, indent=1))
+        except OSError as error:
+            raise SinkError(
+                f"{self.folder / 'record.json'} cannot be written: {error.strerror}; {path} has all of it",
+                remedy="free some space",
+            ) from error
         return path
 
     def resume(self) -> None:
@@ -249,23 +267,60 @@ class Trainer:
 
         Raises:
             ModelError: there is none, or it is damaged.
-            UsageError: it is of another network or recipe.
+            UsageError: it is of another network, recipe or world.
         """
-        state = checkpoint.load(self.folder / "last.pt", self.device)
-        mine = self.recipe.record()
-        changed = [key for key in mine if key not in FREE and state["recipe"].get(key) != mine[key]]
+        path = self.folder / "last.pt"
+        state = checkpoint.load(path, self.device)
+        self._check_state(path, state)
+        mine = {**self.recipe.record(), "names": self.names, "world": self.facts["world"]}
+        theirs = {**state["recipe"], "names": state["names"], "world": state["facts"].get("world")}
+        changed = [key for key in mine if key not in FREE and theirs.get(key) != mine[key]]
         if changed:
             raise UsageError(
-                f"{self.folder / 'last.pt'} was trained with another {', '.join(changed)}: "
-                + ", ".join(f"{key} {state['recipe'].get(key)!r}, now {mine[key]!r}" for key in changed[:3]),
-                remedy="resume with the same recipe, or train anew without --resume",
+                f"{path} was trained with another {', '.join(changed)}: "
+                + ", ".join(f"{key} {theirs.get(key)!r}, now {mine[key]!r}" for key in changed[:3]),
+                remedy="resume with the same recipe, or train anew in another --out",
             )
-        self.net.load_state_dict(state["net"])
-        self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.net.load_state_dict(state["net"])
+            self.average.load_state_dict(state["average"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            raise ModelError(
+                f"{path} does not fit {self.recipe.name} as it is now: {' '.join(lines[:2])[:300]}",
+                remedy=checkpoint.ANEW,
+            ) from error
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
         self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
+
+    def _check_state(self, path: Path, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            ModelError: what it holds cannot be the state of a training.
+        """
+        step, seconds = state["step"], state["seconds"]
+        for what, right in (
+            ("recipe", isinstance(state["recipe"], dict)),
+            ("facts", isinstance(state["facts"], dict)),
+            ("curve", isinstance(state["curve"], list)),
+            ("step", isinstance(step, int) and step >= 0),
+            ("seconds", isinstance(seconds, float | int) and 0 <= seconds < math.inf),
+            ("optimizer", isinstance(state["optimizer"], dict)),
+            *((part, _are_weights(state[part])) for part in ("net", "average")),
+        ):
+            if not right:
+                raise ModelError(
+                    f"checkpoint {path} is damaged: its {what} is {str(state[what])[:80]}",
+                    remedy=checkpoint.ANEW,
+                )
+        weights = [(name, value) for part in ("net", "average") for name, value in state[part].items()]
+        if broken := checkpoint.first_not_finite(weights):
+            raise ModelError(
+                f"checkpoint {path} holds NaN or infinity, in {broken}",
+                remedy="remove it, and train anew with a lower --rate",
+            )
 
 
 class Captured:
@@ -300,6 +355,29 @@ FREE = {"rate", "seconds", "steps", "checks", "test_on", "validate_on"}
 """What a resumed run may change: how long and how fast, not what."""
 
 
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(weight, Tensor) for weight in value.values())
+
+
+def device_of(name: str) -> torch.device:
+    """The device to train on.
+
+    Raises:
+        UsageError: nothing trains on such a device.
+        CapabilityError: PyTorch finds it not.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {name!r}", remedy="--device takes cpu, cuda or cuda:1")
+    found = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise CapabilityError(f"training on {name}: PyTorch finds {found or 'no'} GPU", remedy="use --device cpu")
+    return device
+
+
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
@@ -311,10 +389,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/train"))
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=int, help="that render; default: one for each core")
+    parser.add_argument("--processes", type=count, help="that render; default: one for each core")
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds,
         default=0.0,
         help="seconds to wait for training.rendering, instead of rendering",
     )
@@ -326,6 +404,14 @@ def main() -> None:
     options = parser.parse_args()
     given = {key: getattr(options, key) for key in ("steps", "seconds", "rate") if getattr(options, key) is not None}
     recipe = replace(RECIPES[options.name], **given)
+    device_of(options.device)
+    folder = options.out / recipe.name
+    checkpoint.check_folder(folder)
+    if not options.resume and (folder / "last.pt").exists():
+        raise UsageError(
+            f"{folder / 'last.pt'} is there, of an earlier training",
+            remedy="--resume goes on with it; else choose another --out, or remove it",
+        )
     if not options.patience:
         for what in recipe.everything:
             render(what, options.cache, processes=options.processes)
@@ -335,7 +421,6 @@ def main() -> None:
         return Frames.load(wait_for(what, options.cache, options.patience), options.device)
 
     torch.backends.cudnn.benchmark = True
-    folder = options.out / recipe.name
     trainer = Trainer(recipe, supply, options.device, folder, capture=not options.eager)
     if options.resume:
         trainer.resume()
@@ -352,4 +437,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

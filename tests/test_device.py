@@ -50,6 +50,19 @@ def test_what_is_asked_for_stays(card: Card, gpu: None) -> None:
     assert chosen(card, device="cuda:1") == ("cuda:1", "device cuda:1: as asked")
 
 
+@pytest.mark.parametrize(("capturable", "device"), [(True, "cuda"), (False, "cpu")])
+def test_an_engine_that_runs_on_both_says_where_it_was_opened(card: Card, capturable: bool, device: str) -> None:
+    """torch and tvm: the same class on a CPU and on a GPU."""
+
+    class Open:
+        def execution(self) -> None: ...
+
+    engine = Open()
+    engine.capturable = capturable  # type: ignore[attr-defined]
+    settings, reason = choose_device(settings_from({}), card, lambda: None, engine)
+    assert (settings.device, reason) == (device, f"device {device}: that of the engine given")
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

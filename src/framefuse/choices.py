@@ -32,7 +32,8 @@ def choose_device(
     if settings.device != "auto":
         return settings, f"device {settings.device}: as asked"
     if engine is not None:
-        device = "cuda" if hasattr(engine, "execution") else "cpu"
+        on_gpu = hasattr(engine, "execution") and getattr(engine, "capturable", True)  # torch and tvm run on both
+        device = "cuda" if on_gpu else "cpu"
         return settings.model_copy(update={"device": device}), f"device {device}: that of the engine given"
     why = _against_cuda(settings) or cuda_missing() or unreadable()
     if why:

@@ -191,3 +191,6 @@ def test_a_result_that_cannot_be_kept_is_refused_before_it_is_measured(
     assert "no folder" in capsys.readouterr().err
     assert main(["parity", str(model), "--out", str(tmp_path / "nowhere" / "x.html")]) == 1
     assert "no folder" in capsys.readouterr().err
+    for words in (["bench", "engines", str(model)], ["parity", str(model)]):  # a folder in which nothing can be made
+        assert main([*words, "--out", "/proc/x.json"]) == 1
+        assert capsys.readouterr().err.startswith("error: cannot write /proc/x.json: No such file or directory")

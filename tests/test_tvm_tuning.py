@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from framefuse.cli import main
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from tests.cudnn_nets import Net
 from tests.test_tvm import run
@@ -88,6 +89,21 @@ def test_without_what_the_tuner_needs_it_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(package.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CapabilityError, match="needs cloudpickle and psutil"):
         package.check_tuner()
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("33x31", "--size 33x31 is not a multiple of the model's stride 32\n  -> use --size 32x32"),
+        ("640", "--size 640 is not WIDTHxHEIGHT"),
+        ("0x0", "--size 0x0 is empty"),
+    ],
+)
+def test_a_size_that_the_model_cannot_take_is_said_first(
+    size: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "scout-n", "--size", size]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:

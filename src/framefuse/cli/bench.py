@@ -70,15 +70,15 @@ def engines(
         say=say,
         **options,
     )
+    if print_json:
+        typer.echo(report.to_json())
+    else:
+        _print(report)
     if out is not None:
         try:
             out.write_text(report.to_json() + "\n", encoding="utf-8")
         except OSError as error:
             raise SinkError(f"{out} cannot be written: {error.strerror}", remedy="choose another file") from error
-    if print_json:
-        typer.echo(report.to_json())
-    else:
-        _print(report)
     report.check(engine or ())
     return 0
 

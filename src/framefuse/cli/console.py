@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +37,17 @@ def check_out(out: Path | None) -> None:
     Raises:
         SinkError: it is a folder, or there is no folder that it can be written into.
     """
-    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        why = "it is a folder" if out.is_dir() else f"no folder {out.parent} to write into"
+    if out is None:
+        return
+    why = "it is a folder" if out.is_dir() else None
+    if not out.parent.is_dir():
+        why = f"no folder {out.parent} to write into"
+    try:
+        if why is None:
+            tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
         raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
 
 

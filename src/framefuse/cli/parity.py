@@ -62,13 +62,6 @@ def parity(
         model, source, engines=None if engine is None else engine.split(","), precisions=precision.split(","),
         frames=frames, peer_python=peer_python, settings=settings, say=say,
     )  # fmt: skip
-    if out is not None:
-        page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
-        try:
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
-        say(f"wrote {out}")
     if print_json:
         typer.echo(certificate.to_json())
     elif not quiet:
@@ -76,6 +69,13 @@ def parity(
         print_table(("", "stage", "found", "limit", ""), certificate.table())
         typer.echo(f"\n{LEGEND}\n")
         typer.echo("\n".join(certificate.summary()))
+    if out is not None:
+        page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
+        try:
+            out.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+        say(f"wrote {out}")
     if verdict(certificate) != "CERTIFIED":
         raise QualityError(
             f"{certificate.model} is not certified: {_why(certificate)}", remedy="the table names the stage"

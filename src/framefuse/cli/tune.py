@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from framefuse.cli.console import print_table, stderr
 from framefuse.cli.options import Quiet
 from framefuse.entry import stop_if_interrupted
-from framefuse.errors import UsageError
+from framefuse.errors import ModelError, UsageError
 
 
 def tune(
@@ -74,9 +75,9 @@ def tune(
 
 def _size(text: str | None, model: Path) -> tuple[int, int]:
     """Width and height."""
-    if text is None:
-        from framefuse.models.card import read_card
+    from framefuse.models.card import read_card
 
+    if text is None:
         preprocess = read_card(model).preprocess
         return preprocess.width, preprocess.height
     try:
@@ -85,6 +86,14 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
         raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
     if width < 1 or height < 1:
         raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
+    with suppress(ModelError):  # models without a card can be tuned too
+        card = read_card(model)
+        stride = card.preprocess.stride if card.dynamic_size else 1
+        if width % stride or height % stride:
+            near = "x".join(str(max(1, round(side / stride)) * stride) for side in (width, height))
+            raise UsageError(
+                f"--size {text} is not a multiple of the model's stride {stride}", remedy=f"use --size {near}"
+            )
     return width, height
 
 

@@ -83,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "sources",
         "synthetic",
     },
-    "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "sources", "synthetic"},
+    "evaluation": {"config", "engines", "frame", "models", "pipeline", "prediction", "redact", "sources", "synthetic"},
 }
 FREE = {"__init__", "__main__", "entry", "pipeline", "fleet", "fleet_worker", "doctor", "bench", "cli"}
 

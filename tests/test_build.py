@@ -355,6 +355,7 @@ def test_a_model_that_puts_out_no_numbers_is_not_lowered(models: dict[str, Path]
 @pytest.mark.parametrize(
     ("options", "message", "remedy"),
     [
+        ({"out": 3}, "out is a int", "path of the file"),
         ({"out": ""}, "the output '' is not named .onnx", "--out tiny_v5-fp16.onnx"),
         ({"out": "model"}, "the output 'model' is not named .onnx", "--out model.onnx"),
         ({"calibration": "mean"}, "calibration 'mean' is not one of percentile", ""),

@@ -191,8 +191,10 @@ def test_limit_spreads_over_all_pictures(squares: tuple[Path, Coco]) -> None:
     data = open_data(squares[0] / "annotations.json")
     assert [Path(str(key)).stem for key in data.spread(2)] == ["frame 1", "frame 4"]
     assert validate("squares", data, limit=2).frames == 2
-    with pytest.raises(UsageError, match="limit is 0"):
-        data.spread(0)
+    wrong: Any
+    for wrong in (0, -1, "x", 1.5, True):
+        with pytest.raises(UsageError, match=f"limit is {wrong!r}"):
+            data.spread(wrong)
 
 
 def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
@@ -332,6 +334,10 @@ def test_what_is_no_data(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"images": [')
     with pytest.raises(DecodeError, match="is not JSON"):
         open_data(tmp_path / "half.json")
+    with pytest.raises(UsageError, match="images is 3"):
+        open_data(tmp_path / "half.json", 3)  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="File name too long"):
+        open_data("a" * 5000)
     for data in ("rtsp://camera", "", 3):
         with pytest.raises(UsageError, match="no data with known truth"):
             open_data(data)

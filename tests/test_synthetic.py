@@ -207,6 +207,31 @@ def test_bad_addresses_say_what_is_right(uri: str, said: str) -> None:
         World.parse(uri)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scene": 3}, "scene=3 is not known"),
+        ({"seed": "x"}, "seed='x' cannot be"),
+        ({"seed": -1}, "seed=-1 cannot be"),
+        ({"seed": 1.5}, r"seed=1\.5 cannot be"),
+        ({"frames": "x"}, "frames='x' cannot be"),
+        ({"frames": True}, "frames=True cannot be"),
+        ({"size": (640,)}, r"size=\(640,\) is no size"),
+        ({"size": (640.0, 480)}, r"size=\(640\.0, 480\) is no size"),
+        ({"size": None}, "size=None is no size"),
+        ({"size": "640x480"}, "size='640x480' is no size"),
+        ({"fps": "x"}, "fps='x' is no rate"),
+        ({"fps": None}, "fps=None is no rate"),
+        ({"complexity": "x"}, "complexity=x is out of range"),
+        ({"split": []}, "is not known"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        World(**options)
+    assert caught.value.remedy
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
 def test_colour_alone_finds_nothing() -> None:

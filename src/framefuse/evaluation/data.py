@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SourceError, UsageError
 from framefuse.prediction import FrameInfo
+from framefuse.redact import brief
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.pull import Frames, PullSource
 
@@ -69,10 +72,10 @@ class Dataset:
         """At most `limit` keys, evenly spread over all of them, so that every part of a video is seen.
 
         Raises:
-            UsageError: the limit is below 1.
+            UsageError: the limit is no whole number from 1.
         """
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit is {limit}", remedy="limit takes a whole number from 1")
+        if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
+            raise UsageError(f"limit is {limit!r}", remedy="limit takes a whole number from 1")
         if limit is None or limit >= len(self.keys):
             return self.keys
         return [self.keys[(2 * number + 1) * len(self.keys) // (2 * limit)] for number in range(limit)]
@@ -93,6 +96,8 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         DecodeError: it is no COCO file.
         UsageError: `data` is of no known kind.
     """
+    if images is not None and not isinstance(images, str | Path):
+        raise UsageError(f"images is {brief(images)}", remedy="pass the path of a folder, or of a video")
     if isinstance(data, Dataset):
         return data
     if isinstance(data, list | tuple) and data:
@@ -115,7 +120,7 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
 
 def _annotations(path: Path) -> Path:
     """The COCO file of a folder; any other path as it is."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises where no file can have the name
         return path
     found = sorted(path.glob("*.json")) or sorted((path / "annotations").glob("*.json"))
     if len(found) == 1:

@@ -77,6 +77,8 @@ def build_model(
         raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
         raise UsageError(f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most")
+    if out is not None and not isinstance(out, str | Path):
+        raise UsageError(f"out is a {type(out).__name__}", remedy="pass the path of the file to write")
     path = find_model(model)
     target = _target(model, path, precision, out, exist_ok)
     card = read_card(path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -47,12 +49,33 @@ def parse(uri: str) -> dict[str, Any]:
     return found
 
 
+def numbers(fps: Any, size: Any) -> tuple[Fraction, tuple[int, int]]:
+    """Frames a second, and width and height, from what Python code gives for them.
+
+    Raises:
+        UsageError: they are none.
+    """
+    try:
+        rate = Fraction(str(fps)) if isinstance(fps, float) else Fraction(fps)
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise UsageError(f"fps={fps!r} is no rate", remedy=f"fps is {KEYS['fps'][1]}") from None
+    try:
+        width, height = (operator.index(side) for side in size)
+    except (TypeError, ValueError):
+        raise UsageError(f"size={size!r} is no size", remedy="size is (width, height)") from None
+    return rate, (width, height)
+
+
 def check(world: World) -> None:
-    """Refuse values outside their range.
+    """Refuse values of another kind, or outside their range.
 
     Raises:
         UsageError: which, and what is allowed.
     """
+    for name in ("seed", "frames"):
+        number = getattr(world, name)
+        if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
+            raise UsageError(f"{name}={number!r} cannot be", remedy=f"{name} is {KEYS[name][1]}, from 0")
     for value, name, allowed in (
         (world.scene, "scene", SCENES),
         (world.split, "split", SPLITS),
@@ -71,7 +94,7 @@ def check(world: World) -> None:
         raise UsageError(f"frames={world.frames} is out of range", remedy=f"1..{LONGEST}")
     if not 1 <= world.fps <= 1000:
         raise UsageError(f"fps={world.fps} is out of range", remedy="1..1000 frames a second")
-    if world.complexity is not None and not 0 <= world.complexity <= 1:
+    if world.complexity is not None and not (isinstance(world.complexity, Real) and 0 <= world.complexity <= 1):
         raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
     if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
         raise UsageError(

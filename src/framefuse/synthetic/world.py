@@ -77,7 +77,7 @@ class World:
         stereo: "sbs": left and right eye side by side in one picture, each half as wide. Scene "bodies" only.
 
     Raises:
-        UsageError: a value is outside its range.
+        UsageError: a value is of another kind, or outside its range.
     """
 
     scene: str = "street"
@@ -94,10 +94,11 @@ class World:
     """Of look and difficulty. Scores are comparable within one version only."""
 
     def __post_init__(self) -> None:
-        from framefuse.synthetic.address import check
+        from framefuse.synthetic.address import check, numbers
 
-        object.__setattr__(self, "fps", Fraction(str(self.fps)) if isinstance(self.fps, float) else Fraction(self.fps))
-        object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
+        fps, size = numbers(self.fps, self.size)
+        object.__setattr__(self, "fps", fps)
+        object.__setattr__(self, "size", size)
         check(self)
 
     @classmethod

@@ -155,8 +155,10 @@ import resource, sys
 from pathlib import Path
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import HostMemoryError
-engine = open_engine("openvino", Path(sys.argv[1]), EngineOptions("cpu", "fp32", streams=1, threads=1))
-engine.lane(1, 64, 64, 1)
+options = EngineOptions("cpu", "fp32", streams=1, threads=1, layout=sys.argv[4])
+engine = open_engine("openvino", Path(sys.argv[1]), options)
+if not sys.argv[4]:
+    engine.lane(1, 64, 64, 1)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]) * 2**20,) * 2)
 try:
@@ -170,10 +172,18 @@ except HostMemoryError as error:
 
 
 @pytest.mark.parametrize(
-    ("free_mb", "shape"), [(50, "1,2048,2048"), (110, "1,2048,2048"), (260, "8,1024,1024")], ids=str
+    ("free_mb", "shape", "layout"),
+    [
+        (50, "1,2048,2048", ""),
+        (110, "1,2048,2048", ""),
+        (260, "8,1024,1024", ""),
+        (600, "1,8192,8192", "yolov8"),
+        (1200, "1,8192,8192", "yolov8"),
+    ],
+    ids=str,
 )
-def test_too_little_memory_is_said_with_the_shape(free_mb: int, shape: str) -> None:
-    words = [sys.executable, "-c", MEMORY, str(find_model("scout-n")), str(free_mb), shape]
+def test_too_little_memory_is_said_with_the_shape(free_mb: int, shape: str, layout: str) -> None:
+    words = [sys.executable, "-c", MEMORY, str(find_model("scout-n")), str(free_mb), shape, layout]
     done = subprocess.run(words, capture_output=True, text=True)
     assert "not enough memory for OpenVINO at input" in done.stdout, done.stderr
     assert shape.split(",")[1] in done.stdout and "smaller --batch or --imgsz" in done.stdout

@@ -25,8 +25,11 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Whether it says that the memory of this machine is not enough; C++ says so in words only."""
-    if isinstance(error, MemoryError):
-        return not type(error).__module__.startswith("cupy")  # that one is the GPU's
-    return re.search(r"bad_alloc|can't alloc|[Ff]ailed to allocate|[Uu]nable to allocate", str(error)) is not None
+def lacks_memory(error: BaseException) -> str | None:
+    """What it says, where that is that the memory of this machine is not enough; C++ says so in words only."""
+    if type(error).__module__.startswith("cupy"):
+        return None  # that one is of the GPU
+    found = re.search(r"(std::bad_alloc|([^\n:]*can't|[Ff]ailed to|[Uu]nable to) alloc[^\n]*)", str(error))
+    if found:
+        return found[0].strip()
+    return "MemoryError" if isinstance(error, MemoryError) else None

@@ -215,11 +215,12 @@ class Pipeline:
 
     def _explained(self, error: BaseException) -> BaseException:
         """The error, in our words where it is about memory and nobody has explained it yet."""
-        if not lacks_memory(error) or (isinstance(error, FramefuseError) and type(error) is not EngineError):
+        why = lacks_memory(error)
+        if why is None or (isinstance(error, FramefuseError) and type(error) is not EngineError):
             return error
         width, height = self._program.largest_input
         known = HostMemoryError(
-            f"not enough memory at batch {self._batcher.size} of {width}x{height}: {str(error).splitlines()[0][:300]}",
+            f"not enough memory at batch {self._batcher.size} of {width}x{height}: {why}",
             remedy="use a smaller --batch or --imgsz",
         )
         known.stage = getattr(error, "stage", None)

@@ -85,7 +85,10 @@ class OpenVinoEngine:
             network, self._unused = self._unused, None
             self._reshape(network, shape)
             if self._cuts_head:
-                self._head = openvino_head.find(_openvino(), self._core, network)
+                try:
+                    self._head = openvino_head.find(_openvino(), self._core, network)
+                except (RuntimeError, MemoryError) as error:
+                    raise self._cannot_compile(shape, error) from error
                 who = "the model itself" if self._head is None else "post-processing, of those above conf only"
                 self.reasons.append(f"boxes are decoded by {who}")
             self._fixed = shape, self._compile(network, shape)
@@ -108,7 +111,7 @@ class OpenVinoEngine:
         except RuntimeError as error:
             raise self._cannot_compile(shape, error) from error
 
-    def _cannot_compile(self, shape: tuple[int, ...] | None, error: RuntimeError) -> EngineError:
+    def _cannot_compile(self, shape: tuple[int, ...] | None, error: Exception) -> EngineError:
         size = "" if shape is None else f" for input {shape}"
         if lacks_memory(error):
             return _too_large(shape or "of any size", error)
@@ -248,7 +251,7 @@ def _failed(slot: Slot, error: RuntimeError) -> EngineError:
 def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
     requests = f" in each of {slots} requests" if slots else ""
     return HostMemoryError(
-        f"not enough memory for OpenVINO at input {shape}{requests}: {_last_line(error)}",
+        f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}",
         remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""),
     )
 

@@ -27,7 +27,7 @@ from framefuse.sources.live import open_live
 from framefuse.sources.resume import Backoff, Timeline
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 
-SOON = 5.0
+SOON = 20.0
 """Seconds within which everything here happens, even on a busy machine; only a hang takes longer."""
 EVERY = [Server, HttpServer, UdpSender, RtspServer]
 CONNECTED = [Server, HttpServer, RtspServer]

@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,15 @@ def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled_fibres: Fib
     install(monkeypatch, tmp_path)
     monkeypatch.setattr(cuda, "launch", compiled_fibres.launch)
     return compiled_fibres
+
+
+@pytest.fixture
+def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder with room for as many kilobytes as the module's DISK_KB says."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={request.module.DISK_KB}k", "tmpfs", folder]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

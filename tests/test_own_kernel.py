@@ -70,6 +70,8 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "expected"),
     [
         (["draw_boxes"], "T.prim_func"),
+        (["preprocess_gray_u16_nhwc3"], "def preprocess_gray_u16_nhwc3("),
+        (["preprocess_semiplanar_u8_nchw_one"], "def preprocess_semiplanar_u8_nchw_one("),
         (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),
         (["preprocess_gray_u8", "--emit", "asm"], ".globl"),
     ],

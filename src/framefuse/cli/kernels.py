@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from enum import StrEnum
@@ -80,12 +81,20 @@ def show(
         on_cuda = device is Device.CUDA
         build = _build()
         family = cubins.describe(name).family if on_cuda else cpu.names()[name]
-        function = build.function(name, family, cuda=on_cuda)
+        alone = on_cuda and family == "preprocess"
+        function = _preprocess_on_cuda(name) if alone else build.function(name, family, cuda=on_cuda)
         if emit is Form.TIR:
             typer.echo(function.script())
         else:
             typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
     return 0
+
+
+def _preprocess_on_cuda(name: str) -> Any:
+    """One of this family's 64 PrimFuncs, of which TVM parses one a second or two; other families are small."""
+    tir: Any = importlib.import_module("framefuse.kernels.tir.preprocess_cuda")
+    _, layout, sample, memory, *one = name.split("_")
+    return tir.variant(layout, sample, memory, alone=one == ["one"])
 
 
 def _build() -> Any:

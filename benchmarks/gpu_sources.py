@@ -25,7 +25,7 @@ GROUPS = {
     "kernel": ("kernels/tir/*_cuda.py", "kernels/tir/_[!_]*.py", "kernels/*_cuda.py", "kernels/*.cuh"),
     "engine": ("engines/cudnn/*.py",),
     "tvm": ("engines/tvm/*.py",),
-    "engines": ("bench.py", "engines/onnxruntime*.py", "engines/torch*.py", "engines/device_lane.py"),
+    "engines": ("bench*.py", "engines/onnxruntime*.py", "engines/torch*.py", "engines/device_lane.py"),
     "program": (
         "program_cuda.py",
         "program.py",

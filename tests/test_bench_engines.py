@@ -12,7 +12,8 @@ import pytest
 
 import small_models
 from benchmarks.engines import keep, markdown
-from framefuse.bench import BenchReport, Row, Timing, bench_engines, fill
+from framefuse.bench import bench_engines, fill
+from framefuse.bench_report import BenchReport, Row, Timing
 from framefuse.cli import main
 from framefuse.engines import ENGINES, Slot, onnxruntime
 from framefuse.errors import CapabilityError, UsageError

@@ -149,7 +149,8 @@ def on_gpu(name: str, model: Path, **options: Any) -> Any:
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("name", "precision"), [("onnxruntime", "fp32"), ("onnxruntime", "fp16"), ("torch", "fp32"),
-                                                 ("torch", "fp16"), ("torch", "bf16")])  # fmt: skip
+                                                 ("torch", "fp16"), ("torch", "bf16"), ("tvm", "fp32"),
+                                                 ("tvm", "fp16")])  # fmt: skip
 def test_slots_on_the_gpu_give_what_the_cpu_gives(model: Path, name: str, precision: Any, batch: int) -> None:
     pictures = (small_models.pictures(batch).transpose(0, 3, 1, 2) / 255).astype(np.float32)
     host = open_engine("onnxruntime", model, EngineOptions()).lane(batch, HEIGHT, WIDTH, 1)
@@ -170,7 +171,7 @@ def test_slots_on_the_gpu_give_what_the_cpu_gives(model: Path, name: str, precis
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("name", ["onnxruntime", "torch", "tvm"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_program_of_the_gpu_finds_what_the_host_finds(
     model: Path, name: str, apart: bool, monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,23 @@ def test_a_box_that_one_side_lacks_is_excused_where_rounding_decides(
         assert ("excused: overlap" in str(difference)) == bool(tied)
 
 
+@pytest.mark.parametrize(
+    ("boxes", "renamed", "score", "expected"),
+    [(200, 2, 0.515, "within"), (200, 3, 0.515, "outside"), (200, 1, 0.53, "outside"), (20, 1, 0.5, "outside")],
+)
+def test_few_boxes_may_be_of_another_class_that_scores_alike(
+    boxes: int, renamed: int, score: float, expected: str
+) -> None:
+    limits = LIMITS["fp16"]
+    places = [(20.0 * number, 0.0, 20.0 * number + 20, 20.0) for number in range(boxes)]
+    scores = [score if row < renamed else 0.5 for row in range(boxes)]
+    classes = [int(row < renamed) for row in range(boxes)]
+    difference = compared(found(places, [0.5] * boxes, [0] * boxes), found(places, scores, classes), limits)
+    assert difference.verdict(limits) == expected, str(difference)
+    assert not difference.exact
+    assert difference.renamed in (0, renamed) and ("another class" in str(difference)) == bool(difference.renamed)
+
+
 def test_nothing_against_nothing_is_exact() -> None:
     assert compared(found([], [], []), found([], [], [])).exact
 

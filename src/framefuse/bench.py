@@ -9,12 +9,11 @@ outputs are compared with those of the first row in FP32, so that nobody is fast
 
 from __future__ import annotations
 
-import json
 import platform
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
@@ -23,139 +22,21 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.bench_report import BenchReport, Row, Timing
 from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
-from framefuse.errors import CapabilityError, FramefuseError, UsageError
+from framefuse.errors import FramefuseError, UsageError
 from framefuse.models import find_model
 from framefuse.models.onnx_file import read_onnx
 
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
 SECONDS = 60.0
 PACKAGES = (
-    *(
-        "framefuse",
-        "numpy",
-        "onnx",
-        "openvino",
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "torch",
-        "apache-tvm",
-        "tensorrt-rtx",
-    ),
-    *("tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13"),
-)
+    "framefuse", "numpy", "onnx", "openvino", "onnxruntime", "onnxruntime-gpu", "torch", "apache-tvm", "tensorrt-rtx",
+    "tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""Whose versions are told."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Statistics of some runs, milliseconds."""
-
-    runs: int
-    min: float
-    median: float
-    mean: float
-    p90: float
-    p99: float
-    std: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Timing:
-        values = np.asarray(milliseconds, np.float64)
-        median, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        return cls(len(values), float(values.min()), median, float(values.mean()), p90, p99, spread)
-
-
-@dataclass
-class Row:
-    """One engine on one device."""
-
-    engine: str
-    device: str
-    precision: str = ""
-    """What ran; of a row that did not run what was asked for, empty where that was the engine's own choice."""
-    build_seconds: float = 0.0
-    """From the ONNX to an engine that is ready for this shape; a cache may have helped (`reasons`)."""
-    artifact_bytes: int = 0
-    """Of the file that the engine runs: what it built, or the ONNX itself."""
-    wall: Timing | None = None
-    device_time: Timing | None = None
-    error: float | None = None
-    """Norm of the difference to the reference's outputs over that of the reference's."""
-    reasons: list[str] = field(default_factory=list)
-    not_run: str = ""
-    """Why it did not run here; empty where it did."""
-
-    @property
-    def title(self) -> str:
-        return " ".join(filter(None, (self.engine, self.precision, "on", self.device)))
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Rows of one key say the same."""
-        return self.engine, self.device, self.not_run or self.precision
-
-
-@dataclass
-class BenchReport:
-    """What was measured, and where."""
-
-    model: str
-    shape: tuple[int, int, int, int]
-    rows: list[Row]
-    warmups: int
-    runs: int
-    reference: str
-    machine: dict[str, str]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
-
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows for people; a row that did not run has one sentence."""
-        header = ("engine", "device", "precision", "median ms", "min", "mean", "p90", "p99", "std", "device ms",
-                  "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
-        ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
-        best = min((_fastest(row) for row in ran), default=0.0)
-        lines: list[tuple[str, ...]] = []
-        for row in self.rows:
-            if row.wall is None:
-                continue
-            wall, device = row.wall, row.device_time
-            lines.append((
-                row.engine, row.device, row.precision, f"{wall.median:.3f}", f"{wall.min:.3f}", f"{wall.mean:.3f}",
-                f"{wall.p90:.3f}", f"{wall.p99:.3f}", f"{wall.std:.3f}", f"{device.median:.3f}" if device else "-",
-                f"{self.shape[0] / _fastest(row) * 1e3:.0f}" if row.engine != "null" else "-",
-                f"{_fastest(row) / best:.2f}" if row.engine != "null" else "-",
-                f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",
-                "-" if row.error is None else f"{row.error:.1e}",
-            ))  # fmt: skip
-        lines += [(f"{row.title}: not run here, because {row.not_run}",) for row in self.rows if row.not_run]
-        return header, lines
-
-    def check(self, engines: Sequence[str] = ()) -> None:
-        """Whether everything that was asked for by name was measured, and anything at all.
-
-        Raises:
-            CapabilityError: it was not; the message says why.
-        """
-        ran = {row.engine for row in self.rows if row.wall is not None}
-        for name in engines:
-            if name not in ran:
-                why = "; ".join(dict.fromkeys(row.not_run for row in self.rows if row.engine == name))
-                raise CapabilityError(f"engine {name} was not measured: {why}", remedy="framefuse doctor")
-        if not ran - {"null"} and "null" not in engines:
-            raise CapabilityError(
-                f"no engine could be measured on {self.model}: the table says why of each", remedy="framefuse doctor"
-            )
-
-
-def _fastest(row: Row) -> float:
-    """Median of the model alone, where a GPU's clock tells; of the whole request elsewhere."""
-    timing = row.device_time or row.wall
-    return timing.median if timing else 0.0
 
 
 @dataclass

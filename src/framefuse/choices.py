@@ -13,7 +13,7 @@ from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
-CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "null")
+CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "tvm", "null")
 """Engines that work on pictures which lie on the GPU."""
 CUDA_BATCH = 8
 """Frames a batch on CUDA, where several videos are read and nobody says another number: a GPU answers eight in twice

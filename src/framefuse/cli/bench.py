@@ -13,7 +13,7 @@ from framefuse.entry import stop_if_interrupted
 from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.bench import BenchReport
+    from framefuse.bench_report import BenchReport
 
 app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 

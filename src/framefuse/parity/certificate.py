@@ -53,7 +53,7 @@ KERNEL = 0.5
 EXACT = Limits(0.999, 0.0001)
 """Post-processing of the same raw outputs."""
 CLIP_FRAMES = 6
-BOTH_DEVICES = ("onnxruntime", "torch")
+BOTH_DEVICES = ("onnxruntime", "torch", "tvm")
 PEER_LAYOUTS = ("yolov8", "end2end")
 """Layouts that ultralytics' own post-processing reads."""
 

@@ -74,7 +74,7 @@ left to overlap."""
 PAIR = 0.5
 """IoU from which on two boxes are of one object."""
 FEW = 0.01
-"""Part of the large boxes that may overlap less than `Limits.most`."""
+"""Part of the large boxes that may overlap less than `Limits.most`, and of all that may be of another class."""
 SUPPRESSION = 0.05
 """Overlaps that are this close to the threshold of suppression may be decided either way."""
 
@@ -114,6 +114,9 @@ class BoxDifference:
     """Found by one of them, with a score so close to the threshold that rounding decides."""
     tied: int = 0
     """Found by one of them, and overlapped by a stronger box about as much as suppression asks for."""
+    renamed: int = 0
+    """Pairs whose classes differ, though scores are alike: a network may give two classes the same score, and then
+    rounding decides. Few may be so: classes that an engine mixes up are no rounding."""
     fine: int = 0
     """Pairs of small boxes that overlap too little for the limit, but whose edges are within it."""
     large: list[float] = field(default_factory=list)
@@ -127,13 +130,14 @@ class BoxDifference:
 
     @property
     def exact(self) -> bool:
-        apart = self.missing + self.surplus + self.unsure + self.tied
+        apart = self.missing + self.surplus + self.unsure + self.tied + self.renamed
         return not apart and self.shift <= EXACT_BOXES and self.score <= EXACT_SCORES
 
     def verdict(self, limits: Limits) -> Verdict:
         if self.exact:
             return "exact"
         agree = not self.missing and not self.surplus and self.iou >= limits.iou and self.score <= limits.score
+        agree = agree and self.renamed <= self.matched * FEW
         if self.large:
             low = sum(iou < limits.most for iou in self.large)
             agree = agree and low <= len(self.large) * FEW and float(np.median(self.large)) >= limits.median
@@ -154,32 +158,37 @@ class BoxDifference:
         near_edges = small[:, None] & (apart <= limits.edge * pixel) & (limits.edge > 0)
         likeness = np.where(near_edges, np.maximum(overlaps, PAIR), overlaps)
         same = reference.classes[:, None] == other.classes[None, :]
+        scored = np.abs(reference.scores[:, None] - other.scores[None, :])
         free = set(range(len(other.scores)))
-        alone = []
-        for row in np.argsort(-reference.scores, kind="stable").tolist():
-            score = float(reference.scores[row])
-            # Of boxes that overlap alike, as an end-to-end model may have them, the one that scores alike.
-            best = max(
-                free,
-                key=lambda column: (
-                    round(likeness[row, column] * same[row, column], 2),
-                    -abs(other.scores[column] - score),
-                ),
-                default=None,
-            )
-            if best is None or not same[row, best] or likeness[row, best] < PAIR:
-                alone.append(row)
-                continue
-            free.remove(best)
-            self.matched += 1
-            self.shift = max(self.shift, float(np.abs(reference.xyxy[row] - other.xyxy[best]).max()))
-            self.score = max(self.score, abs(float(reference.scores[row] - other.scores[best])))
-            if not small[row]:
-                self.large.append(float(overlaps[row, best]))
-            if near_edges[row, best] and overlaps[row, best] < limits.iou:
-                self.fine += 1
-            else:
-                self.iou = min(self.iou, float(overlaps[row, best]))
+
+        def paired(rows: list[int], allowed: NDArray[np.bool_]) -> list[int]:
+            """The rows that find no partner; those of the others are free no more."""
+            alone = []
+            for row in rows:
+                # Of boxes that overlap alike, as an end-to-end model may have them, the one that scores alike.
+                best = max(
+                    free,
+                    key=lambda column: (round(likeness[row, column] * allowed[row, column], 2), -scored[row, column]),
+                    default=None,
+                )
+                if best is None or not allowed[row, best] or likeness[row, best] < PAIR:
+                    alone.append(row)
+                    continue
+                free.remove(best)
+                self.matched += 1
+                self.shift = max(self.shift, float(apart[row, best]))
+                self.score = max(self.score, float(scored[row, best]))
+                if not small[row]:
+                    self.large.append(float(overlaps[row, best]))
+                if near_edges[row, best] and overlaps[row, best] < limits.iou:
+                    self.fine += 1
+                else:
+                    self.iou = min(self.iou, float(overlaps[row, best]))
+            return alone
+
+        others = paired(np.argsort(-reference.scores, kind="stable").tolist(), same)
+        alone = paired(others, ~same & (scored <= limits.score))
+        self.renamed += len(others) - len(alone)
         self.missing += sum(not self._excused(row, reference, limits, conf, iou) for row in alone)
         self.surplus += sum(not self._excused(column, other, limits, conf, iou) for column in free)
 
@@ -198,6 +207,7 @@ class BoxDifference:
             parts.append(f"{_short(self.shift)} px and {_short(self.score)} of score at most, IoU {self.iou:.3f}")
         told = (
             (self.fine, "of few pixels judged by their edges"),
+            (self.renamed, "of another class that scores alike"),
             (self.missing, "missing"),
             (self.surplus, "surplus"),
             (self.unsure, "excused: score at the threshold"),

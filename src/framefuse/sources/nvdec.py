@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -25,13 +25,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.kernels import cuda, cuda_queue
 from framefuse.sources import SourceInfo
 from framefuse.sources.decoders import CODECS, SURFACES, device
-from framefuse.sources.start_codes import StartCodes
-
-SEQUENCES: dict[str, Callable[[int], bool]] = {
-    "h264": lambda first: first & 31 == 7,
-    "hevc": lambda first: first >> 1 & 63 == 33,
-}
-"""Codec -> whether a unit of its stream, by the first byte, is a sequence parameter set: it states the picture size."""
+from framefuse.sources.start_codes import KINDS, Kinds, StartCodes
 
 NO_PTS = -(2**63)
 """A packet without pts, as FFmpeg marks it."""
@@ -60,10 +54,10 @@ class Surface:
     is_corrupt: bool = False
 
 
-def _sequence(data: bytearray, is_sequence: Callable[[int], bool]) -> bytes:
+def _sequence(data: bytearray, kinds: Kinds) -> bytes:
     """The sequence parameter set at the beginning of a packet; empty where it has none."""
     units = bytes(data[:HEADER_BYTES]).split(b"\0\0\1")
-    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and is_sequence(unit[0])), b"")
+    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and kinds.of(unit[0]) == kinds.sequence), b"")
 
 
 class Turn:
@@ -120,8 +114,8 @@ class NvDecoder:
         self._device = device()
         # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._queue = self._cupy.cuda.Stream(non_blocking=True)
-        self._is_sequence = SEQUENCES.get(name)
-        self._start_codes = StartCodes(name, stream.codec_context.extradata or b"") if name in SEQUENCES else None
+        self._kinds = KINDS.get(name)
+        self._start_codes = StartCodes(name, stream.codec_context.extradata or b"") if self._kinds else None
         self._sequence = b""
         self._thread = 0
         self._held = held
@@ -163,9 +157,9 @@ class NvDecoder:
 
     def _changed(self, packet: Any, data: bytearray | None) -> bool:
         """Whether a packet begins a sequence that the decoder is not set up for, as of pictures of another size."""
-        if self._is_sequence is None or data is None or not packet.is_keyframe:
+        if self._kinds is None or data is None or not packet.is_keyframe:
             return False
-        before, self._sequence = self._sequence, _sequence(data, self._is_sequence) or self._sequence
+        before, self._sequence = self._sequence, _sequence(data, self._kinds) or self._sequence
         return bool(before) and before != self._sequence
 
     def _decode(self, data: Any) -> Iterator[Surface]:

@@ -29,14 +29,16 @@ class Kinds:
     """Of the slices: those of pictures that decoding can begin with."""
     sets: range
     """Parameter sets: each refers to those before it."""
+    sequence: int
+    """Of them, those that state the size of pictures."""
 
     def of(self, first: int) -> int:
         return first >> self.shift & self.mask
 
 
 KINDS = {
-    "h264": Kinds(0, 31, range(1, 6), range(5, 6), range(7, 9)),  # ITU-T H.264, table 7-1
-    "hevc": Kinds(1, 63, range(32), range(16, 24), range(32, 35)),  # ITU-T H.265, table 7-1
+    "h264": Kinds(0, 31, range(1, 6), range(5, 6), range(7, 9), 7),  # ITU-T H.264, table 7-1
+    "hevc": Kinds(1, 63, range(32), range(16, 24), range(32, 35), 33),  # ITU-T H.265, table 7-1
 }
 
 

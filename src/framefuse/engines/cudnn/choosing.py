@@ -133,8 +133,6 @@ class Chooser:
             if not missing:
                 break
             self.plans.measure(missing, MOST_CANDIDATES)
-        lacking = [layer for layer in self.layers(types) if self.plans.microseconds(layer) is None]
-        self.plans.measure(lacking, MOST_CANDIDATES)
         return types
 
     def layers(self, types: tuple[Type, ...]) -> list[Layer]:

@@ -21,6 +21,7 @@ from framefuse.engines.cudnn.network import EIGHT_BITS, Type
 from framefuse.engines.cudnn.plans import Plans, environment
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.kernels import cuda
+from framefuse.models.onnx_file import is_quantised
 
 CACHE = "cudnn-precision"
 """Folder of the choices, beside that of the kernels."""
@@ -45,7 +46,7 @@ class Precisions:
         self._model, self._frames = model, options.calibration
         self._known: dict[tuple[int, int, int], Choice] = {}
         self.kinds: tuple[Type, ...] = ()
-        quantised = _quantised(model)
+        quantised = is_quantised(model)
         if options.precision in EIGHT_BITS:
             self.kinds = (options.precision,)
             if not self._frames and not quantised:
@@ -131,14 +132,3 @@ class Precisions:
             "shapes": f"{compiled.batch}x3x{compiled.height}x{compiled.width}",
             "flags": f"least {LEAST}, pictures {hashlib.sha256(pictures.tobytes()).hexdigest()[:16]}",
         }
-
-
-def _quantised(model: Path) -> bool:
-    """Whether a file has quantisers of its own; what cannot be read is said when it is compiled."""
-    import onnx
-
-    try:
-        nodes = onnx.load(model, load_external_data=False).graph.node
-    except Exception:  # protobuf's classes depend on its implementation
-        return False
-    return any(node.op_type == "QuantizeLinear" for node in nodes)

@@ -6,6 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
+from framefuse import gpus
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.tvm.offload import FUNCTION
@@ -16,18 +17,22 @@ HALF = 2
 """Bytes."""
 
 
-@cache
 def register() -> Convolver:
-    """Make `FUNCTION` known to TVM's runtime."""
+    """Make `FUNCTION` known to TVM's runtime; what answers on this thread's current GPU."""
     import tvm_ffi
 
-    convolver = Convolver()
-    tvm_ffi.register_global_func(FUNCTION, convolver, override=True)
-    return convolver
+    tvm_ffi.register_global_func(FUNCTION, lambda *call: _of(gpus.number(None))(*call), override=True)
+    return _of(gpus.number(None))
+
+
+@cache
+def _of(gpu: int) -> Convolver:
+    """A GPU's own: a handle of cuDNN, and the plans that it runs, belong to one."""
+    return Convolver()
 
 
 class Convolver:
-    """Plans of all convolutions that were called.
+    """Plans of all convolutions that were called on one GPU.
 
     Attributes:
         scratch: memory that kernels work in, by size; an execution puts its own there before it launches.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse import gpus
 from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.tvm import targets
 from framefuse.engines.tvm.artifact import artifact
@@ -115,7 +116,7 @@ class TvmEngine:
 
         module = tvm()
         try:
-            device = module.cuda(0) if self.target.kind == "cuda" else module.cpu()
+            device = module.cuda(gpus.number(None)) if self.target.kind == "cuda" else module.cpu()
             if self.target.kind == "llvm":
                 tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
             return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from framefuse import gpus
 from framefuse.engines.tvm import memory
 from framefuse.errors import EngineError
 from framefuse.kernels import cuda
@@ -34,7 +35,7 @@ class TvmExecution:
         import tvm_ffi
 
         cp = cuda.cupy()
-        self._main, self._device = machine["main"], tvm_ffi.device("cuda:0")
+        self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{gpus.number(None)}")
         self._convolver = convolver
         self._scratch: dict[int, Any] = {}
         self._memory = list(machine[memory.FUNCTION]())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from framefuse import gpus
 from framefuse.engines.tvm.package import tvm
 from framefuse.errors import CapabilityError, UsageError
 
@@ -82,12 +83,12 @@ def this_cpu(cores: int) -> Target:
 
 
 def this_gpu() -> Target:
-    """The first CUDA device.
+    """This thread's current CUDA device.
 
     Raises:
         CapabilityError: TVM's runtime for CUDA does not find one.
     """
-    device = tvm().cuda(0)
+    device = tvm().cuda(gpus.number(None))
     if not device.exist:
         raise CapabilityError(
             "TVM finds no CUDA device (libtvm_runtime_cuda.so needs CUDA 13)", remedy="use --device cpu"

@@ -1,0 +1,280 @@
+"""Profiling: percentiles, histograms and CPU times of threads that can be trusted."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from time import process_time, thread_time
+
+import av
+import numpy as np
+import pytest
+
+from framefuse.profiling import Histogram, Recorder, Spread
+from framefuse.threads import cpu_by_thread_name, name_thread, thread_named
+
+linux = pytest.mark.skipif(cpu_by_thread_name() is None, reason="per-thread CPU time is known on Linux only")
+
+
+# --- recording ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [3e-6, 2e-3, 40.0])
+def test_percentiles_are_within_two_percent(scale: float) -> None:
+    values = np.random.default_rng(0).lognormal(0, 0.8, 20_000) * scale
+    histogram = Histogram()
+    for value in values:
+        histogram.add(float(value))
+    for percent in (50, 95, 99):
+        assert histogram.percentile(percent) == pytest.approx(np.percentile(values, percent), rel=0.02)
+    assert (histogram.count, histogram.low, histogram.high) == (20_000, values.min(), values.max())
+    assert histogram.total == pytest.approx(values.sum())
+
+
+def test_histogram_takes_extremes() -> None:
+    histogram = Histogram()
+    assert histogram.percentile(50) == 0 and histogram.bars() == []
+    for value in (0.0, 1e-12, 1e9):
+        histogram.add(value)
+    assert histogram.percentile(1) <= histogram.percentile(100) == 1e9
+    assert Spread.of(Histogram()) == Spread()
+
+
+def test_one_value_is_every_percentile() -> None:
+    histogram = Histogram()
+    histogram.add(0.0123, 7)
+    spread = Spread.of(histogram)
+    assert {spread.p50, spread.p95, spread.p99, spread.min, spread.max} == {12.3}
+    assert spread.total == pytest.approx(7 * 12.3)
+
+
+def test_bars_hold_every_value() -> None:
+    histogram = Histogram()
+    for number in range(1, 1001):
+        histogram.add(number / 1000)
+    bars = histogram.bars(10)
+    assert sum(count for _, count in bars) == 1000
+    assert all(low < high for (low, _), (high, _) in pairwise(bars))
+
+
+def test_a_batch_is_shared_by_its_frames() -> None:
+    recorder = Recorder()
+    clock = recorder.stage("preprocess")
+    clock.add(0.008, items=4, wait_in=0.5)
+    clock.add(0.0, items=0, wait_out=0.25)
+    (stats,) = recorder.snapshot().stages
+    assert (stats.items, stats.wait_in_ms, stats.wait_out_ms) == (4, 500, 250)
+    assert stats.busy_ms.p50 == pytest.approx(2.0)
+    assert recorder.stage("preprocess") is clock
+
+
+def test_memory_does_not_grow_with_the_run() -> None:
+    now = [0.0]
+    recorder = Recorder(clock=lambda: now[0])
+    clock = recorder.stage("decode")
+
+    def hours(count: int) -> None:
+        for _ in range(count):
+            for _ in range(40):
+                now[0] += 90.0
+                clock.add(now[0] % 0.1 + 1e-4, wait_out=0.1)
+                recorder.frame(now[0] % 0.3)
+
+    hours(5)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    hours(50)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 20_000
+    measured = recorder.snapshot()
+    assert measured.frames == 55 * 40
+    assert 50 < len(measured.fps_over_time) <= 240
+    ends = [0.0, *(end for end, _ in measured.fps_over_time)]
+    frames = sum(
+        fps * (end - start) for (start, end), (_, fps) in zip(pairwise(ends), measured.fps_over_time, strict=True)
+    )
+    assert frames == pytest.approx(measured.frames, abs=1)
+
+
+def test_start_forgets_and_stop_holds() -> None:
+    now = [0.0]
+    recorder = Recorder(clock=lambda: now[0])
+    clock = recorder.stage("decode")
+    clock.add(1.0)
+    recorder.frame(1.0)
+    now[0] = 10.0
+    recorder.start()
+    clock.add(0.5)
+    recorder.frame()
+    now[0] = 12.0
+    recorder.stop()
+    now[0] = 99.0
+    recorder.stop()
+    measured = recorder.snapshot()
+    assert (measured.frames, measured.seconds, measured.latency_ms) == (1, 2.0, None)
+    assert measured.stages[0].busy_ms.total == 500
+    assert recorder.snapshot().cpu_seconds == measured.cpu_seconds
+
+
+# --- whose CPU time is it ------------------------------------------------------------------------------------------
+
+
+@linux
+def test_threads_are_named_and_named_back() -> None:
+    def work() -> None:
+        first = name_thread("ff-a-name-that-is-long")
+        with thread_named("ff-inside"):
+            seen.append(set(cpu_by_thread_name() or ()))
+        seen.append({name_thread("x") or "", first or ""})
+
+    seen: list[set[str]] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "ff-inside" in seen[0]
+    assert "ff-a-name-that-" in seen[1]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    noise = np.random.default_rng(0).integers(0, 255, (360, 640, 3), np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 640, 360, "yuv420p"
+        for number in range(30):
+            frame = av.VideoFrame.from_ndarray(np.roll(noise, 3 * number, 1), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@linux
+def test_decoder_and_encoder_threads_are_charged_to_their_stages(clip: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    decode, encode = recorder.stage("decode"), recorder.stage("encode")
+    frames: list[av.VideoFrame] = []
+
+    def read() -> None:
+        name_thread("ff-decode")
+        with av.open(str(clip)) as container:
+            stream = container.streams.video[0]
+            stream.thread_type, stream.codec_context.thread_count = "FRAME", 2
+            for _ in range(8):
+                container.seek(0)
+                began = thread_time()
+                for frame in container.decode(stream):
+                    now = thread_time()
+                    decode.add(0.001, cpu=now - began)
+                    recorder.frame()
+                    began = now
+                    frames.append(frame)
+            recorder.sample()
+
+    def write() -> None:
+        name_thread("ff-write")
+        began = thread_time()
+        with av.open(str(tmp_path / "out.mp4"), "w") as container:
+            stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast"})
+            stream.width, stream.height, stream.pix_fmt = 640, 360, "yuv420p"
+            stream.codec_context.thread_count = 2
+            for frame in frames:
+                frame.pts = None
+                container.mux(stream.encode(frame))
+            recorder.sample()
+            encode.add(0.001, cpu=thread_time() - began)
+
+    for work in (read, write):
+        before = process_time()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        used = process_time() - before
+        stage = "decode" if work is read else "encode"
+        charged = {
+            stats.name: (stats.cpu_ms or 0) * recorder.snapshot().frames / 1e3 for stats in recorder.snapshot().stages
+        }
+        assert charged[stage] == pytest.approx(used, rel=0.2)
+        assert charged[stage] > 0.03
+
+
+@linux
+def test_engine_threads_are_charged_to_inference(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    openvino = pytest.importorskip("openvino")
+    helper = onnx.helper
+    weights = np.full((32, 32, 3, 3), 0.01, np.float32)
+    shape = [1, 32, 128, 128]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)],
+        "conv",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, shape)],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with thread_named("ff-engine"):
+        compiled = openvino.Core().compile_model(
+            openvino.Core().read_model(model.SerializeToString()), "CPU", {"NUM_STREAMS": 2, "INFERENCE_NUM_THREADS": 2}
+        )
+    recorder = Recorder()
+    recorder.stage("inference", parallel=2)
+    requests = [compiled.create_infer_request() for _ in range(2)]
+    data = np.zeros(shape, np.float32)
+    before, own = process_time(), thread_time()
+    for number in range(40):
+        request = requests[number % 2]
+        request.wait()
+        request.start_async({0: data})
+    for request in requests:
+        request.wait()
+    recorder.frame()
+    used = process_time() - before - (thread_time() - own)
+    (stats,) = recorder.snapshot().stages
+    assert stats.cpu_ms == pytest.approx(used * 1e3, rel=0.1)
+    assert stats.cpu_ms > 20
+
+
+@linux
+def test_a_python_thread_that_is_ending_is_no_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        name_thread("ff-engine")
+        while not done.is_set():
+            pass
+
+    done = threading.Event()
+    recorder = Recorder()
+    recorder.stage("inference")
+    thread = threading.Thread(target=work)
+    thread.start()
+    recorder.sample()
+    rest = [other for other in threading.enumerate() if other is not thread]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "enumerate", lambda: rest)
+        (stats,) = recorder.snapshot().stages
+    done.set()
+    thread.join()
+    assert stats.cpu_ms == 0
+
+
+def test_cpu_of_a_stage_that_measured_nothing_is_unknown() -> None:
+    recorder = Recorder()
+    recorder.stage("nothing").add(0.1)
+    assert recorder.snapshot().stages[0].cpu_ms is None
+
+
+@linux
+def test_an_engine_without_threads_costs_no_cpu() -> None:
+    recorder = Recorder()
+    recorder.stage("inference").add(0.1)
+    assert recorder.snapshot().stages[0].cpu_ms == 0
+
+
+def test_stages_come_in_pipeline_order() -> None:
+    recorder = Recorder()
+    for name in ("video", "inference", "jsonl", "decode"):
+        recorder.stage(name).add(0.1)
+    assert [stage.name for stage in recorder.snapshot().stages] == ["decode", "inference", "video", "jsonl"]

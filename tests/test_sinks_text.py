@@ -1,0 +1,91 @@
+"""Sinks of text - JSONL, CSV, COCO, YOLO labels: what they write is read back by json and csv."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from framefuse.sinks import open_sink
+from sink_frames import NAMES, NONE, ONE, context, detections, frame, result, run
+
+
+def test_jsonl_is_the_documented_object(tmp_path: Path) -> None:
+    found = detections((1.005, 2, 30.12345, 40, 0.98766, 2), (0, 0, 5, 5, 0.25, 7))
+    frames = [frame(0), frame(3, pts=None)]
+    sink = open_sink("jsonl")
+    sink.open(context(tmp_path))
+    sink.write(result(frames[0], found), None)
+    first = (tmp_path / "clip.jsonl").read_text()
+    assert first.endswith("\n"), "each line is on disk when write returns"
+    sink.write(result(frames[1], NONE), None)
+    sink.close()
+    lines = [json.loads(line) for line in (tmp_path / "clip.jsonl").read_text().splitlines()]
+    assert lines == [
+        {
+            "frame": 0,
+            "pts": 0.0,
+            "width": 96,
+            "height": 64,
+            "detections": [
+                {"xyxy": [1.0, 2.0, 30.12, 40.0], "confidence": 0.9877, "class_id": 2, "class": NAMES[2]},
+                {"xyxy": [0.0, 0.0, 5.0, 5.0], "confidence": 0.25, "class_id": 7, "class": "7"},
+            ],
+        },
+        {"frame": 3, "pts": None, "width": 96, "height": 64, "detections": []},
+    ]
+    assert list(lines[0]) == ["frame", "pts", "width", "height", "detections"]
+
+
+def test_csv_has_a_row_for_each_detection(tmp_path: Path) -> None:
+    found = detections((1, 2, 30.12345, 40, 0.98766, 2), (0, 0, 5, 5, 0.25, 0))
+    run(open_sink("csv"), context(tmp_path), [frame(2), frame(3, pts=None)], found)
+    rows = list(csv.DictReader((tmp_path / "clip.csv").read_text().splitlines()))
+    assert len(rows) == 4
+    assert rows[0] == {
+        "frame": "2", "pts": "0.08", "class_id": "2", "class": NAMES[2], "confidence": "0.9877",
+        "x1": "1.0", "y1": "2.0", "x2": "30.12", "y2": "40.0", "source": "clip.mp4",
+    }  # fmt: skip
+    assert rows[2]["pts"] == ""
+
+
+def test_coco_loads_and_is_complete(tmp_path: Path) -> None:
+    sink = open_sink("coco")
+    sink.open(context(tmp_path))
+    for i, found in enumerate([ONE, NONE, detections((0, 0, 10, 20, 0.5, 0), (1, 1, 3, 4, 0.4, 2))]):
+        sink.write(result(frame(i), found), None)
+    assert not (tmp_path / "clip.json").exists()
+    sink.close()
+    sink.close()
+    data = json.loads((tmp_path / "clip.json").read_text())
+    assert data["categories"] == [{"id": number, "name": name} for number, name in NAMES.items()]
+    assert [image["id"] for image in data["images"]] == [1, 2, 3]
+    assert data["images"][1] | {"width": 96, "height": 64, "frame": 1, "seconds": 0.04} == data["images"][1]
+    assert data["annotations"][0] == {
+        "id": 1, "image_id": 1, "category_id": 1, "bbox": [10.0, 20.0, 50.0, 30.0], "score": 0.875,
+        "area": 1500.0, "iscrowd": 0,
+    }  # fmt: skip
+    assert [(row["id"], row["image_id"]) for row in data["annotations"]] == [(1, 1), (2, 3), (3, 3)]
+    assert os.listdir(tmp_path) == ["clip.json"]
+
+
+def test_coco_of_nothing_is_valid(tmp_path: Path) -> None:
+    run(open_sink("coco"), context(tmp_path), [])
+    data = json.loads((tmp_path / "clip.json").read_text())
+    assert data["images"] == data["annotations"] == []
+
+
+@pytest.mark.parametrize("confidence", [False, True])
+def test_yolo_labels_are_normalised(tmp_path: Path, confidence: bool) -> None:
+    sink = open_sink("yolo_txt", confidence=confidence)
+    sink.open(context(tmp_path))
+    sink.write(result(frame(4)), None)
+    sink.write(result(frame(5), NONE), None)
+    sink.close()
+    numbers = [float(word) for word in (tmp_path / "labels/clip_4.txt").read_text().split()]
+    expected = [1, 35 / 96, 35 / 64, 50 / 96, 30 / 64] + [0.875] * confidence
+    assert numbers == pytest.approx(expected, abs=1e-6)
+    assert (tmp_path / "labels/clip_5.txt").read_text() == ""

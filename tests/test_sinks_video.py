@@ -1,0 +1,314 @@
+"""The video sink: what it writes is read back by PyAV - times, audio, colour, boxes - also after errors and a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from framefuse.errors import SinkError
+from framefuse.frame import PIXEL_FORMATS, Frame
+from framefuse.sinks import open_sink
+from framefuse.sinks.draw import class_colour, encode_colour
+from framefuse.sinks.encoders import choose_encoder, nvenc_refuses, options_of
+from framefuse.sinks.picture import planes_of
+from sink_frames import (
+    MS,
+    NONE,
+    audio_packets,
+    boxes_of,
+    context,
+    decoded,
+    detections,
+    frame,
+    frames_of,
+    make_clip,
+    result,
+    run,
+    times,
+)
+
+
+def test_video_plays_everywhere_and_shows_the_boxes(tmp_path: Path) -> None:
+    sink = run(open_sink("video", crf=10), context(tmp_path, fps=Fraction(25)), [frame(i) for i in range(60)])
+    assert sink.paths == [tmp_path / "clip.mp4"]
+    assert sink.notes == []
+    assert sorted(os.listdir(tmp_path)) == ["clip.mp4"]
+    assert boxes_of(sink.paths[0])[:2] == ["ftyp", "moov"]
+    assert "moof" not in boxes_of(sink.paths[0])
+    with av.open(sink.paths[0]) as container:
+        stream = container.streams.video[0]
+        assert (stream.codec_context.name, stream.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == 25
+        assert (stream.width, stream.height) == (96, 64)
+    assert times(sink.paths[0]) == [Fraction(i, 25) for i in range(60)]
+    expected = encode_colour(class_colour(1), "bt601", False)
+    luma, u, v = planes_of(decoded(sink.paths[0])[7])
+    for plane, role, row, columns in ((luma, "y", 49, (30, 58)), (u, "u", 24, (15, 28)), (v, "v", 24, (15, 28))):
+        assert np.abs(plane[row, slice(*columns)].astype(int) - expected[role]).max() < 24, role
+    assert np.abs(luma[35:45, 30:50].astype(int) - 100).max() < 12, "inside the box the picture is untouched"
+
+
+@pytest.mark.parametrize(
+    "time_base,stamps",
+    [
+        (Fraction(1001, 30000), list(range(40))),
+        (Fraction(1, 90000), [126000 + 3003 * i for i in range(40)]),
+        (Fraction(1, 1000), [517 + 33 * i + 7 * (i % 5) for i in range(40)]),
+        (Fraction(1, 1_000_000_000), [16_683_333 * i for i in range(40)]),
+        (Fraction(1, 12800), [0, 512, 513, 40000, 200000]),
+    ],
+    ids=["ntsc", "starts at 1.4 s", "variable", "nanoseconds", "gaps"],
+)
+@pytest.mark.parametrize("preset", ["ultrafast", "medium"])
+def test_video_keeps_times_exactly(tmp_path: Path, time_base: Fraction, stamps: list[int], preset: str) -> None:
+    frames = [frame(i, pts=stamp, time_base=time_base) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video", preset=preset), context(tmp_path), frames)
+    assert times(sink.paths[0]) == [stamp * time_base for stamp in stamps]
+    assert sink.notes == []
+
+
+@pytest.mark.parametrize(
+    "stamps,expected,note",
+    [
+        ([-100, -60, -20, 20], [0, 40, 80, 120], "moved by 0.100 s"),
+        ([60000, 60040, 60080], [0, 40, 80], "moved by -60.000 s"),
+        ([0, 40, 40, 30, 160], [0, 40, 41, 42, 160], "2 frames not later"),
+        ([1000, 1040, None, None, 1160], [1000, 1040, 1080, 1120, 1160], "2 frames without a time"),
+        ([1000, 1040, None, None], [1000, 1040, 1080, 1120], "2 frames without a time"),
+        ([2000, 2040, 3, 43], [2000, 2040, 2080, 2120], "time jumped back 1 times"),
+    ],
+    ids=["negative", "late start", "backwards", "missing", "missing at the end", "jump"],
+)
+def test_video_mends_times_and_says_so(
+    tmp_path: Path, stamps: list[int | None], expected: list[int], note: str
+) -> None:
+    frames = [frame(i, pts=stamp) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video"), context(tmp_path, fps=Fraction(25)), frames)
+    assert times(sink.paths[0]) == [stamp * MS for stamp in expected]
+    assert len(sink.notes) == 1 and note in sink.notes[0]
+
+
+def test_video_without_any_times_uses_the_frame_rate(tmp_path: Path) -> None:
+    frames = [frame(i, pts=None) for i in range(5)]
+    known = run(open_sink("video"), context(tmp_path, fps=Fraction(30000, 1001), stem="known"), frames)
+    assert times(known.paths[0]) == [Fraction(1001 * i, 30000) for i in range(5)]
+    assert known.notes == []
+    thinned = run(open_sink("video"), context(tmp_path, fps=Fraction(25), stem="thinned"), frames[::2])
+    assert times(thinned.paths[0]) == [Fraction(i, 25) for i in (0, 2, 4)]
+    unknown = run(open_sink("video"), context(tmp_path, stem="unknown"), frames)
+    assert times(unknown.paths[0]) == [Fraction(i, 30) for i in range(5)]
+    assert "30 fps assumed" in unknown.notes[0]
+
+
+@pytest.mark.parametrize("audio,suffix", [("aac", ".mp4"), ("aac", ".ts"), ("libmp3lame", ".mkv")])
+def test_video_copies_the_audio_packets(tmp_path: Path, audio: str, suffix: str) -> None:
+    clip = make_clip(tmp_path / f"clip{suffix}", audio=audio)
+    sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), frames_of(clip))
+    assert sink.notes == []
+    wanted, found = audio_packets(clip), audio_packets(sink.paths[0])
+    data = [packet for _, packet in found]
+    # MPEG-TS wraps each AAC packet in a header (ADTS) that MP4 does not have.
+    assert [packet[7:] if suffix == ".ts" else packet for _, packet in wanted] == data
+    apart = max(abs(a - b) for (a, _), (b, _) in zip(wanted, found, strict=True))
+    assert apart <= (0 if suffix == ".mp4" else MS)
+    assert len(decoded(sink.paths[0])) == 50
+
+
+def test_video_of_a_part_gets_the_audio_of_that_part(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "clip.mp4", seconds=8)
+    part = [one for one in frames_of(clip) if 5 <= (one.seconds or 0) < 6]
+    sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), part)
+    moved = Fraction(5)
+    assert times(sink.paths[0]) == [Fraction(i, 25) for i in range(25)]
+    packets = audio_packets(sink.paths[0])
+    whole = audio_packets(clip)
+    wanted = [one for one in whole if 5 - Fraction(1024, 48000) < one[0] < 6]
+    assert [data for _, data in packets] == [data for _, data in wanted]
+    assert max(abs(a + moved - b) for (a, _), (b, _) in zip(packets, wanted, strict=True)) <= Fraction(1, 48000)
+
+
+def test_video_leaves_out_audio_that_mp4_cannot_hold(tmp_path: Path) -> None:
+    clip = make_clip(tmp_path / "clip.avi", audio="pcm_u8")
+    sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), frames_of(clip))
+    assert "do not know pcm_u8" in sink.notes[0]
+    with av.open(sink.paths[0]) as container:
+        assert not container.streams.audio
+    gone = run(open_sink("video"), context(tmp_path, stem="gone", path=tmp_path / "deleted.mp4"), frames_of(clip))
+    assert "audio left out" in gone.notes[0]
+    assert len(decoded(gone.paths[0])) == 50
+
+
+def test_video_pads_odd_sizes(tmp_path: Path) -> None:
+    one = frame(width=97, height=63)
+    one.planes[0][:, -1] = 180
+    sink = run(open_sink("video", crf=1), context(tmp_path), [one] * 2, NONE)
+    assert "97x63 padded to 98x64" in sink.notes[0]
+    luma = planes_of(decoded(sink.paths[0])[0])[0]
+    assert luma.shape == (64, 98)
+    assert np.abs(luma[:, 96:].astype(int) - 180).max() < 8
+    assert np.abs(luma[:, :94].astype(int) - 100).max() < 8
+
+
+@pytest.mark.parametrize("size", [(2, 2), (17, 31), (1, 1)])
+def test_video_of_tiny_pictures(tmp_path: Path, size: tuple[int, int]) -> None:
+    sink = run(open_sink("video"), context(tmp_path), [frame(i, *size) for i in range(3)])
+    assert len(decoded(sink.paths[0])) == 3
+
+
+@pytest.mark.parametrize("name", sorted(PIXEL_FORMATS))
+def test_video_from_every_pixel_format(tmp_path: Path, name: str) -> None:
+    try:
+        av.VideoFormat(name + ("le" if PIXEL_FORMATS[name].bits > 8 else ""))
+    except ValueError:
+        pytest.skip("FFmpeg has no such format")
+    rgb = PIXEL_FORMATS[name].layout == "packed" or name.startswith("gbr")
+    one = frame(name=name, matrix="rgb" if rgb else "bt601", full_range=rgb)
+    if name.startswith("gbr"):
+        for plane in one.planes:
+            plane[:] = one.planes[0][0, 0]
+    sink = run(open_sink("video", crf=1), context(tmp_path), [one], NONE)
+    luma, u, v = planes_of(decoded(sink.paths[0])[0])
+    expected = 16 + 100 * 219 / 255 if rgb else 100
+    assert np.abs(luma - expected).max() < 4
+    assert max(np.abs(u.astype(int) - 128).max(), np.abs(v.astype(int) - 128).max()) < 4
+
+
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_video_and_boxes_are_upright(tmp_path: Path, rotation: int) -> None:
+    one = frame(width=96, height=64, rotation=rotation)
+    # The top left corner of the picture as shown is bright; here is where that corner is coded.
+    corner = {0: (slice(0, 16), slice(0, 16)), 90: (slice(-16, None), slice(0, 16))}
+    corner |= {180: (slice(-16, None), slice(-16, None)), 270: (slice(0, 16), slice(-16, None))}
+    one.planes[0][corner[rotation]] = 220
+    sink = run(open_sink("video", crf=5), context(tmp_path), [one], detections((40, 30, 90, 60, 0.5, 1)))
+    luma, u, _ = planes_of(decoded(sink.paths[0])[0])
+    assert luma.shape == (64, 96)
+    assert luma[2:14, 2:14].min() > 200 and np.abs(luma[40:, 20:30].astype(int) - 100).max() < 12
+    colour = encode_colour(class_colour(1), "bt601", False)
+    assert np.abs(u[29, 22:44].astype(int) - colour["u"]).max() < 24
+
+
+@pytest.mark.parametrize("matrix,code", [("bt601", 6), ("bt709", 1), ("bt2020", 9)])
+@pytest.mark.parametrize("full_range", [False, True])
+def test_video_carries_the_colour_description(tmp_path: Path, matrix: Any, code: int, full_range: bool) -> None:
+    one = frame(matrix=matrix, full_range=full_range, sample_aspect_ratio=Fraction(4, 3))
+    sink = run(open_sink("video"), context(tmp_path), [one])
+    with av.open(sink.paths[0]) as container:
+        stream = container.streams.video[0]
+        picture = next(container.decode(stream))
+        assert picture.colorspace == code
+        assert picture.color_range == (2 if full_range else 1)
+        assert stream.sample_aspect_ratio == Fraction(4, 3)
+
+
+def test_video_goes_on_in_a_second_file_when_the_size_changes(tmp_path: Path) -> None:
+    frames = [frame(i) for i in range(5)] + [frame(i, 64, 96) for i in range(5, 9)]
+    sink = run(open_sink("video"), context(tmp_path), frames)
+    assert [path.name for path in sink.paths] == ["clip.mp4", "clip_2.mp4"]
+    assert "became 64x96" in sink.notes[0]
+    assert [len(decoded(path)) for path in sink.paths] == [5, 4]
+    assert times(sink.paths[1]) == [i * 40 * MS for i in range(5, 9)]
+
+
+def test_video_never_writes_into_the_decoders_planes(tmp_path: Path) -> None:
+    frames = [frame(i) for i in range(3)]
+    for one in frames:
+        for plane in one.planes:
+            plane.flags.writeable = False
+    run(open_sink("video"), context(tmp_path), frames)
+
+
+def test_video_with_another_encoder(tmp_path: Path) -> None:
+    frames = [frame(i, pts=3003 * i, time_base=Fraction(1, 90000)) for i in range(10)]
+    sink = run(open_sink("video", encoder="mpeg4"), context(tmp_path, fps=Fraction(30000, 1001)), frames)
+    with av.open(sink.paths[0]) as container:
+        assert container.streams.video[0].codec_context.name == "mpeg4"
+    assert times(sink.paths[0]) == [Fraction(1001 * i, 30000) for i in range(10)]
+    assert "as mpeg4 needs" in sink.notes[0]
+
+
+def test_the_encoder_is_the_gpus_where_it_opens() -> None:
+    assert choose_encoder("auto", None) == ("libx264", "encoder libx264: on the CPU, where the run is")
+    assert choose_encoder("mpeg4", 0) == ("mpeg4", "encoder mpeg4: as asked")
+    name, reason = choose_encoder("auto", 0)
+    why = nvenc_refuses(0)
+    if why is None:
+        assert (name, reason) == ("h264_nvenc", "encoder h264_nvenc: the GPU has one")
+    else:
+        assert (name, reason) == ("libx264", f"encoder libx264: on the CPU, since {why}")
+        assert "NVENC" in why
+
+
+def test_x264s_words_for_nvenc() -> None:
+    found = options_of("h264_nvenc", 23, "ultrafast", 1)
+    assert found == {"rc": "vbr", "cq": "23", "b": "0", "preset": "p1", "gpu": "1"}
+    assert options_of("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
+    assert options_of("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
+
+
+def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="no video encoder 'h266'") as caught:
+        open_sink("video", encoder="h266").open(context(tmp_path))
+    assert "libx264" in str(caught.value) and "mpeg4" in str(caught.value)
+    with pytest.raises(SinkError, match=r"refuses 96x64.*nonsense"):
+        run(open_sink("video", preset="nonsense"), context(tmp_path), [frame()])
+    assert os.listdir(tmp_path) == []
+
+
+def test_video_without_a_frame_leaves_no_file(tmp_path: Path) -> None:
+    assert run(open_sink("video"), context(tmp_path), []).paths == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_video_is_playable_after_an_error_upstream(tmp_path: Path) -> None:
+    def broken() -> Iterator[Frame]:
+        yield from (frame(i) for i in range(30))
+        raise KeyboardInterrupt
+
+    sink = open_sink("video")
+    sink.open(context(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            for one in broken():
+                sink.write(result(one), one)
+        finally:
+            sink.close()
+    assert len(decoded(sink.paths[0])) == 30
+    assert boxes_of(sink.paths[0])[:2] == ["ftyp", "moov"]
+
+
+def test_video_and_jsonl_survive_a_kill(tmp_path: Path) -> None:
+    """SIGKILL in the middle: all but the last second of video, and every line."""
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from fractions import Fraction
+from pathlib import Path
+from framefuse.sinks import open_sink
+from sink_frames import context, frame, result
+where = context(Path({str(tmp_path)!r}), fps=Fraction(25))
+sinks = [open_sink("video"), open_sink("jsonl"), open_sink("csv")]
+for sink in sinks:
+    sink.open(where)
+for i in range(250):
+    one = frame(i)
+    for sink in sinks:
+        sink.write(result(one), one)
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    assert len(decoded(tmp_path / "clip.mp4")) >= 220
+    lines = (tmp_path / "clip.jsonl").read_text().splitlines()
+    assert [json.loads(line)["frame"] for line in lines] == list(range(250))
+    assert len(list(csv.reader((tmp_path / "clip.csv").read_text().splitlines()))) == 251

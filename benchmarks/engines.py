@@ -45,12 +45,13 @@ def cleaned(case: dict[str, Any]) -> dict[str, Any]:
 
 def keep(cases: list[dict[str, Any]], before: dict[str, Any]) -> list[dict[str, Any]]:
     """The reports with what was recorded before of engines that are not installed now, and of cases not measured now.
-    Such rows say on which sources they were measured."""
+    Such rows say on which sources they were measured, where those have changed."""
+    told = {} if before["sources"] == sources() else {"sources": before["sources"]}
     new = {(case["model"], case["shape"][0]): case for case in cases}
     kept = []
     for old in before["cases"]:
         case = new.pop((old["model"], old["shape"][0]), None)
-        measured = [{"sources": before["sources"], **row} for row in old["rows"] if row["wall"]]
+        measured = [{**told, **row} for row in old["rows"] if row["wall"]]
         ran = {row["engine"] for row in case["rows"] if row["wall"]} if case else set()
         rows = [row for row in measured if row["engine"] not in ran]
         absent = case["rows"] if case else [row for row in old["rows"] if not row["wall"]]
@@ -59,13 +60,17 @@ def keep(cases: list[dict[str, Any]], before: dict[str, Any]) -> list[dict[str, 
     return kept + list(new.values())
 
 
+def sources() -> dict[str, str]:
+    return gpu_sources.stamp("engines", "engine", "tvm")
+
+
 def record(device: str, cases: list[dict[str, Any]], path: Path) -> None:
     """Write the reports of one device."""
     gpu = next((case["machine"]["gpu"] for case in cases if "gpu" in case["machine"]), None)
     found = {
         "benchmark": f"engines_{device}",
         "gpu": gpu,
-        "sources": gpu_sources.stamp("engines", "engine"),
+        "sources": sources(),
         "cases": cases,
     }
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -214,7 +214,7 @@ def main() -> None:
         models["shallow"] = (str(shallow(Path(folder, "shallow.onnx"), pictures)), streets)
         models |= {name: (name, streets) for name in TRAINED[args.device]}
         found = dict[str, Any]()
-        sources = {"sources": stamp("kernel", "engine", "engines", "program")} if args.device == "cuda" else {}
+        sources = {"sources": stamp("kernel", "engine", "engines", "program", "tvm")} if args.device == "cuda" else {}
         with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
             made = pool.map(partial(certificate, args), *zip(*models.values(), strict=True))
             for model, page in zip(models, made, strict=True):

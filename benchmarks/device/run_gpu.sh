@@ -17,9 +17,10 @@
 # docs/results in place, logs.tar.gz, summary.txt, and plans.tar.gz: the convolution kernels that were chosen, which
 # PLANS=plans.tar.gz gives to the next run on such a machine; network and network11 choose anew, since that is timed.
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
-# TVM: a folder that `python -m benchmarks.tvm_cuda yolov8n.onnx --compile TVM` made elsewhere, for step tvm, with which
-# `first` then ends; it needs group tvm of bundle.sh.
-# FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. TESTS: those
+# Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.tvm_cuda
+# yolov8n.onnx --compile TVM` made elsewhere.
+# FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
+# how many are in the list (48); two GPUs need a longer one. TESTS: those
 # to be run, with options of pytest. COMMIT=$(git describe --always) goes into the results where there is no repository.
 set -uo pipefail
 OUT=${OUT:-runs/device}
@@ -28,7 +29,7 @@ SITE=${SITE:-/tmp/site}
 TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
-FIRST="network program central memory network11 precision${TVM:+ tvm}"
+FIRST="network program central memory network11 precision"
 SECOND="accuracy+parity+tests files ledger engines feed fleet"
 TESTS=${TESTS:-tests/test_cuda_*.py tests/test_cudnn_*.py tests/test_ledger.py tests/test_device.py tests/test_engine_onnxruntime.py
     tests/test_engine_torch.py tests/test_fleet.py tests/test_gpu_sources.py tests/test_sources_nvdec.py}
@@ -37,10 +38,10 @@ for word in "${@:-all}"; do
     case $word in
         first) STEPS+=($FIRST) ;;
         second) STEPS+=($SECOND) ;;
-        all) STEPS+=($FIRST $SECOND) ;;
+        all) STEPS+=($FIRST $SECOND tvm) ;;
         *) for name in ${word//+/ }; do
-                [[ " ${FIRST//+/ } ${SECOND//+/ } " == *" $name "* ]] ||
-                    { echo "no step $name: first, second, all, $FIRST $SECOND" >&2; exit 2; }
+                [[ " ${FIRST//+/ } ${SECOND//+/ } tvm " == *" $name "* ]] ||
+                    { echo "no step $name: first, second, all, $FIRST $SECOND tvm" >&2; exit 2; }
             done
             STEPS+=("$word") ;;
     esac
@@ -98,11 +99,11 @@ if compgen -G ".whl/*/*.whl" > /dev/null; then
         --disable-pip-version-check --target "$SITE" .whl/*/*.whl
 fi
 
-V8=$WORK/yolov8n.onnx V11=$WORK/yolo11n.onnx CLIP=$WORK/clip.mp4 SHORT=$WORK/1080p.mp4
+V8=$WORK/yolov8n.onnx V5=$WORK/yolov5s.onnx V11=$WORK/yolo11n.onnx CLIP=$WORK/clip.mp4 SHORT=$WORK/1080p.mp4
 wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
 {
     made yolov8n.onnx -m benchmarks.models yolov8n --out &
-    ! wanted engines || made yolov5s.onnx -m benchmarks.models yolov5s --out &
+    ! { wanted engines || wanted tvm; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
     ! wanted network11 || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
     if wanted files || wanted feed || wanted ledger || wanted fleet; then
         made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
@@ -139,7 +140,9 @@ run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 cudnn_network "$
 
 run_precision() { bench precision 200 cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 
-run_tvm() { bench tvm 150 tvm_cuda "$V8" --compiled "$TVM"; }
+run_tvm() {
+    if [ -n "${TVM:-}" ]; then bench tvm 150 tvm_cuda "$V8" --compiled "$TVM"; else bench tvm 200 tvm_cuda "$V8" "$V5"; fi
+}
 
 run_program() { bench program 120 gpu_program "$V8" --batches 1 8 32; }
 
@@ -179,14 +182,16 @@ run_feed() {
 run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here (bundle.sh, group ort)
     local left=$((TOTAL - SECONDS - 30)) most=${ENGINES_SECONDS:-40}
     mkdir -p benchmarks/.cache
-    cp "$WORK"/yolov*.onnx benchmarks/.cache/ # where it looks
-    bench engines 200 engines --device cuda --batches 1 8 32 --keep --seconds $((left < most ? left : most))
+    cp "$V8" "$V5" benchmarks/.cache/ # where it looks
+    bench engines 200 engines --device cuda --keep --seconds $((left < most ? left : most))
+    bench engines 200 engines --device cuda --keep --seconds $((left < most ? left : most)) --batches 8 32 \
+        --engines cudnn onnxruntime torch # what has batches
 }
 
 run_fleet() { # a second GPU where CUDA shows one
     local plans=(0,0,0)
     ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
-    bench fleet 120 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 60
+    bench fleet 200 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 200 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
 run_parity() { bench parity 60 parity --device cuda --jobs 6; }
@@ -195,10 +200,10 @@ for word in "${STEPS[@]}"; do
     begun=()
     for name in ${word//+/ }; do
         case $name in
-            network | program | central | memory | precision | tvm) needs yolov8n.onnx ;;
+            network | program | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
             files | feed | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
-            engines) needs yolov8n.onnx yolov5s.onnx ;;
+            engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
         esac
         if [ "$name" = "$word" ]; then "run_$name"; else "run_$name" & begun+=($!); fi
     done

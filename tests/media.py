@@ -13,6 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+CONTAINERS: dict[str, dict[str, str]] = {
+    "mp4": {},
+    "mkv": {},
+    "ts": {},
+    "flv": {},
+    "h264": {},
+    "avi": {"codec": "mpeg4"},
+    "webm": {"codec": "libvpx-vp9"},
+    "mjpeg": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
+}
+"""File suffix -> what `clip` is to encode for it."""
 RED, GREEN, BLUE = (200, 30, 40), (20, 180, 60), (30, 50, 210)
 
 
@@ -74,6 +85,12 @@ def video(
     return path
 
 
+def clip(path: Path, frames: int = 50, **options: Any) -> Path:
+    """25 frames a second, a key frame every 10, reordered."""
+    encoder = {"g": "10", "bf": "2"} if options.get("codec", "libx264") == "libx264" else {"g": "10"}
+    return video(path, frames=frames, options=encoder, **options)
+
+
 def audio_only(path: Path) -> Path:
     """A second of silence, no video."""
     with av.open(str(path), "w") as output:
@@ -130,6 +147,17 @@ def truncate(path: Path, fraction: float) -> Path:
     """Cut the end off."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * fraction)])
+    return path
+
+
+def damage_packet(path: Path, number: int) -> Path:
+    """Overwrite one packet of video."""
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    position, size = packets[number]
+    data[position : position + size] = b"\xff" * size
+    path.write_bytes(data)
     return path
 
 

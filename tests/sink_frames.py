@@ -14,6 +14,7 @@ from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import Sink, SinkContext
 from framefuse.sinks.picture import planes_of
 from framefuse.sources import SourceInfo
+from reading import decoded
 
 NAMES = {0: "person", 1: "bicycle", 2: 'traffic "light", ü'}
 MS = Fraction(1, 1000)
@@ -67,11 +68,6 @@ def run(sink: Sink, where: SinkContext, frames: list[Frame], found: Detections =
         sink.close()
     sink.close()  # twice is allowed
     return sink
-
-
-def decoded(path: Path) -> list[av.VideoFrame]:
-    with av.open(path) as container:
-        return list(container.decode(video=0))
 
 
 def times(path: Path) -> list[Any]:

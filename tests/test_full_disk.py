@@ -24,7 +24,8 @@ from framefuse.sinks.mp4 import remux
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import SourceInfo
 from measured import measurements
-from sink_frames import MS, NAMES, boxes_of, context, decoded, detections, frame, make_clip, result, run, times
+from reading import decoded
+from sink_frames import MS, NAMES, boxes_of, context, detections, frame, make_clip, result, run, times
 
 DISK_KB = 256
 

@@ -25,7 +25,8 @@ from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import SourceInfo, open_source
 from measured import measurements
-from sink_frames import MS, NAMES, audio_packets, context, decoded, detections, frame, frames_of, make_clip, result, run
+from reading import decoded
+from sink_frames import MS, NAMES, audio_packets, context, detections, frame, frames_of, make_clip, result, run
 
 WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
 

@@ -22,13 +22,13 @@ from framefuse.sinks import open_sink
 from framefuse.sinks.draw import class_colour, encode_colour
 from framefuse.sinks.encoders import choose_encoder, nvenc_refuses, options_of
 from framefuse.sinks.picture import planes_of
+from reading import decoded
 from sink_frames import (
     MS,
     NONE,
     audio_packets,
     boxes_of,
     context,
-    decoded,
     detections,
     frame,
     frames_of,

@@ -1,0 +1,109 @@
+"""Arrays and Pillow images as sources, alone, stacked, in lists and from generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import media
+from framefuse.errors import SourceError, UsageError
+from framefuse.sources import open_source
+from reading import read
+
+
+class TestArrays:
+    def test_bgr_in_place(self) -> None:
+        image = media.picture(0)
+        (frame,), info = read(image)
+        assert frame.format.name == "bgr24"
+        assert frame.planes[0].ctypes.data == image.ctypes.data
+        assert (info.kind, info.width, info.height, info.frames) == ("array", 64, 48, 1)
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "name"),
+        [
+            ((5, 7), np.uint8, "gray"),
+            ((5, 7, 1), np.uint8, "gray"),
+            ((5, 7), np.uint16, "gray16"),
+            ((5, 7, 4), np.uint8, "bgra"),
+        ],
+    )
+    def test_kinds(self, shape: tuple[int, ...], dtype: Any, name: str) -> None:
+        (frame,), _ = read(np.zeros(shape, dtype))
+        assert (frame.format.name, frame.width, frame.height) == (name, 7, 5)
+
+    def test_stack(self) -> None:
+        stack = np.stack([media.picture(number) for number in range(5)])
+        frames, info = read(stack, vid_stride=2)
+        assert [frame.index for frame in frames] == [0, 2, 4]
+        assert info.frames == 3
+        np.testing.assert_array_equal(frames[2].planes[0], stack[4])
+
+    def test_mixed_sizes_in_a_list(self) -> None:
+        frames, _ = read([media.picture(0, 20, 10), Image.fromarray(media.picture(1, 30, 15)), media.picture(2)])
+        assert [(frame.width, frame.format.name) for frame in frames] == [(20, "bgr24"), (30, "rgb24"), (64, "bgr24")]
+
+    def test_views_and_read_only_arrays(self) -> None:
+        image = media.picture(0)
+        np.testing.assert_array_equal(read(image[:, ::-1])[0][0].planes[0], image[:, ::-1])
+        image.flags.writeable = False
+        plane = read(image)[0][0].planes[0]
+        assert np.shares_memory(plane, image)
+        np.testing.assert_array_equal(plane, image)
+
+    def test_generators_are_pulled_lazily(self) -> None:
+        pulled = []
+
+        def pictures() -> Iterator[NDArray[Any]]:
+            for number in range(100):
+                pulled.append(number)
+                yield media.picture(number)
+
+        source = open_source(pictures())
+        assert pulled == []
+        assert source.info.frames is None
+        iterator = iter(source)
+        assert [next(iterator).index for _ in range(3)] == [0, 1, 2]
+        assert pulled == [0, 1, 2]
+        source.close()
+        assert list(source) == []
+
+    def test_errors_of_the_generator_come_through(self) -> None:
+        def pictures() -> Iterator[NDArray[Any]]:
+            yield media.picture(0)
+            raise KeyError("mine")
+
+        source = open_source(pictures())
+        next(iter(source))
+        with pytest.raises(KeyError, match="mine"):
+            next(iter(source))
+        assert list(source) == []
+
+    @pytest.mark.parametrize(
+        "source",
+        [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 5), np.uint8), [1, 2], {"a": 1}, iter([Path("a.png")])],
+    )
+    def test_not_pictures(self, source: Any) -> None:
+        with pytest.raises(UsageError):
+            read(source)
+
+    @pytest.mark.parametrize("source", [None, 3.5, True, object()])
+    def test_not_sources(self, source: Any) -> None:
+        with pytest.raises(UsageError, match="no source of frames"):
+            open_source(source)
+
+    @pytest.mark.parametrize("source", [[], np.zeros((0, 4, 4, 3), np.uint8)])
+    def test_nothing(self, source: Any) -> None:
+        with pytest.raises(SourceError, match="no pictures"):
+            open_source(source)
+
+    def test_times_do_not_apply_and_it_says_so(self) -> None:
+        frames, info = read([media.picture(0)], start=1.0)
+        assert len(frames) == 1
+        assert info.notes == ["start and end are ignored: arrays have no time"]

@@ -20,7 +20,8 @@ and the folder is carried there:
     python -m benchmarks.tvm_cuda MODEL.onnx --compile FOLDER --arch sm_90    # without a GPU; nvcc must be there
     python -m benchmarks.tvm_cuda MODEL.onnx --compiled FOLDER
 
-Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON.
+Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON. `--docs` measures nothing
+and writes the recorded table into docs/tvm.md.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import gpu_sources
+from benchmarks.engines import into_page
 from benchmarks.protocol import RESULTS, environment
 
 SIZE = 640
@@ -354,6 +356,27 @@ def traced(runs: Runs, start: Callable[[Any], None]) -> list[list[Any]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
+def table(result: dict[str, Any]) -> str:
+    """The table of docs/tvm.md."""
+    lines = [
+        "| 640x640, batch 1, FP16 | device, us | over the faster `cudnn` | error | kernels | without convolutions, us |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model, rows in result["models"].items():
+        for name in (*KINDS, *STREAMS):
+            row, traced = rows[name], rows.get(f"{name}, kernels", {})
+            if "us" not in row:
+                lines.append(f"| {model}: {name} | failed: {row.get('failed', 'not run')} | | | | |")
+                continue
+            ratio = row["us"] / min(rows[other]["us"] for other in STREAMS if "us" in rows[other])
+            alone = f"{rows['without convolutions']['us']:.0f}" if name == "tvm + cuDNN" else "-"
+            lines.append(
+                f"| {model}: {name} | {row['us']:,.0f} | {ratio:.2f}x | {row['error']:.1%} | {traced.get('launches', '-')} "
+                f"| {alone} |"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", type=Path, help="ONNX files; default: yolov8n and yolov5s")
@@ -362,7 +385,11 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--candidates", type=int, help="of cuDNN's plans, measured for a layer; default: the engine's")
     parser.add_argument("--out", type=Path, default=RESULTS / "tvm_cuda.json")
+    parser.add_argument("--docs", action="store_true", help="write the recorded table into docs/tvm.md")
     options = parser.parse_args()
+    if options.docs:
+        into_page("tvm.md", options.out.stem, table(json.loads(options.out.read_text(encoding="utf-8"))))
+        return
     if not options.models:
         from benchmarks.models import model
 

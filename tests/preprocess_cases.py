@@ -11,7 +11,7 @@ import numpy as np
 
 from framefuse import kernels
 from framefuse.frame import Frame
-from test_kernels_preprocess import GREY, IMAGENET, random_frame
+from preprocess_frames import GREY, IMAGENET, random_frame
 
 TOLERANCE = {"float32": 0.02, "float16": 0.1, "uint16": 1.0, "uint8": 1.0, "int8": 1.0}
 """Grey levels by which the kernel may differ from the reference; uint16 holds bfloat16."""

@@ -16,7 +16,7 @@ from framefuse.frame import PIXEL_FORMATS
 from framefuse.kernels import cubins, cuda
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
-from test_kernels_preprocess import GREY, random_frame
+from preprocess_frames import GREY, random_frame
 
 try:
     cp = cuda.cupy()

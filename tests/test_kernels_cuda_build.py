@@ -21,7 +21,7 @@ from framefuse.kernels import cubins, cuda, nvrtc
 from framefuse.kernels.nvrtc import Nvrtc
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
-from test_kernels_preprocess import GREY, random_frame
+from preprocess_frames import GREY, random_frame
 
 COMPILERS = {
     "nvidia-cuda-nvrtc==13.*": (75, 80, 86, 87, 89, 90, 100, 120),

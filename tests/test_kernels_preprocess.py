@@ -1,50 +1,24 @@
-"""kernels.preprocess: the compiled kernel against its numpy reference, and the reference against OpenCV and swscale."""
+"""kernels.preprocess: the compiled kernel against its numpy reference."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import itertools
-import mmap
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-import cv2
 import ml_dtypes
 import numpy as np
 import pytest
-from PIL import Image
 
 from framefuse import kernels
-from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cpu
 from framefuse.kernels import plan as plan_module
-from framefuse.kernels.build import build, build_cpu
 from framefuse.preprocess import Preprocess
+from preprocess_frames import GREY, IMAGENET, INTERPOLATIONS, MATRICES, ROTATIONS, TOLERANCE, compare, random_frame
 
 preprocess_module = importlib.import_module("framefuse.kernels.preprocess")  # the package has a function of its name
-
-GREY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-"""Output in grey levels."""
-TOLERANCE = 0.02
-"""Grey levels by which the compiled kernel may differ from the reference."""
-IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
-
-MATRICES = ("bt601", "bt709", "bt2020")
-ROTATIONS = (0, 90, 180, 270)
-INTERPOLATIONS = ("linear", "nearest", "area", "antialias")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    """The kernels of this checkout are built and current."""
-    build()
 
 
 @pytest.fixture(params=["best", "x86-64-v3", "any"])
@@ -59,33 +33,6 @@ def nest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     yield request.param
     plan_module.plan.cache_clear()
     preprocess_module._calls.known.clear()
-
-
-def random_frame(name: str, width: int, height: int, *, pitch: int = 0, seed: int = 0, **facts: Any) -> Frame:
-    """A frame of noise over the whole range of its samples; `pitch` is the number of unused samples after each row."""
-    form = PIXEL_FORMATS[name]
-    rng = np.random.default_rng(seed)
-    planes = []
-    for shape in form.plane_shapes(width, height):
-        wide = (shape[0], (shape[1] + pitch) * (shape[2] if len(shape) == 3 else 1))
-        samples = rng.integers(0, 1 << form.bits, wide, dtype=form.dtype) << form.shift
-        planes.append(samples.reshape(shape[0], -1, *shape[2:])[:, : shape[1]])
-    return Frame(tuple(planes), form, **facts)
-
-
-def compare(
-    frame: Frame, size: tuple[int, int], content: tuple[int, int, int, int], *, channels: int = 3, **options: Any
-) -> float:
-    """Largest difference of kernel and reference in grey levels. Both begin with NaN, so unwritten values show."""
-    arguments = {"interpolation": "linear", "pad_value": 114.0, "channel_order": "rgb", **GREY, **options}
-    planar = arguments.get("memory_format", "nchw") == "nchw"
-    shape = (3, size[1], size[0]) if planar else (size[1], size[0], channels)
-    found, wanted = (np.full(shape, np.nan, np.float32) for _ in range(2))
-    kernels.preprocess(frame, found, content=content, **arguments)
-    kernels.reference.preprocess(frame, wanted, content=content, **arguments)
-    difference = np.abs(found - wanted) if planar else np.abs(found - wanted).transpose(2, 0, 1)
-    assert planar or not found[:, :, 3:].any()
-    return float((difference[:3] * np.abs(np.array(arguments["std"]))[:, None, None]).max())
 
 
 def letterbox(frame: Frame, side: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
@@ -230,12 +177,6 @@ def test_random_cases_in_threads(nest: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         for differences in pool.map(job, range(0, 1200, 100)):
             assert max(differences) <= TOLERANCE
-
-
-def test_output_is_a_slot_of_a_batch_and_nothing_else_is_touched() -> None:
-    batch = np.full((3, 3, 16, 20), -1.0, np.float32)
-    Preprocess(width=20, height=16)(random_frame("nv12", 64, 48), batch[1])
-    assert (batch[1] >= 0).all() and (batch[[0, 2]] == -1).all()
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)
@@ -385,24 +326,6 @@ def test_padding_can_be_left_alone(name: str, memory: Any, rotation: Any, nest: 
             np.testing.assert_array_equal(*outs)
 
 
-def test_arguments_may_be_lists_and_outputs_may_change_between_calls() -> None:
-    """What one call leaves behind must not decide another: same shapes, another pitch, type or permission to write."""
-    frame = random_frame("bgr24", 300, 200)
-    options = {"interpolation": "linear", "pad_value": 0.0, "channel_order": "rgb"}
-    wanted, found = np.empty((3, 32, 48), np.float32), np.empty((3, 32, 48), np.float32)
-    kernels.preprocess(frame, wanted, content=(0, 0, 48, 32), **options, **GREY)
-    lists: Any = {"content": [0, 0, 48, 32], "mean": [0.0] * 3, "std": [1.0] * 3, "roi": [0, 0, 300, 200]}
-    kernels.preprocess(frame, found, **lists, **options)
-    np.testing.assert_array_equal(found, wanted)
-    padded = random_frame("bgr24", 300, 200, pitch=3)
-    found[:] = 0
-    kernels.preprocess(Frame((padded.planes[0],), frame.format), found, content=(0, 0, 48, 32), **options, **GREY)
-    assert compare(padded, (48, 32), (0, 0, 48, 32)) <= TOLERANCE
-    found.flags.writeable = False
-    with pytest.raises(UsageError, match="writeable False"):
-        kernels.preprocess(frame, found, content=(0, 0, 48, 32), **options, **GREY)
-
-
 def test_bfloat16_rounds_as_ml_dtypes() -> None:
     """The bits of a float32 output, rounded to nearest even, are those of a bfloat16 output and of the reference."""
     frame = random_frame("bgr24", 61, 45)
@@ -432,30 +355,6 @@ def test_bytes_that_go_by_without_colour(dtype: Any, zero: float, name: str, int
         assert np.abs(found - exact).max() <= 0.505
 
 
-@pytest.mark.parametrize("rotation", [0, 180])
-@pytest.mark.parametrize("name", ["bgr24", "rgba"])
-def test_packed_rows_are_not_read_past_their_end(name: str, rotation: Any) -> None:
-    """16 bytes are read at once. The frame ends where its memory does; what follows may not be touched."""
-    channels = len(PIXEL_FORMATS[name].channels)
-    for width, height in ((1, 1), (2, 3), (5, 2), (6, 1), (64, 2), (300, 3)):
-        size = width * height * channels
-        memory = mmap.mmap(-1, mmap.PAGESIZE * 2)
-        protect_last_page(memory)
-        end = np.frombuffer(memory, np.uint8, size, mmap.PAGESIZE - size)
-        end[:] = np.arange(size) % 251
-        frame = Frame((end.reshape(height, width, channels),), PIXEL_FORMATS[name], rotation=rotation)
-        for interpolation in INTERPOLATIONS:
-            for side in (1, 3, 64, 100):
-                assert compare(frame, (side, side), (0, 0, side, side), interpolation=interpolation) <= TOLERANCE
-
-
-def protect_last_page(memory: mmap.mmap) -> None:
-    """Any access to the second page from now on is a segmentation fault."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory, mmap.PAGESIZE))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, 0) == 0
-
-
 def test_uint8_output_saturates() -> None:
     frame = Frame.from_array(np.array([[[0, 128, 255]]], np.uint8), channels="rgb")
     out = np.empty((3, 1, 2), np.uint8)
@@ -470,249 +369,3 @@ def test_uint8_output_saturates() -> None:
         channel_order="rgb",
     )
     assert out[:, 0].tolist() == [[0, 190], [255, 255], [255, 210]]
-
-
-def test_read_only_reversed_and_padded_planes_are_read_in_place() -> None:
-    frame = random_frame("yuv420p", 33, 21, pitch=31)
-    upside_down = tuple(np.ascontiguousarray(plane[::-1])[::-1] for plane in frame.planes)
-    for plane in upside_down:
-        plane.flags.writeable = False
-    outs = [np.empty((3, 16, 16), np.float32) for _ in range(2)]
-    for planes, out in zip((frame.planes, upside_down), outs, strict=True):
-        Preprocess(width=16, height=16)(Frame(planes, frame.format), out)
-    np.testing.assert_array_equal(*outs)
-
-
-def test_planes_of_a_decoder_are_read_in_place() -> None:
-    """PyAV's planes: one buffer a plane, rows padded to the decoder's alignment."""
-    av = pytest.importorskip("av")
-    picture = av.VideoFrame(50, 38, "yuv420p")
-    rng = np.random.default_rng(5)
-    for plane in picture.planes:
-        plane.update(rng.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
-    planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in picture.planes)
-    frame = Frame(planes, PIXEL_FORMATS["yuv420p"], owner=picture)
-    assert compare(frame, (32, 32), (0, 4, 32, 24)) <= TOLERANCE
-
-
-def reference_rgb(frame: Frame, width: int, height: int, interpolation: str = "linear") -> np.ndarray[Any, Any]:
-    out = np.empty((3, height, width), np.float32)
-    kernels.reference.preprocess(
-        frame,
-        out,
-        content=(0, 0, width, height),
-        interpolation=interpolation,  # type: ignore[arg-type]
-        pad_value=0.0,
-        channel_order="rgb",
-        **GREY,
-    )
-    return out.transpose(1, 2, 0)
-
-
-NAMED = {"linear": cv2.INTER_LINEAR, "nearest": cv2.INTER_NEAREST_EXACT, "area": cv2.INTER_AREA}
-SHRINKING = [(33, 20), (97, 61), (40, 60), (48, 30)]
-
-
-def named_resize(image: np.ndarray[Any, Any], size: tuple[int, int], interpolation: str) -> np.ndarray[Any, Any]:
-    if interpolation == "antialias":
-        return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
-    return cv2.resize(image, size, interpolation=NAMED[interpolation])
-
-
-@pytest.mark.parametrize("size", [*SHRINKING, (640, 360), (33, 77), (300, 200)])
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_reference_resizes_as_the_named_library(interpolation: str, size: tuple[int, int]) -> None:
-    """OpenCV and Pillow round to whole levels, with weights of 8 to 22 bits: within 1 level of the exact result.
-
-    OpenCV's area is another thing where one axis grows.
-    """
-    image = np.random.default_rng(1).integers(0, 256, (61, 97, 3), dtype=np.uint8)
-    found = reference_rgb(Frame.from_array(image, channels="rgb"), *size, interpolation=interpolation)
-    wanted = named_resize(image, size, interpolation)
-    if interpolation != "area" or size in SHRINKING:
-        assert np.abs(found - wanted).max() <= (0 if interpolation == "nearest" else 1)
-
-
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_kernel_resizes_1080p_as_the_named_library(interpolation: str) -> None:
-    """896 of 1920: no output's centre is exactly between two pixels, where OpenCV's 16 bits take either."""
-    image = np.random.default_rng(1).integers(0, 256, (1080, 1920, 3), dtype=np.uint8)
-    out = np.empty((608, 896, 3), np.uint8)
-    kernels.preprocess(
-        Frame.from_array(image, channels="rgb"),
-        out,
-        content=(0, 0, 896, 608),
-        interpolation=interpolation,  # type: ignore[arg-type]
-        pad_value=0.0,
-        channel_order="rgb",
-        memory_format="nhwc",
-        **GREY,
-    )
-    wanted = named_resize(image, (896, 608), interpolation)
-    difference = np.abs(out.astype(int) - wanted.astype(int))
-    assert difference.max() <= (0 if interpolation == "nearest" else 1)
-
-
-def swscale_rgb(frame: Frame, name: str) -> np.ndarray[Any, Any]:
-    """The frame at its own size as (h, w, 3) RGB by swscale at its most accurate, chroma centred."""
-    av = pytest.importorskip("av")
-    picture = av.VideoFrame(frame.width, frame.height, name)
-    for plane, samples in zip(picture.planes, frame.planes, strict=True):
-        rows = np.zeros((plane.height, plane.line_size), np.uint8)
-        flat = np.ascontiguousarray(samples).reshape(plane.height, -1).view(np.uint8)
-        rows[:, : flat.shape[1]] = flat
-        plane.update(rows.tobytes())
-    graph = pytest.importorskip("av.filter").Graph()
-    nodes = [
-        graph.add_buffer(width=frame.width, height=frame.height, format=name, time_base=Fraction(1, 25)),
-        graph.add(
-            "scale",
-            f"flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp:in_color_matrix={frame.matrix}"
-            f":in_range={'full' if frame.full_range else 'limited'}:out_range=full:in_h_chr_pos=128:in_v_chr_pos=128",
-        ),
-        graph.add("format", "rgb24"),
-        graph.add("buffersink"),
-    ]
-    graph.link_nodes(*nodes).configure()
-    graph.push(picture)
-    return graph.pull().to_ndarray()
-
-
-@pytest.mark.parametrize("full_range", [False, True])
-@pytest.mark.parametrize("matrix", MATRICES)
-@pytest.mark.parametrize("name", ["yuv444p", "yuv420p", "nv12", "yuv422p10le"])
-def test_reference_converts_colour_as_swscale(name: str, matrix: Any, full_range: bool) -> None:
-    """On a smooth picture: within swscale's own rounding (0.5 levels without, 2 with chroma to be resized)."""
-    width, height = 64, 48
-    form = PIXEL_FORMATS[name.removesuffix("le")]
-    waves = ((60, 2, 1), (100, 1, 0), (150, 0, -1))  # value at the top left, slope in x and in y per pixel
-    planes = []
-    for shape in form.plane_shapes(width, height):
-        y, x = np.mgrid[0 : height : height // shape[0], 0 : width : width // shape[1]]
-        own = waves[len(planes) :][: shape[2] if len(shape) == 3 else 1]
-        values = [(start + right * x + down * y) * (1 << (form.bits - 8)) for start, right, down in own]
-        planes.append(np.stack(values, axis=2).astype(form.dtype).reshape(shape))
-    frame = Frame(tuple(planes), form, matrix=matrix, full_range=full_range)
-    difference = np.abs(reference_rgb(frame, width, height) - swscale_rgb(frame, name))
-    assert difference.max() <= 2.0 and difference.mean() <= 0.75
-
-
-def test_reference_of_known_colours() -> None:
-    """Black, white and the primaries of BT.709 limited range, as the standard gives them."""
-    codes = {(16, 128, 128): (0, 0, 0), (235, 128, 128): (255, 255, 255), (63, 102, 240): (255, 0, 0)}
-    codes |= {(173, 42, 26): (0, 255, 0), (32, 240, 118): (0, 0, 255)}
-    for ycc, rgb in codes.items():
-        planes = tuple(np.full((1, 1), value, np.uint8) for value in ycc)
-        found = reference_rgb(Frame(planes, PIXEL_FORMATS["yuv444p"], matrix="bt709"), 1, 1)
-        assert np.abs(found[0, 0] - rgb).max() <= 1.5, (ycc, found)
-
-
-def bad_calls() -> dict[str, tuple[dict[str, Any], str]]:
-    out = np.empty((3, 8, 8), np.float32)
-    frozen = out.copy()
-    frozen.flags.writeable = False
-    return {
-        "out channels": ({"out": np.empty((4, 8, 8), np.float32)}, r"\(4, 8, 8\)"),
-        "out dtype": ({"out": np.empty((3, 8, 8), np.float64)}, "float64"),
-        "out strides": ({"out": np.empty((3, 8, 16), np.float32)[:, :, ::2]}, "strides"),
-        "out read-only": ({"out": frozen}, "writeable False"),
-        "content": ({"content": (0, 0, 0, 8)}, r"\(0, 0, 0, 8\)"),
-        "rows": ({"rows": (4, 9)}, r"\(4, 9\)"),
-        "interpolation": ({"interpolation": "cubic"}, "cubic"),
-        "memory format": ({"memory_format": "nchwc"}, "nchwc"),
-        "nhwc out": ({"memory_format": "nhwc", "out": np.empty((8, 8, 2), np.float32)}, r"\(8, 8, 2\)"),
-        "roi outside": ({"roi": (4, 0, 5, 8)}, r"\(4, 0, 5, 8\)"),
-        "roi empty": ({"roi": (4, 0, 0, 8)}, r"\(4, 0, 0, 8\)"),
-        "channel order": ({"channel_order": "gbr"}, "gbr"),
-        "std": ({"std": (1.0, 0.0, 1.0)}, "zero"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_calls())
-@pytest.mark.parametrize("implementation", [kernels.preprocess, kernels.reference.preprocess])
-def test_bad_arguments_name_the_value(implementation: Any, case: str) -> None:
-    change, message = bad_calls()[case]
-    arguments = {
-        "out": np.empty((3, 8, 8), np.float32),
-        "content": (0, 0, 8, 8),
-        "interpolation": "linear",
-        "pad_value": 0.0,
-        "channel_order": "rgb",
-        **GREY,
-        **change,
-    }
-    with pytest.raises(UsageError, match=message):
-        implementation(random_frame("gray", 8, 8), arguments.pop("out"), **arguments)
-
-
-def test_samples_that_are_not_adjacent_are_refused() -> None:
-    every_second = np.zeros((4, 8), np.uint8)[:, ::2]
-    with pytest.raises(UsageError, match="ascontiguousarray"):
-        compare(Frame((every_second,), PIXEL_FORMATS["gray"]), (4, 4), (0, 0, 4, 4))
-
-
-def test_level_is_chosen_by_the_features_of_the_cpu() -> None:
-    assert cpu.select("x86_64", cpu.V3_FLAGS)[0] == "x86-64-v3"
-    level, reason = cpu.select("x86_64", cpu.V3_FLAGS - {"avx2"})
-    assert level == "x86-64-v2" and "avx2" in reason
-    assert cpu.select("aarch64", frozenset())[0] == "armv8-a"
-    with pytest.raises(CapabilityError, match="riscv64"):
-        cpu.select("riscv64", frozenset())
-    assert kernels.describe().path.is_file()
-
-
-def test_avx512_without_vbmi_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, expected in ((cpu.WIDE_FLAGS, True), (cpu.WIDE_FLAGS - {"avx512vbmi"}, False)):
-        monkeypatch.setattr(cpu, "_flags", lambda _, flags=flags: flags)
-        monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-        cpu.wide.cache_clear()
-        assert cpu.wide() is expected
-        assert ("v4" in cpu.describe().reason) is expected
-    cpu.wide.cache_clear()
-
-
-RUN_ONE = """
-import sys
-import numpy as np
-from framefuse import kernels
-from framefuse.frame import Frame
-from framefuse.kernels import cpu
-{setup}
-out = np.full((3, 4, 4), np.nan, np.float32)
-kernels.preprocess(Frame.from_array(np.full((8, 8, 3), 7, np.uint8)), out, content=(0, 0, 4, 4), interpolation="linear",
-    pad_value=0.0, mean=(0.0,) * 3, std=(1.0,) * 3, channel_order="rgb")
-assert (out == 7).all()
-assert "tvm" not in sys.modules
-"""
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter, where nothing has been imported or loaded."""
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=False
-    )
-
-
-@pytest.mark.parametrize("setup", ["", "cpu._flags = lambda path: frozenset()"], ids=["best", "x86-64-v2"])
-def test_each_level_runs_without_importing_tvm(setup: str) -> None:
-    done = run_python(RUN_ONE.format(setup=setup))
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_current_build_is_kept_and_an_unknown_machine_is_refused() -> None:
-    before = [path.stat().st_mtime_ns for path in build()]
-    assert [path.stat().st_mtime_ns for path in build()] == before
-    with pytest.raises(ValueError, match="riscv64"):
-        build("riscv64")
-
-
-@pytest.mark.slow
-def test_libraries_of_another_machine_are_built_here(tmp_path: Path) -> None:
-    library, _index = build_cpu("aarch64", directory=tmp_path)
-    elf_machine = int.from_bytes(library.read_bytes()[18:20], "little")
-    assert elf_machine == 183  # EM_AARCH64
-
-
-def test_a_missing_library_names_the_command_that_builds_it() -> None:
-    done = run_python(RUN_ONE.format(setup="cpu.LIBRARIES /= 'absent'"))
-    assert "CapabilityError" in done.stderr and "python -m framefuse.kernels.build" in done.stderr

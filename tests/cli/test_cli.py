@@ -1,0 +1,201 @@
+"""The command line as a user types it: words in any form, what is said of bad ones, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import spawn
+from framefuse import __version__
+from framefuse.cli.options import normalise
+from framefuse.config import Settings
+
+
+@pytest.mark.parametrize(
+    ("typed", "parsed"),
+    [
+        ("--max_det 5", "--max-det 5"),
+        ("--save_txt --no_rect", "--save-txt --no-rect"),
+        ("--name=a_b", "--name=a_b"),
+        ("--max_det=5 my_clip.mp4", "--max-det=5 my_clip.mp4"),
+        ("--imgsz 384 640 clip.mp4", "--imgsz 384,640 clip.mp4"),
+        ("--imgsz 384x640", "--imgsz 384x640"),
+        ("--classes 0 2 5 --save", "--classes 0,2,5 --save"),
+        ("--classes 0,2 3", "--classes 0,2,3"),
+        ("--classes", "--classes"),
+        ("-- --max_det 5", "-- --max_det 5"),
+    ],
+)
+def test_words_in_the_forms_people_type(typed: str, parsed: str) -> None:
+    assert normalise(typed.split()) == parsed.split()
+
+
+def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
+    code, help_text, _ = run("predict", "--help")
+    assert code == 0
+    for field, info in Settings.model_fields.items():
+        name = field.replace("_", "-")
+        assert re.search(rf"--{name}\b", help_text), name
+        value = [] if info.annotation is bool else [str(info.default) if info.default is not None else "1"]
+        for spelling in (name, field):
+            code, out, _ = run("config", "show", "--json", f"--{spelling}", *value)
+            assert (code, json.loads(out)["settings"][field]["from"]) == (0, "command line")
+
+
+def test_help_and_version_print_on_stdout(run: Any) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        code, out, err = run(*words)
+        assert (code, err) == (0, "")
+        assert all(verb in out for verb in ("predict", "demo", "doctor", "models", "config"))
+    assert run("--version") == (0, f"framefuse {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "remedy"),
+    [
+        ("predict", 2, "no source is given", "framefuse predict video.mp4"),
+        ("predict a.mp4 --max-dett 5", 2, "no such option: --max-dett", "did you mean --max-det?"),
+        ("predictt a.mp4", 2, "predict", "framefuse --help"),
+        ("predict a.mp4 m.onnx extra", 2, "extra", "framefuse predict --help"),
+        ("predict a.mp4 --conf", 2, "--conf", "--help"),
+        ("predict a.mp4 --conf 1.5", 2, "--conf is '1.5'", "a number from 0 to 1"),
+        ("predict a.mp4 --device gpu", 2, "--device is 'gpu'", "one of auto, cpu, cuda"),
+        ("predict a.mp4 --preset fast", 2, "no preset is called 'fast'", "latency, throughput, vr"),
+        ("predict a.mp4 --half --precision int8", 2, "contradict", "--half"),
+        ("predict a.mp4 m.onnx --model n.onnx", 2, "two models", "leave one"),
+        ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),
+        ("predict a.mp4 --config none.yaml", 2, "none.yaml", "framefuse config init"),
+        ("predict missing.mp4", 1, "missing.mp4", ""),
+        ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "from 0 to 65535"),
+        (f"predict a.mp4 {'x' * 300}.onnx", 1, "File name too long", "check the path"),
+        ("config", 2, "Missing command", "framefuse config --help"),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, message: str, remedy: str) -> None:
+    found, out, err = run(*words.split())
+    assert (found, out) == (code, "")
+    first, *rest = err.splitlines()
+    assert first.startswith("error: ") and message in first
+    assert remedy in "\n".join(rest)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message", "remedy"),
+    [
+        (["predict", "x" * 300, "--readers", "3"], 1, "File name too long", "check the path"),
+        (["predict", "*.nothing", "squares"], 1, "no image or video in *.nothing", "check the pattern"),
+        (["predict", "{clip}", "squares", "--imgsz", "100000"], 2, "100000x100000", "another imgsz"),
+        (["predict", "{clip}", "squares", "--start", "99"], 1, "beyond the end", "an earlier start"),
+        (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
+        (["predict", "{clip}", "--save", "--encode-preset", "no"], 1, "with crf=23 preset=no: Invalid", "--encoder"),
+        (["predict", "rtsp://"], 1, "no host", "write scheme://host:port/path, a login (name, colon, password, @)"),
+        (["predict", "notes.jpg"], 1, "notes.jpg: it is no image, or damaged", "image viewer"),
+        (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
+        (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
+        (["bench"], 2, "Missing command", "framefuse bench --help"),
+        (["predict", "--conf"], 2, "'--conf' requires an argument", "framefuse predict --help"),
+        (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it a whole number"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy(
+    run: Any, clip: Path, words: list[str], code: int, message: str, remedy: str
+) -> None:
+    Path("notes.jpg").write_text("no picture")
+    record = {"id": 0, "name": "red"}
+    Path("truth.json").write_text(json.dumps({key: [record] for key in ("images", "annotations", "categories")}))
+    got, _, err = run(*[word.format(clip=clip) for word in words])
+    *_, first, second = err.splitlines()
+    assert (got, first.startswith("error"), message in first, remedy in second) == (code, True, True, True), err
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(run: Any) -> None:
+    for words in (["--debug", "predict", "missing.mp4"], ["predict", "missing.mp4", "--debug"]):
+        code, _, err = run(*words)
+        assert code == 1
+        assert "Traceback" in err and "error: " in err
+
+
+def test_passwords_do_not_show(run: Any, tmp_path: Path) -> None:
+    Path("run.yaml").write_text("source: rtsp://me:hunter2@localhost:1/live\n")
+    code, out, _ = run("config", "show", "--config", "run.yaml")
+    assert code == 0 and "rtsp://" in out and "hunter2" not in out
+    code, out, err = run("--debug", "predict", "--config", "run.yaml", "--reconnect", "0", "--timeout", "2")
+    assert code == 1 and "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "rtsp:/me:hunter2@localhost:1/live",
+        "rtsp//me:hunter2@localhost:1/live",
+        "rtsp:me:hunter2@localhost:1/live",
+        "rtps://me:hunter2@localhost:1/live",
+        "me:hunter2@localhost:554/live",
+        " rtsp://me:hunter2@localhost:1/live",
+        '"rtsp://me:hunter2@localhost:1/live"',
+        "rtsp:/me:a hunter2@localhost/live",
+        "rtmp:/localhost:1/live/hunter2",
+        "--classes=rtsp://me:hunter2@localhost",
+        "--nope=rtsp://me:hunter2@localhost",
+    ],
+)
+def test_passwords_in_mistyped_addresses_do_not_show(run: Any, source: str) -> None:
+    for words in ([source], ["-s", source, "-s", "missing.mp4"], ["x.mp4", source]):
+        code, out, err = run("--debug", "predict", *words)
+        assert code in (1, 2)
+        assert "error: " in err and "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "http://me:hunter2@localhost:1/live?pw=hunter2&pin=hunter2;jsessionid=hunter2",
+        "rtmp://localhost:1/live/hunter2",
+        "srt://localhost:1?streamid=#!::u=me,r=hunter2",
+    ],
+)
+def test_passwords_do_not_show_in_anything_that_a_run_writes(run: Any, source: str) -> None:
+    code, out, err = run("predict", source, "--json", "--save", "--reconnect", "0", "--timeout", "2", "--debug")
+    assert code in (1, 3)
+    assert "hunter2" not in out + err
+    for path in Path().rglob("*"):
+        assert "hunter2" not in str(path)
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("words", [[""], [" "], ["clip.mp4", ""]])
+def test_empty_names_mean_nothing(run: Any, words: list[str]) -> None:
+    code, _, err = run("predict", *words)
+    assert code == (2 if len(words) == 1 else 1)
+    assert "empty text" in err or "there is no model ''" in err
+
+
+def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has CUDA")
+    done = spawn("predict", clip, "--device", "cuda")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "NVIDIA driver" in done.stderr and "--device cpu" in done.stderr
+
+
+def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path) -> None:
+    """PyAV's libraries would keep OpenCV's windows from opening, so nothing may load it first."""
+    code = "import sys, framefuse.cli.run, framefuse.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys, framefuse.cli; sys.modules['cv2'] = None; framefuse.cli.main(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, "predict", clip, "--show"], capture_output=True, text=True)
+    assert "OpenCV is not installed" in done.stderr and "pip install opencv-python" in done.stderr
+
+
+def test_the_command_line_starts_without_the_heavy_packages() -> None:
+    code = "import sys, framefuse.cli; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -20,8 +20,8 @@ and the folder is carried there:
     python -m benchmarks.tvm_cuda MODEL.onnx --compile FOLDER --arch sm_90    # without a GPU; nvcc must be there
     python -m benchmarks.tvm_cuda MODEL.onnx --compiled FOLDER
 
-Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON. `--docs` measures nothing
-and writes the recorded table into docs/tvm.md.
+Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON. `--docs` measures
+nothing and writes the recorded table into docs/tvm.md.
 """
 
 import argparse
@@ -359,7 +359,8 @@ def traced(runs: Runs, start: Callable[[Any], None]) -> list[list[Any]]:
 def table(result: dict[str, Any]) -> str:
     """The table of docs/tvm.md."""
     lines = [
-        "| 640x640, batch 1, FP16 | device, us | over the faster `cudnn` | error | kernels | without convolutions, us |",
+        "| 640x640, batch 1, FP16 | device, us | over the faster `cudnn` | error | kernels "
+        "| without convolutions, us |",
         "|---|---|---|---|---|---|",
     ]
     for model, rows in result["models"].items():
@@ -369,10 +370,10 @@ def table(result: dict[str, Any]) -> str:
                 lines.append(f"| {model}: {name} | failed: {row.get('failed', 'not run')} | | | | |")
                 continue
             ratio = row["us"] / min(rows[other]["us"] for other in STREAMS if "us" in rows[other])
+            launches = traced.get("launches", "-")
             alone = f"{rows['without convolutions']['us']:.0f}" if name == "tvm + cuDNN" else "-"
             lines.append(
-                f"| {model}: {name} | {row['us']:,.0f} | {ratio:.2f}x | {row['error']:.1%} | {traced.get('launches', '-')} "
-                f"| {alone} |"
+                f"| {model}: {name} | {row['us']:,.0f} | {ratio:.2f}x | {row['error']:.1%} | {launches} | {alone} |"
             )
     return "\n".join(lines)
 

@@ -10,10 +10,11 @@ SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildca
 demo: $(VENV)/core
 	$(BIN)/framefuse demo
 
-# The slow ones (isolated wheel build, every GPU architecture, aarch64 under qemu): make test PYTEST_ARGS="-m slow"
+# With the slow ones (isolated wheel build, every GPU architecture, aarch64 under qemu): make test PYTEST_ARGS='-m "not gpu"'
+# A worker has a file of tests at a time, since tests of one file share what is made for them.
 test: PYTEST_ARGS ?= -m "not slow and not gpu"
 test: $(VENV)/dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -22,9 +23,10 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/mypy
 
-wheel: $(VENV)/dev
+# No program is in sight: nobody needs a compiler.
+wheel: $(VENV)/python
 	rm -rf dist
-	$(BIN)/python -m build --wheel
+	PATH=/none $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 docs: $(VENV)/dev
 	$(BIN)/framefuse config reference > docs/options.md

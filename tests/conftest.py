@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cuda_fibres import Fibres
-from cuda_on_cpu import install
-from framefuse.kernels import build, cuda
+from cuda_on_cpu import Compiled, install
+from framefuse.kernels import build
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -22,20 +22,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         build.build()
 
 
-@pytest.fixture(scope="session")
-def compiled_fibres(tmp_path_factory: pytest.TempPathFactory) -> Fibres:
-    """CUDA kernels for the CPU, each compiled once for all tests."""
+@pytest.fixture
+def fibres(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """`framefuse.kernels.cuda` launches on the CPU, where threads of a block may talk to each other."""
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    return Fibres(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled_fibres: Fibres) -> Fibres:
-    """`framefuse.kernels.cuda` launches on the CPU, where threads of a block may talk to each other."""
-    install(monkeypatch, tmp_path)
-    monkeypatch.setattr(cuda, "launch", compiled_fibres.launch)
-    return compiled_fibres
+    return install(monkeypatch, Fibres)
 
 
 @pytest.fixture

@@ -5,10 +5,7 @@ A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffl
 
 from __future__ import annotations
 
-import ctypes
 import re
-import subprocess
-from typing import Any
 
 from cuda_on_cpu import CALL, SHIM, Compiled
 from framefuse.kernels import cubins
@@ -123,14 +120,8 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
 class Fibres(Compiled):
     """As `Compiled`, and for kernels whose threads talk too."""
 
-    def _compile(self, symbol: str) -> Any:
-        description = cubins.describe(symbol)
+    def text(self, description: cubins.Description) -> str:
         if not TALK.search(description.source):
-            return super()._compile(symbol)
-        source = self.folder / f"{symbol}.cpp"
+            return super().text(description)
         code = description.source.replace("__shared__ alignas(64)", "__shared__")
-        text = SHIM + FIBRES + "#include <utility>\n" + code + CALL + RUN.format(entry=description.entry)
-        source.write_text(text, encoding="utf-8")
-        flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
-        subprocess.run(["g++", *flags, str(source), "-o", str(source.with_suffix(".so"))], check=True)
-        return ctypes.CDLL(str(source.with_suffix(".so")))
+        return SHIM + FIBRES + "#include <utility>\n" + code + CALL + RUN.format(entry=description.entry)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import os
 import subprocess
-from functools import lru_cache
+import tempfile
+from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,21 +75,39 @@ template <class... A> void call(void (*f)(A...), char* p) { spread(f, p, std::in
 """
 
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framefuse-tests" / "cuda-on-cpu"
+"""Libraries by what they were compiled from, and by what: shared by tests, by pytest's workers, and with later runs."""
+FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
+
+
+@lru_cache(maxsize=1)
+def compiler() -> str:
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
+
+
+@cache
+def compiled(text: str) -> ctypes.CDLL:
+    """The library that g++ makes of a text, made once."""
+    library = CACHE / f"{hashlib.sha256(chr(0).join([compiler(), *FLAGS, text]).encode()).hexdigest()}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            source, made = Path(scratch, "kernel.cpp"), Path(scratch, library.name)
+            source.write_text(text, encoding="utf-8")
+            subprocess.run(["g++", *FLAGS, str(source), "-o", str(made)], check=True)
+            os.replace(made, library)  # whole at once: another process may look
+    return ctypes.CDLL(str(library))
+
+
 class Compiled:
     """Kernels by symbol, compiled when first launched."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.library = lru_cache(maxsize=None)(self._compile)
+    def __init__(self) -> None:
+        self.library = lru_cache(maxsize=None)(lambda symbol: compiled(self.text(cubins.describe(symbol))))
 
-    def _compile(self, symbol: str) -> Any:
-        description = cubins.describe(symbol)
-        source = self.folder / f"{symbol}.cpp"
-        text = SHIM + "#include <utility>\n" + description.source + CALL + LOOPS.format(entry=description.entry)
-        source.write_text(text, encoding="utf-8")
-        flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
-        subprocess.run(["g++", *flags, str(source), "-o", str(source.with_suffix(".so"))], check=True)
-        return ctypes.CDLL(str(source.with_suffix(".so")))
+    def text(self, description: cubins.Description) -> str:
+        """What g++ is given."""
+        return SHIM + "#include <utility>\n" + description.source + CALL + LOOPS.format(entry=description.entry)
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         description = cubins.describe(symbol)
@@ -115,7 +136,7 @@ def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     return array.view(HostArray)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: type[Compiled] = Compiled) -> Compiled:
+def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) -> Compiled:
     """Make `kernels.cuda` launch on the CPU. `kind`: `cuda_fibres.Fibres` where threads talk to each other."""
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
@@ -134,11 +155,11 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: type[Compiled] 
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
         ),
     )
-    compiled = kind(folder)
+    kernels = kind()
     monkeypatch.setattr(cuda, "cupy", lambda: module)
     monkeypatch.setattr(cuda, "current_stream", lambda: 0)
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
-    monkeypatch.setattr(cuda, "launch", compiled.launch)
-    monkeypatch.setattr(cuda, "bind", compiled.bind)
-    return compiled
+    monkeypatch.setattr(cuda, "launch", kernels.launch)
+    monkeypatch.setattr(cuda, "bind", kernels.bind)
+    return kernels

@@ -2,8 +2,8 @@
 
 What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
 same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
-the place of the real ones. Kernels are those of the CPU, or, given a folder for what is compiled, the CUDA kernels' own
-source (`cuda_fibres`). A test says what fails: the GPU is lost, or has only so much room.
+the place of the real ones. Kernels are those of the CPU or, if wanted, the CUDA kernels' own source
+(`cuda_fibres`). A test says what fails: the GPU is lost, or has only so much room.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -254,14 +253,6 @@ class Gpu:
         )  # fmt: skip
 
 
-class Kept(Fibres):
-    """Compiles a kernel once for all tests that share a folder."""
-
-    def _compile(self, symbol: str) -> Any:
-        library = self.folder / f"{symbol}.so"
-        return ctypes.CDLL(str(library)) if library.exists() else super()._compile(symbol)
-
-
 class Table:
     """`PreprocessTable` on the CPU: the rows are the frames themselves."""
 
@@ -383,12 +374,12 @@ def codec(**refused: str) -> Any:
     return module
 
 
-def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: Path | None = None, count: int = 1) -> Gpu:
+def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: bool = False, count: int = 1) -> Gpu:
     """Pretend that there are GPUs, CuPy and PyNvVideoCodec.
 
     Args:
         module: in the place of PyNvVideoCodec.
-        sources: folder for what is compiled: kernels are the CUDA kernels' own source, not those of the CPU.
+        sources: kernels are the CUDA kernels' own source, not those of the CPU.
         count: GPUs.
     """
     from framefuse import choices, outlets_cuda, program_cuda
@@ -403,11 +394,11 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: Pat
     monkeypatch.setattr(cuda_queue, "driver", gpu.driver)
     monkeypatch.setattr(decoders, "load", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
-    if sources is None:
+    if not sources:
         monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
         monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
         return gpu
-    compiled = Kept(sources)
+    compiled = Fibres()
 
     def bind(symbol: str, **arguments: Any) -> Callable[..., None]:
         return lambda stream=None: gpu.do(stream, lambda: compiled.launch(symbol, **arguments))

@@ -11,19 +11,19 @@ import openvino
 import pytest
 
 from benchmarks.model_graph import Cost, cost
-from benchmarks.models import calibration_images, yolov5s, yolov8n
+from benchmarks.models import calibration_images, model
 from benchmarks.protocol import Stats, measure
 
 Image = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
+def files() -> dict[str, Path]:
+    """From the benchmarks' cache, where each is made again when what makes it has changed."""
     return {
-        "yolov8n": yolov8n(folder / "yolov8n.onnx"),
-        "yolov8n_static": yolov8n(folder / "yolov8n_static.onnx", dynamic=False),
-        "yolov5s": yolov5s(folder / "yolov5s.onnx"),
+        "yolov8n": model("yolov8n"),
+        "yolov8n_static": model("yolov8n", dynamic=False),
+        "yolov5s": model("yolov5s"),
     }
 
 

@@ -27,14 +27,9 @@ SIZE = 96, 64
 """Width and height of the model's input."""
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, kernels: Path) -> Gpu:
-    return install(monkeypatch, sources=kernels)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return install(monkeypatch, sources=True)
 
 
 @pytest.fixture(scope="module")

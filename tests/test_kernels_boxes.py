@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,16 +97,14 @@ def test_cpu_against_the_reference() -> None:
 
 
 @pytest.fixture
-def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fibres:
+def fibres(monkeypatch: pytest.MonkeyPatch) -> Fibres:
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    install(monkeypatch, tmp_path)
+    compiled = install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
     boxes_cuda._workspace.cache_clear()
     boxes_cuda._wanted.cache_clear()
     boxes_cuda._uploaded.cache_clear()
-    compiled = Fibres(tmp_path)
-    monkeypatch.setattr(cuda, "launch", compiled.launch)
     return compiled
 
 

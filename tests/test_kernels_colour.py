@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -31,7 +30,7 @@ MATRICES: Any = ("bt601", "bt709", "bt2020", "rgb")
 @pytest.fixture(
     params=["cpu", pytest.param("loops", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
-def move(request: pytest.FixtureRequest, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Move:
+def move(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Move:
     """Puts an array where the implementation under test runs: compiled, generated CUDA in loops, or on a GPU."""
     if request.param == "cpu":
         return lambda array: array
@@ -40,9 +39,7 @@ def move(request: pytest.FixtureRequest, tmp_path_factory: Any, monkeypatch: pyt
         return lambda array: cupy.asarray(array)
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    base: Path = tmp_path_factory.getbasetemp() / "colour"
-    base.mkdir(exist_ok=True)
-    install(monkeypatch, base)
+    install(monkeypatch)
     return on_device
 
 

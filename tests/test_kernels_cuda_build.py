@@ -117,7 +117,7 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_generated_preprocess_in_loops(
     formats: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, tmp_path)
+    install(monkeypatch)
     dtypes = itertools.cycle(TOLERANCE)
     for case in cases(formats, 40):
         dtype = next(dtypes)
@@ -129,7 +129,7 @@ def test_generated_preprocess_in_loops(
 @requires_compiler
 @pytest.mark.parametrize("channels", [3, 4, 8])
 def test_generated_preprocess_in_loops_nhwc(channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, tmp_path)
+    install(monkeypatch)
     dtypes = itertools.cycle(TOLERANCE)
     for case in cases(("nv12",), 30, seed=channels):
         dtype = next(dtypes)
@@ -147,7 +147,7 @@ def test_generated_preprocess_in_loops_nhwc(channels: int, tmp_path: Path, monke
 @requires_compiler
 def test_batch_table_and_row_ranges_in_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of many sizes and two kinds in one tensor; the slots after them and the rows not asked for stay."""
-    install(monkeypatch, tmp_path)
+    install(monkeypatch)
     frames = [random_frame(name, 30 + 7 * i, 20 + 5 * i, seed=i) for i, name in enumerate(["nv12", "yuv420p"] * 3)]
     contents = [(i, 2, 40, 30) for i in range(6)]
     options = {"interpolation": "linear", "pad_value": 9.0, "channel_order": "bgr", **GREY}
@@ -176,7 +176,7 @@ def test_batch_table_and_row_ranges_in_loops(tmp_path: Path, monkeypatch: pytest
 
 @requires_compiler
 def test_what_a_gpu_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, tmp_path)
+    install(monkeypatch)
     options = {"content": (0, 0, 8, 8), "interpolation": "linear", "pad_value": 0.0, "channel_order": "rgb", **GREY}
     frame = moved(random_frame("nv12", 16, 16), on_device)
     with pytest.raises(UsageError, match="5 channels"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,16 +45,15 @@ def rotated_case(rng: np.random.Generator, count: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.fixture
-def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    install(monkeypatch, tmp_path)
+    install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
     monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
     boxes_cuda._workspace.cache_clear()
     boxes_cuda._wanted.cache_clear()
     boxes_cuda._uploaded.cache_clear()
-    monkeypatch.setattr(cuda, "launch", Fibres(tmp_path).launch)
 
 
 @pytest.mark.usefixtures("fibres")

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -47,7 +46,7 @@ def turned(width: int, height: int) -> np.ndarray[Any, Any]:
 @pytest.fixture(
     params=["cpu", pytest.param("loops", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
-def move(request: pytest.FixtureRequest, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Move:
+def move(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Move:
     """Puts an array where the implementation under test runs: compiled, generated CUDA in loops, or on a GPU."""
     if request.param == "cpu":
         return lambda array: array
@@ -56,9 +55,7 @@ def move(request: pytest.FixtureRequest, tmp_path_factory: Any, monkeypatch: pyt
         return lambda array: cupy.asarray(array)
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    base: Path = tmp_path_factory.getbasetemp() / "warps"
-    base.mkdir(exist_ok=True)
-    install(monkeypatch, base, Fibres)
+    install(monkeypatch, Fibres)
     return on_device
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,15 +73,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def fibres(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
-    install(monkeypatch, tmp_path)
+    install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
     for module, names in ((boxes_cuda, ("_workspace", "_wanted", "_uploaded")), (head_cuda, ("_cells", "_uploaded"))):
         for name in names:
             getattr(module, name).cache_clear()
-    monkeypatch.setattr(cuda, "launch", Fibres(tmp_path).launch)
 
 
 @pytest.mark.parametrize(("levels", "classes", "bins"), GRIDS)

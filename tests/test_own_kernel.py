@@ -48,7 +48,7 @@ def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cubins, "descriptions", lambda: known)
     cuda.add(built / "cuda")
     assert cubins.describe("night").arguments == ("gain", "pixels", "source", "target")
-    install(monkeypatch, tmp_path)
+    install(monkeypatch)
     out = np.zeros_like(PICTURE)
     cuda.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)
     assert np.abs(out - wanted(0.7)).max() <= 0.501
@@ -73,7 +73,7 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["preprocess_gray_u16_nhwc3"], "def preprocess_gray_u16_nhwc3("),
         (["preprocess_semiplanar_u8_nchw_one"], "def preprocess_semiplanar_u8_nchw_one("),
         (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),
-        (["preprocess_gray_u8", "--emit", "asm"], ".globl"),
+        (["draw_overlay", "--emit", "asm"], ".globl"),
     ],
 )
 def test_kernels_are_shown(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,29 +30,44 @@ print(kernels.__file__)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_wheel_is_built_and_used_without_a_compiler(tmp_path: Path) -> None:
-    # A copy, so that nothing built in the checkout can get into the wheel.
+EMPTY = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")} | {"PATH": "/none"}
+"""What is run sees no program but those that it names by their path."""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """The one that `make wheel` left in `dist`, if no source is newer; otherwise one that is built now, as there."""
+    names = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+    sources = [ROOT / name for name in names]
+    sources += [path for path in (ROOT / "src").rglob("*") if not {"_lib", "__pycache__"} & set(path.parts)]
+    newest = max(path.stat().st_mtime for path in sources)
+    for made in (ROOT / "dist").glob("framefuse-*.whl"):
+        if made.stat().st_mtime > newest:
+            return made
+    # From a copy, so that nothing built in the checkout can get into the wheel.
     source = tmp_path / "source"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("_lib", "__pycache__"))
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+    for name in names:
         shutil.copy(ROOT / name, source / name)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CC", "CXX")}
-    environment["PATH"] = str(empty)
+    run(tmp_path, sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", source)
+    (made,) = (tmp_path / "dist").iterdir()
+    return made
 
-    def run(python: str | Path, *arguments: str) -> str:
-        command = [str(python), *arguments]
-        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), str(source))
-    (wheel,) = (tmp_path / "dist").iterdir()
+def run(folder: Path, *command: str | Path) -> str:
+    done = subprocess.run(command, cwd=folder, env=EMPTY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_wheel_is_built_and_used_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
     assert wheel.name.startswith("framefuse-") and "-py3-none-manylinux_2_28_" in wheel.name
     venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", str(wheel))
-    assert str(tmp_path / "venv") in run(python, "-c", USE_KERNEL)
+    programs, empty = tmp_path / "venv" / "bin", tmp_path / "empty"
+    empty.mkdir()
+    run(empty, programs / "python", "-m", "pip", "install", "--quiet", str(wheel))
+    assert str(tmp_path / "venv") in run(empty, programs / "python", "-c", USE_KERNEL)
+    run(empty, programs / "framefuse", "doctor")
+    run(empty, programs / "framefuse", "demo", "--quiet")

@@ -22,6 +22,7 @@ class DeviceExecution(Protocol):
     input: Any
     """On the GPU: what a slot's input is copied into."""
     results: list[Any]
+    layout: str | None
     memory_format: Literal["nchw", "nhwc"]
     capturable: bool
 
@@ -119,5 +120,6 @@ def device_lane(shape: tuple[int, int, int, int], executions: Sequence[DeviceExe
     slots = []
     for execution in executions:
         request = Request(execution)
-        slots.append(Slot(request.input, handle=request, memory_format=execution.memory_format))
+        slots.append(Slot(request.input, handle=request, memory_format=execution.memory_format,
+                          layout=execution.layout))  # fmt: skip
     return SlotLane(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)

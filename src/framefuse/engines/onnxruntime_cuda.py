@@ -208,6 +208,9 @@ class Execution:
             self._session = self._binding = None
             self._session, self.how = self._with_own_graph(open_session, model, why)
 
+    def __del__(self) -> None:
+        self._binding = self._session = None  # they give memory back on the stream, which must outlive them
+
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)
 

@@ -27,6 +27,7 @@ class TvmExecution:
     """
 
     memory_format: Literal["nchw", "nhwc"] = "nchw"
+    layout: str | None = None
     capturable = True
 
     def __init__(

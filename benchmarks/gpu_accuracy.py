@@ -194,9 +194,9 @@ def page(rows: list[dict[str, Any]], data: Sequence[str]) -> str:
         )
     lines += [
         "",
-        f"Boxes: pairs of one class at confidence {CONFIDENCE} whose shorter side is at least 16 pixels. Of a box that both",
-        "sides have before suppression, with confidences within 0.02, and one side after it, suppression decides: which of",
-        "two boxes with nearly the same confidence is the stronger, or whether an overlap reaches 0.7.",
+        f"Boxes: pairs of one class at confidence {CONFIDENCE} whose shorter side is at least 16 pixels. Of a box that",
+        "both sides have before suppression, with confidences within 0.02, and one side after it, suppression decides:",
+        "which of two boxes with nearly the same confidence is the stronger, or whether an overlap reaches 0.7.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -160,8 +160,9 @@ def gpu() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that was measured, with `-dirty` if the tree differs from it; outside a repository that in $COMMIT."""
-    return _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12") or os.getenv("COMMIT", "")
+    """The commit that was measured, with `-dirty` if the tree differs from it; that in $COMMIT where it is set, as for a
+    tree that was carried elsewhere without its repository."""
+    return os.getenv("COMMIT") or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _output(*command: str) -> str:

@@ -92,14 +92,14 @@ SETS = {
 def drawn_once(data: Dataset, limit: int) -> Dataset:
     """The data with its frames in memory, so that all rows see the very same ones, and none waits for them."""
     keys = data.spread(limit)
-    frames = list(data.open(keys))
+    frames = dict(zip(keys, data.open(keys), strict=True))
     labels = {key: data.labels(key) for key in keys}
 
-    def shown(closed: threading.Event) -> Frames:
-        yield from frames
-
     def replay(keys: Sequence[Key]) -> Source:
-        return PullSource(SourceInfo(data.uri, "synthetic", frames=len(frames)), shown)
+        def shown(closed: threading.Event) -> Frames:
+            yield from (frames[key] for key in keys)
+
+        return PullSource(SourceInfo(data.uri, "synthetic", frames=len(keys)), shown)
 
     return replace(data, keys=keys, open=replay, labels=labels.__getitem__)
 

@@ -160,8 +160,8 @@ def gpu() -> list[str]:
 
 
 def commit() -> str:
-    """The commit that was measured, with `-dirty` if the tree differs from it; that in $COMMIT where it is set, as for a
-    tree that was carried elsewhere without its repository."""
+    """The commit that was measured, with `-dirty` if the tree differs from it; $COMMIT where that is set: a tree may be
+    carried elsewhere without its repository."""
     return os.getenv("COMMIT") or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
 
 

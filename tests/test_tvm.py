@@ -91,6 +91,40 @@ def detector(path: Path) -> Path:
     return net.save(path, net.node("Concat", boxes, net.node("Sigmoid", scores), axis=1))
 
 
+@pytest.mark.parametrize("input_too", [False, True])
+def test_a_file_in_float16_is_computed_in_float32(tmp_path: Path, input_too: bool) -> None:
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    from framefuse.models.fp16 import plan_fp16, to_fp16
+
+    network = onnx.shape_inference.infer_shapes(onnx.load(small(tmp_path / "net.onnx")))
+    for tensor in network.graph.initializer:
+        tensor.CopyFrom(
+            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32), tensor.name)
+        )
+    onnx.save(network, tmp_path / "rounded.onnx")
+    half = to_fp16(network, plan_fp16(network, {}))
+    assert any(tensor.data_type == TensorProto.FLOAT16 for tensor in half.graph.initializer)
+    if input_too:
+        (entry,), (cast,) = half.graph.input, [node for node in half.graph.node if "images" in node.input]
+        entry.type.tensor_type.elem_type = TensorProto.FLOAT16
+        for node in half.graph.node:
+            node.input[:] = ["images" if name == cast.output[0] else name for name in node.input]
+        half.graph.node.remove(cast)
+    onnx.save(half, tmp_path / "half.onnx")
+    engine, outputs, _ = run(tmp_path / "half.onnx", (1, 16, 16))
+    lane = open_engine("onnxruntime", tmp_path / "rounded.onnx", CPU).lane(1, 16, 16, 1)
+    slot = lane.acquire()
+    assert slot is not None
+    picture = np.random.default_rng(0).random(slot.input.shape)
+    slot.input[...] = picture.astype(np.float16) if input_too else picture
+    lane.submit(slot)
+    lane.wait(slot)
+    assert engine.precision == "fp32" and outputs[0].dtype == np.float32
+    assert np.abs(outputs[0] - slot.outputs[0]).max() < 1e-5
+
+
 def test_at_half_precision_boxes_are_decoded_in_float32(tmp_path: Path) -> None:
     _, (found,), (expected,) = run(
         detector(tmp_path / "net.onnx"), (1, 16, 16), EngineOptions(device="cpu", precision="fp16", threads=1)
@@ -152,7 +186,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         open_engine("tvm", model, EngineOptions(device="cpu", precision="int8"))
     with pytest.raises(UsageError, match="workspace"):
         open_engine("tvm", model, EngineOptions(device="cpu", workspace_mb=8))
-    with pytest.raises(CapabilityError, match="no CUDA device"):
+    with pytest.raises(CapabilityError, match="CUDA"):
         open_engine("tvm", model, EngineOptions(device="cuda"))
     (tmp_path / "torn.onnx").write_bytes(model.read_bytes()[:100])
     with pytest.raises(ModelError, match="cannot be read"):

@@ -91,6 +91,17 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
         assert np.abs(result - expected).max() < 5e-3 * np.abs(expected).max()
 
 
+def test_what_cannot_be_laid_out_channels_last_keeps_its_convolutions(tmp_path: Path) -> None:
+    from framefuse.engines.tvm import compiling, offload, reading, targets
+
+    net = Net()
+    x = net.conv("images", 16, stride=2)
+    path = net.save(tmp_path / "net.onnx", net.node("Max", net.conv(x, 16), x, channels=16))  # TVM stacks them
+    lowered = compiling.lower(reading.read(path, (1, 3, 16, 16)), targets.this_cpu(1), "fp16", cudnn=True)
+    text = lowered.script()
+    assert offload.FUNCTION not in text and "float16" in text and "conv2d" in text
+
+
 def test_a_convolution_without_activation_asks_for_the_kernels_of_engine_cudnn() -> None:
     from framefuse.engines.tvm.convolve import _layer
 

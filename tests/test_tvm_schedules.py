@@ -71,6 +71,19 @@ def test_what_runs_across_what_is_read_moves_rows() -> None:
     assert np.array_equal(result, values.transpose(0, 2, 1).astype(np.float32))
 
 
+def test_the_place_of_the_largest_is_made_in_registers() -> None:
+    from framefuse.engines.tvm.package import tvm
+
+    te, topi = tvm().te, tvm().topi
+    x = te.placeholder((1, 40, 3), "float32", name="x")
+    function, text = scheduled(x, topi.cast(topi.argmax(x, axis=2, keepdims=True), "float32"))
+    assert text.count('scope="local"') == 2  # the largest so far, and where it was
+    values = np.random.default_rng(0).random((1, 40, 3)).astype(np.float32)
+    result = np.zeros((1, 40, 1), np.float32)
+    run(function, values, result)
+    assert np.array_equal(result[..., 0], values.argmax(2))
+
+
 def test_an_expectation_is_one_kernel() -> None:
     from framefuse.engines.tvm.offload import _expectation
     from framefuse.engines.tvm.package import tvm

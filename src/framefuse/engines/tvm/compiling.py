@@ -17,8 +17,8 @@ from framefuse.errors import CapabilityError, EngineError
 
 PRECISIONS = ("fp32", "fp16")
 
-LOWERING = 2
-"""Version of what `lower` makes of a model, for a cache key. 2: decoding in float32 at fp16."""
+LOWERING = 3
+"""Version of what is made of a model, for a cache key."""
 
 
 def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -> Any:
@@ -39,8 +39,9 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
     try:
         with target.tvm():
             module = tvm().transform.Sequential(passes)(module)
-            if cudnn:
-                module = offload.off_load(module)
+            off_loaded = offload.off_load(module) if cudnn else None
+            if off_loaded is not None:
+                module = off_loaded
             elif precision == "fp16":
                 module = halves.in_half(module)
             return tvm().transform.Sequential(

@@ -35,12 +35,14 @@ class Convolver:
     """Plans of all convolutions that were called on one GPU.
 
     Attributes:
+        calls: how many convolutions there were so far.
         scratch: memory that kernels work in, by size; an execution puts its own there before it launches.
     """
 
     def __init__(self) -> None:
         self.builder = Builder()
         self.plans = Plans(self.builder)
+        self.calls = 0
         self.scratch: dict[int, Any] = {}
         self._known: dict[Any, tuple[dict[str, Any], Plan]] = {}
 
@@ -49,6 +51,7 @@ class Convolver:
 
         Of x and of the residual those channels are read that begin where `how` says.
         """
+        self.calls += 1
         *residual, text, y = rest
         shape = tuple(residual[0].shape) if residual else None
         key = (tuple(x.shape), tuple(weight.shape), tuple(y.shape), shape, str(text))

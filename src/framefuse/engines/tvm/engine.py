@@ -98,8 +98,11 @@ class TvmEngine:
         from framefuse.engines.tvm import convolve
 
         convolver = convolve.register()
+        before = convolver.calls
         made = TvmExecution(self._compiled(shape), shape, self.input_dtype, convolver)
         convolver.plans.save()
+        if convolver.calls == before:
+            self.reasons.append("no convolution of it is one that cuDNN takes, or TVM cannot lay it out channels last")
         return made
 
     def close(self) -> None:

@@ -26,15 +26,17 @@ MOVES = ("relax.concat", "relax.split", "relax.nn.max_pool2d", "relax.image.resi
 
 
 def off_load(module: Any) -> Any:
-    """The module with its convolutions as calls of `FUNCTION`; those that tensor cores cannot take stay."""
+    """The module with its convolutions as calls of `FUNCTION`; those that tensor cores cannot take stay.
+
+    None: TVM cannot lay this module out channels last, as where tensors are stacked to five axes.
+    """
     passes = tvm().relax.transform
+    try:
+        module = passes.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]})(module)
+    except Exception:  # TVM's errors are of a dozen unrelated classes
+        return None
     module = tvm().transform.Sequential(
-        [
-            passes.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
-            passes.FoldConstant(),
-            passes.CanonicalizeBindings(),
-            passes.DeadCodeElimination(),
-        ]
+        [passes.FoldConstant(), passes.CanonicalizeBindings(), passes.DeadCodeElimination()]
     )(module)
     return _Rewriter(module).module()
 

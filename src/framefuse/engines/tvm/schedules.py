@@ -117,16 +117,23 @@ def _reduce(made: Any, reductions: list[Any], last: Any) -> None:
         loops = made.get_loops(block)
         thread = _bind(made, list(loops[:spatial]))
         made.reverse_compute_at(final, thread)
-        if not is_last:
-            made.set_scope(block, 0, "local")
+        _keep(made, block)
         _sum(made, block, loops[spatial:])
         return
     thread = _bind(made, list(made.get_loops(final)))
     for block in reversed(reductions):
         made.compute_at(block, thread)
-        if block is not last or final is last:
-            made.set_scope(block, 0, "local")
+        _keep(made, block)
         _sum(made, block, made.get_loops(block)[2:])  # below blocks and threads; TVM drops loops of one turn
+
+
+def _keep(made: Any, block: Any) -> None:
+    """What a block writes is in registers, where it is no result of the function. The largest of some values and where
+    it is are two."""
+    results = list(made.mod["main"].params)
+    for index, written in enumerate(made.get(block).writes):
+        if not any(written.source.same_as(result) for result in results):
+            made.set_scope(block, index, "local")
 
 
 def _sum(made: Any, block: Any, terms: Any) -> None:

@@ -14,7 +14,7 @@ demo: $(VENV)/core
 # A worker has a file of tests at a time, since tests of one file share what is made for them.
 test: PYTEST_ARGS ?= -m "not slow and not gpu"
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -22,6 +22,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         build.build()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that at the end no worker waits for another's slow file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def fibres(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """`framefuse.kernels.cuda` launches on the CPU, where threads of a block may talk to each other."""

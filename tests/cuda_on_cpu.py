@@ -75,8 +75,9 @@ template <class... A> void call(void (*f)(A...), char* p) { spread(f, p, std::in
 """
 
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framefuse-tests" / "cuda-on-cpu"
-"""Libraries by what they were compiled from, and by what: shared by tests, by pytest's workers, and with later runs."""
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framefuse-tests"
+"""What is compiled, by what it was compiled from, and by what: shared by tests, pytest's workers, and with later runs.
+It may be removed at any time."""
 FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
 
 
@@ -88,10 +89,11 @@ def compiler() -> str:
 @cache
 def compiled(text: str) -> ctypes.CDLL:
     """The library that g++ makes of a text, made once."""
-    library = CACHE / f"{hashlib.sha256(chr(0).join([compiler(), *FLAGS, text]).encode()).hexdigest()}.so"
+    key = hashlib.sha256("\0".join([compiler(), *FLAGS, text]).encode()).hexdigest()
+    library = CACHE / "cuda-on-cpu" / f"{key}.so"
     if not library.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             source, made = Path(scratch, "kernel.cpp"), Path(scratch, library.name)
             source.write_text(text, encoding="utf-8")
             subprocess.run(["g++", *FLAGS, str(source), "-o", str(made)], check=True)

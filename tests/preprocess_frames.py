@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,28 @@ def random_frame(name: str, width: int, height: int, *, pitch: int = 0, seed: in
     return Frame(tuple(planes), form, **facts)
 
 
-def compare(
-    frame: Frame, size: tuple[int, int], content: tuple[int, int, int, int], *, channels: int = 3, **options: Any
-) -> float:
-    """Largest difference of kernel and reference in grey levels. Both begin with NaN, so unwritten values show."""
+def made_by(
+    function: Callable[..., None], frame: Frame, size: tuple[int, int], content: tuple[int, int, int, int], *,
+    channels: int = 3, **options: Any,
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    """What the kernel or its reference makes of a frame. It begins with NaN, so unwritten values show."""
     arguments = {"interpolation": "linear", "pad_value": 114.0, "channel_order": "rgb", **GREY, **options}
     planar = arguments.get("memory_format", "nchw") == "nchw"
-    shape = (3, size[1], size[0]) if planar else (size[1], size[0], channels)
-    found, wanted = (np.full(shape, np.nan, np.float32) for _ in range(2))
-    kernels.preprocess(frame, found, content=content, **arguments)
-    kernels.reference.preprocess(frame, wanted, content=content, **arguments)
-    difference = np.abs(found - wanted) if planar else np.abs(found - wanted).transpose(2, 0, 1)
-    assert planar or not found[:, :, 3:].any()
-    return float((difference[:3] * np.abs(np.array(arguments["std"]))[:, None, None]).max())
+    out = np.full((3, size[1], size[0]) if planar else (size[1], size[0], channels), np.nan, np.float32)
+    function(frame, out, content=content, **arguments)
+    return out
+
+
+def compare(
+    frame: Frame, size: tuple[int, int], content: tuple[int, int, int, int], *,
+    wanted: np.ndarray[Any, Any] | None = None, **options: Any,
+) -> float:  # fmt: skip
+    """Largest difference of the kernel from its reference in grey levels; `wanted`: what the reference made before."""
+    if wanted is None:
+        wanted = made_by(kernels.reference.preprocess, frame, size, content, **options)
+    found = made_by(kernels.preprocess, frame, size, content, **options)
+    difference = np.abs(found - wanted)
+    if options.get("memory_format") == "nhwc":
+        assert not found[:, :, 3:].any()
+        difference = difference.transpose(2, 0, 1)
+    return float((difference[:3] * np.abs(np.array(options.get("std", GREY["std"])))[:, None, None]).max())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from framefuse import kernels
 from framefuse.errors import CapabilityError
 from framefuse.kernels import cpu
-from framefuse.kernels.build import build, build_cpu
+from framefuse.kernels.build import build
 
 
 def test_level_is_chosen_by_the_features_of_the_cpu() -> None:
@@ -68,13 +67,6 @@ def test_a_current_build_is_kept_and_an_unknown_machine_is_refused() -> None:
     assert [path.stat().st_mtime_ns for path in build()] == before
     with pytest.raises(ValueError, match="riscv64"):
         build("riscv64")
-
-
-@pytest.mark.slow
-def test_libraries_of_another_machine_are_built_here(tmp_path: Path) -> None:
-    library, _index = build_cpu("aarch64", directory=tmp_path)
-    elf_machine = int.from_bytes(library.read_bytes()[18:20], "little")
-    assert elf_machine == 183  # EM_AARCH64
 
 
 def test_a_missing_library_names_the_command_that_builds_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuda_on_cpu import install, on_device
+from cuda_on_cpu import CACHE, install, on_device
 from framefuse import kernels
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
@@ -34,8 +35,7 @@ requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ 
 
 def nvrtc_of(requirement: str) -> Nvrtc:
     """The compiler of a wheel, which is installed apart from this environment, once."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framefuse-tests"
-    target = base / requirement.replace("=", "").replace("*", "x")
+    target = CACHE / requirement.replace("=", "").replace("*", "x")
     if not target.exists():
         scratch = target.with_name(f"{target.name}.{os.getpid()}")
         command = [
@@ -62,11 +62,19 @@ def nvrtc_of(requirement: str) -> Nvrtc:
     [(requirement, capability) for requirement, all_ in COMPILERS.items() for capability in all_],
 )
 def test_every_kernel_compiles_for_every_architecture(requirement: str, capability: int) -> None:
+    """A kernel that compiled before is not compiled again before its source, its options or the compiler change."""
     compiler = nvrtc_of(requirement)
     assert cubins.descriptions()
+    known = CACHE / "compiles"
+    known.mkdir(exist_ok=True)
+    flags = Path(nvrtc.__file__).read_text(encoding="utf-8")
     for symbol, description in cubins.descriptions().items():
-        code = compiler.compile(description.source, symbol, capability, description.options)
-        assert code.startswith(b"\x7fELF") and description.entry.encode() in code
+        given = (compiler.version, capability, flags, description.options, description.entry, description.source)
+        seen = known / hashlib.sha256(repr(given).encode()).hexdigest()
+        if not seen.exists():
+            code = compiler.compile(description.source, symbol, capability, description.options)
+            assert code.startswith(b"\x7fELF") and description.entry.encode() in code
+            seen.touch()
 
 
 def test_every_kernel_is_described() -> None:

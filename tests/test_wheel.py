@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -40,8 +41,8 @@ def wheel(tmp_path: Path) -> Path:
     names = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
     sources = [ROOT / name for name in names]
     sources += [path for path in (ROOT / "src").rglob("*") if not {"_lib", "__pycache__"} & set(path.parts)]
-    newest = max(path.stat().st_mtime for path in sources)
-    for made in (ROOT / "dist").glob("framefuse-*.whl"):
+    newest = max(path.stat().st_mtime for path in sources if path.is_file())
+    for made in (ROOT / "dist").glob(f"framefuse-*_{platform.machine()}.whl"):
         if made.stat().st_mtime > newest:
             return made
     # From a copy, so that nothing built in the checkout can get into the wheel.

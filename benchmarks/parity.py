@@ -12,6 +12,7 @@ weights at random, for engines that take networks of convolutions only: so few l
 import argparse
 import json
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -165,7 +166,15 @@ def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, 
         peer_python=args.peer_python, device=args.device, say=say,
     )  # fmt: skip
     print("\n".join(made.summary()), flush=True)
-    return json.loads(made.to_json()) | {"video": video.stem}
+    found = json.loads(made.to_json()) | {"video": video.stem}
+    for engine in found["engines"]:
+        engine["absent"] = without_places(engine["absent"])
+    return found
+
+
+def without_places(reason: str) -> str:
+    """A reason without the folders of this machine, and names that differ from run to run."""
+    return re.sub(r"[0-9a-f]{32}\.plan", "its plan", re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", reason))
 
 
 def table(certificates: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ class Writer:
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
         """An initializer; the same name twice is the same value."""
-        self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(np.asarray(value, dtype)), name)
+        self.constants[name] = numpy_helper.from_array(np.array(value, dtype, order="C"), name)
         return name
 
     def add(self, kind: str, name: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:

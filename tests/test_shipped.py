@@ -46,6 +46,19 @@ def test_a_shipped_model_runs_at_any_multiple_of_32(name: str, size: tuple[int, 
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_valid_where_its_shapes_are_known(name: str) -> None:
+    """As engines that are built for one shape read it: ONNX Runtime on CUDA, TensorRT."""
+    import onnx
+
+    from framefuse.engines.onnx_shapes import at_shape, load
+
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = at_shape(load(find_model(name)), (1, 3, 64, 96))
+    onnx.checker.check_model(model, full_check=True)
+    onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_model_sees_the_world(name: str, engine: str) -> None:

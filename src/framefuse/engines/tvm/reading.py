@@ -94,14 +94,15 @@ def _widened(model: Any, path: Path) -> Any:
             renamed[value.name] = f"{value.name} in float32"
             kept.append(helper.make_node("Cast", [value.name], [renamed[value.name]], to=full))
     for node in graph.node:
-        is_cast = node.op_type == "Cast" and node.attribute[0].i in (half, full)
-        if is_cast and types.get(node.input[0]) in (half, full) and node.output[0] not in results:
+        to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
+        among_floats = to in (half, full) and types.get(node.input[0]) in (half, full)
+        if node.op_type == "Cast" and among_floats and node.output[0] not in results:
             renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
             continue
         kept.append(node)
         node.input[:] = [renamed.get(name, name) for name in node.input]
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i == half:
+            if attribute.name == "to" and attribute.i == half:
                 attribute.i = full
             elif attribute.t.data_type == half:
                 attribute.t.CopyFrom(_in_full(attribute.t))

@@ -95,6 +95,13 @@ def test_a_quantised_file(precision: Any, close: float) -> None:
     assert np.linalg.norm(found - expected) < close * np.linalg.norm(expected)
 
 
+def test_a_file_in_float16_is_computed_in_float32() -> None:
+    pictures = np.random.default_rng(0).random((1, 3, 64, 96), np.float32)
+    (expected,) = run(open_engine("onnxruntime", find_model("scout-s"), EngineOptions()), pictures)
+    (found,) = run(open_engine("torch", find_model("scout-s"), EngineOptions(precision="fp32")), pictures)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array) -> None:
     module = Small().eval()
     example = torch.from_numpy(pictures)

@@ -22,7 +22,7 @@ from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime_errors import cannot_load, first_line
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, UsageError
 from framefuse.kernels import cuda
-from framefuse.models.fp16 import plan_fp16, to_fp16
+from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 PROVIDERS = {
     "onnxruntime": "CUDAExecutionProvider",
@@ -93,7 +93,9 @@ class OnnxRuntimeCudaEngine:
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         model = at_shape(model, (batch, 3, height, width))
-        if self.precision == "fp16" and self.input_dtype == np.float32:
+        if self.precision == "fp32":
+            model = to_fp32(model)
+        elif self.precision == "fp16" and self.input_dtype == np.float32:
             model = to_fp16(model, plan_fp16(model, {}))
         made = Execution(self._session, model.SerializeToString(), (batch, 3, height, width), self.input_dtype)
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")

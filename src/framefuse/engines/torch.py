@@ -18,7 +18,7 @@ from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.onnx_shapes import Shape, at_shape, load
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.machine import available_cores
-from framefuse.models.fp16 import plan_fp16, to_fp16
+from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
 HALVES = ("fp16", "bf16")
@@ -90,10 +90,10 @@ class TorchEngine:
 
         model = onnx.ModelProto()
         model.CopyFrom(self._onnx)
-        model = at_shape(model, shape)
+        model = to_fp32(at_shape(model, shape))
         if self.precision in HALVES:
             model = to_fp16(model, plan_fp16(model, {}))
-            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         network = OnnxNetwork(model, self._device, self._half)
         return network
 

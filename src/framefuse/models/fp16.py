@@ -128,6 +128,50 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     return half
 
 
+def to_fp32(model: Any) -> Any:
+    """The model, changed: FP32 where it is written in FP16, no casts between the two. Its inputs stay as they are."""
+    from onnx import TensorProto, helper
+
+    types, graph = tensor_types(model), model.graph
+    if "float16" not in types.values():
+        return model
+    results = {value.name for value in graph.output}
+    instead: dict[str, str] = {}
+    nodes = []
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            instead[value.name] = f"{value.name}_full"
+            nodes.append(helper.make_node("Cast", [value.name], [instead[value.name]], to=TensorProto.FLOAT))
+    for node in graph.node:
+        given, made = types.get(node.input[0] if node.input else ""), types.get(node.output[0])
+        floats = {given, made} <= {"float16", "float32"}
+        if node.op_type == "Cast" and floats and node.output[0] not in results:
+            instead[node.output[0]] = instead.get(node.input[0], node.input[0])
+            continue
+        nodes.append(node)
+        node.input[:] = [instead.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.FLOAT
+            elif attribute.t.data_type == TensorProto.FLOAT16:
+                attribute.t.CopyFrom(_in_full(attribute.t))
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            tensor.CopyFrom(_in_full(tensor))
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    return model
+
+
+def _in_full(tensor: Any) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+
+
 def tensor_types(model: Any) -> dict[str, str]:
     """Element type of every tensor whose type is known, as numpy calls it."""
     import onnx
@@ -163,4 +207,4 @@ def _retype(node: Any) -> None:
         node.attribute.append(helper.make_attribute("value", helper.make_tensor("", TensorProto.FLOAT16, [1], [0])))
 
 
-__all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16"]
+__all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16", "to_fp32"]

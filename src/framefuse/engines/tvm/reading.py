@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.errors import ModelError
+from framefuse.models.fp16 import to_fp32
 
 ROUNDS = 8
 """Folding and inference in turn; an export has settled after three."""
@@ -66,62 +67,12 @@ def static(path: Path, shape: tuple[int, int, int, int]) -> Any:
                 remedy="export the model with dynamic batch, height and width",
             )
         axis.dim_value = size
-    model = _widened(model, path)
+    model = to_fp32(_inferred(model, path))
     for _ in range(ROUNDS):
         model = _inferred(model, path)
         if not _fold(model):
             break
     return _needed(model)
-
-
-def _widened(model: Any, path: Path) -> Any:
-    """The model with float32 for float16, and without casts from one to the other; its input stays what it is."""
-    from onnx import TensorProto, helper
-
-    half, full = TensorProto.FLOAT16, TensorProto.FLOAT
-    model = _inferred(model, path)
-    graph = model.graph
-    values = (*graph.input, *graph.value_info)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    if half not in types.values():
-        return model
-    results = {value.name for value in graph.output}
-    renamed: dict[str, str] = {}
-    kept = []
-    for value in graph.input:
-        if types[value.name] == half:
-            renamed[value.name] = f"{value.name} in float32"
-            kept.append(helper.make_node("Cast", [value.name], [renamed[value.name]], to=full))
-    for node in graph.node:
-        to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
-        among_floats = to in (half, full) and types.get(node.input[0]) in (half, full)
-        if node.op_type == "Cast" and among_floats and node.output[0] not in results:
-            renamed[node.output[0]] = renamed.get(node.input[0], node.input[0])
-            continue
-        kept.append(node)
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == half:
-                attribute.i = full
-            elif attribute.t.data_type == half:
-                attribute.t.CopyFrom(_in_full(attribute.t))
-    for tensor in graph.initializer:
-        if tensor.data_type == half:
-            tensor.CopyFrom(_in_full(tensor))
-    for value in graph.output:
-        if value.type.tensor_type.elem_type == half:
-            value.type.tensor_type.elem_type = full
-    del graph.node[:]
-    graph.node.extend(kept)
-    return model
-
-
-def _in_full(tensor: Any) -> Any:
-    import numpy as np
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
 
 def _inferred(model: Any, path: Path) -> Any:

@@ -164,6 +164,8 @@ rows = [decode(14), fleet(14, 3), row("detect", 14), decode(8), fleet(8, 3), row
         decode(14, "core"), fleet(14, 4), row("source", 14), decode(21), fleet(21, 3), fleet(21, 4), row("detect", 21),
         fleet(8, 4)]
 print(json.dumps(rows))')
+    step files_kernels 60 "$PYTHON" -c 'import sys; from pathlib import Path; from framefuse.engines import EngineOptions, open_engine
+open_engine("cudnn", Path(sys.argv[1]), EngineOptions("cuda")).execution(8, 384, 640)' "$V8" # measured once, not by the first row
     bench files 160 gpu_files "$CLIP" --model "$V8" --seconds 30 --total "${FILES_SECONDS:-125}" --plans "$plans" \
         --out benchmarks/results/gpu_files.json
 }
@@ -194,7 +196,7 @@ run_fleet() { # a second GPU where CUDA shows one
     bench fleet 200 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 200 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_parity() { bench parity 60 parity --device cuda --jobs 6; }
+run_parity() { bench parity 150 parity --device cuda --jobs 6; }
 
 for word in "${STEPS[@]}"; do
     begun=()

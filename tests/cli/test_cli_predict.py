@@ -71,7 +71,9 @@ def test_quiet_prints_nothing(clip: Path) -> None:
 )
 def test_a_reader_that_goes_away_ends_the_run_without_a_word(long: Path, words: str, said: str) -> None:
     reading, writing = os.pipe()
-    with subprocess.Popen([*COMMAND, *words.format(long=long).split()], stdout=writing, stderr=-1) as process:
+    command = [*COMMAND, *words.format(long=long).split()]
+    own = os.environ | {"XDG_CACHE_HOME": str(long.parent / "cache")}  # of what is stale there, doctor says so
+    with subprocess.Popen(command, stdout=writing, stderr=-1, env=own) as process:
         os.close(writing)
         if "--stdout" in words:
             assert os.read(reading, 1) == b"{"

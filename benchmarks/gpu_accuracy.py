@@ -30,6 +30,7 @@ from benchmarks.accuracy import drawn_once, world
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import ROOT, save
 from framefuse.evaluation import Dataset, open_data, validate
+from framefuse.parity.compare import overlap
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections
 
@@ -68,7 +69,7 @@ class Alone:
 
     def look_up(self, candidates: Boxes) -> None:
         """Find it among what the other side has before suppression."""
-        table = overlaps(np.array([self.xyxy]), candidates.xyxy)[0] * (candidates.class_id == self.class_id)
+        table = overlap(np.array([self.xyxy]), candidates.xyxy)[0] * (candidates.class_id == self.class_id)
         same = candidates.confidence[table >= SAME]
         if len(same):
             self.candidate = float(same[np.abs(same - self.confidence).argmin()])
@@ -78,20 +79,11 @@ class Alone:
         return self.candidate is not None and abs(self.candidate - self.confidence) <= GOALS["furthest_unmatched"]
 
 
-def overlaps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """(n, m) intersection over union."""
-    a, b = one[:, None].astype(np.float64), other[None].astype(np.float64)
-    sides = np.maximum(0, np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]))
-    common = sides.prod(-1)
-    areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (a, b)]
-    return np.asarray(common / np.maximum(areas[0] + areas[1] - common, 1e-9))
-
-
 def pairs(
     reference: Boxes, found: Boxes, least: float = 0.5
 ) -> tuple[list[tuple[int, int, float]], set[int], set[int]]:
     """Boxes of one class that overlap by at least `least`, the best pairs first, and the indices without a partner."""
-    table = overlaps(reference.xyxy, found.xyxy)
+    table = overlap(reference.xyxy, found.xyxy)
     table[reference.class_id[:, None] != found.class_id[None]] = 0
     left, right = set(range(len(reference.xyxy))), set(range(len(found.xyxy)))
     made = []
@@ -108,21 +100,21 @@ def pairs(
 
 def compare(reference: Sequence[Boxes], found: Sequence[Boxes]) -> tuple[dict[str, Any], list[Alone]]:
     """Box parity over frames, and boxes without a partner; both were kept at CONFIDENCE."""
-    overlap, moved, lost = [], [], list[Alone]()
+    shared, moved, lost = [], [], list[Alone]()
     for frame, (one, other) in enumerate(zip(reference, found, strict=True)):
         made, left, right = pairs(one, other)
         for i, j, value in made:
             if (one.xyxy[i, 2:] - one.xyxy[i, :2]).min() >= SMALLEST:
-                overlap.append(value)
+                shared.append(value)
                 moved.append(abs(float(one.confidence[i]) - float(other.confidence[j])))
         for side, (boxes, alone) in enumerate(((one, left), (other, right))):
             for index in alone:
                 box, confidence = boxes.xyxy[index], float(boxes.confidence[index])
                 if (box[2:] - box[:2]).min() >= SMALLEST:
                     lost.append(Alone(frame, side, box.tolist(), confidence, int(boxes.class_id[index])))
-    values = np.array(overlap or [0.0])
+    values = np.array(shared or [0.0])
     return {
-        "boxes": len(overlap),
+        "boxes": len(shared),
         "part_at_0.95": float((values >= 0.95).mean()),
         "median_iou": float(np.median(values)),
         "least_iou": float(values.min()),

@@ -93,7 +93,7 @@ class TorchEngine:
         model = to_fp32(at_shape(model, shape))
         if self.precision in HALVES:
             model = to_fp16(model, plan_fp16(model, {}))
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         network = OnnxNetwork(model, self._device, self._half)
         return network
 

@@ -68,7 +68,7 @@ def network_tensors(model: Any) -> list[str]:
 def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     """A copy of the model whose nodes compute in FP16, except those in `kept`; casts stand where the two meet."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
     types = tensor_types(model)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -95,7 +95,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
                 kind = TensorProto.FLOAT16 if as_half else TensorProto.FLOAT
                 nodes.append(helper.make_node("Cast", [here[name, not as_half]], [target], f"{target}/cast", to=kind))
             elif as_half:
-                constants[target] = numpy_helper.from_array(numpy_helper.to_array(weights[name]).astype("f2"), target)
+                constants[target] = _converted(weights[name], np.float16, target)
             here[name, as_half] = target
         return here[name, as_half]
 
@@ -109,7 +109,7 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
         for index, name in enumerate(node.input):
             node.input[index] = typed(name, as_half and index < follow) if name else name
         if as_half:
-            _retype(node)
+            _retype(node, to_half=True)
         for index, name in enumerate(node.output):
             if as_half and types.get(name) == "float32":
                 node.output[index] = here[name, True] = name + suffix
@@ -150,26 +150,16 @@ def to_fp32(model: Any) -> Any:
             continue
         nodes.append(node)
         node.input[:] = [instead.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
-                attribute.i = TensorProto.FLOAT
-            elif attribute.t.data_type == TensorProto.FLOAT16:
-                attribute.t.CopyFrom(_in_full(attribute.t))
+        _retype(node, to_half=False)
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
-            tensor.CopyFrom(_in_full(tensor))
-    for value in graph.output:
+            tensor.CopyFrom(_converted(tensor, np.float32, tensor.name))
+    for value in (*graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    del graph.node[:], graph.value_info[:]
+    del graph.node[:]
     graph.node.extend(nodes)
     return model
-
-
-def _in_full(tensor: Any) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
 
 
 def tensor_types(model: Any) -> dict[str, str]:
@@ -193,18 +183,24 @@ def _peak(tensor: Any) -> float:
     return float(np.abs(values).max()) if values.size else 0.0
 
 
-def _retype(node: Any) -> None:
-    """Types that a node states in its attributes, for FP16."""
-    from onnx import TensorProto, helper, numpy_helper
+def _retype(node: Any, *, to_half: bool) -> None:
+    """Types that a node states in its attributes, from FP32 to FP16 or back."""
+    from onnx import TensorProto, helper
 
+    old, new = (TensorProto.FLOAT, TensorProto.FLOAT16) if to_half else (TensorProto.FLOAT16, TensorProto.FLOAT)
     for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-            attribute.i = TensorProto.FLOAT16
-        elif attribute.name in ("value", "dtype") and attribute.t.data_type == TensorProto.FLOAT:
-            values = numpy_helper.to_array(attribute.t).astype(np.float16)
-            attribute.t.CopyFrom(numpy_helper.from_array(values))
-    if node.op_type == "ConstantOfShape" and not node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == old:
+            attribute.i = new
+        elif attribute.name in ("value", "dtype") and attribute.t.data_type == old:
+            attribute.t.CopyFrom(_converted(attribute.t, np.float16 if to_half else np.float32))
+    if to_half and node.op_type == "ConstantOfShape" and not node.attribute:
         node.attribute.append(helper.make_attribute("value", helper.make_tensor("", TensorProto.FLOAT16, [1], [0])))
+
+
+def _converted(tensor: Any, dtype: Any, name: str | None = None) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), name)
 
 
 __all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16", "to_fp32"]

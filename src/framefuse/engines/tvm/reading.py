@@ -69,9 +69,9 @@ def static(path: Path, shape: tuple[int, int, int, int]) -> Any:
         axis.dim_value = size
     model = to_fp32(_inferred(model, path))
     for _ in range(ROUNDS):
-        model = _inferred(model, path)
         if not _fold(model):
             break
+        model = _inferred(model, path)
     return _needed(model)
 
 

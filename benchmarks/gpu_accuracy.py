@@ -139,11 +139,11 @@ def measure(model: str, data: Dataset) -> dict[str, Any]:
     found, reasons = boxes(model, data, data.keys, **GPU)
     before, after = (score.value for score in scores)
     row, lost = compare(reference, found)
-    for number in sorted({alone.frame for alone in lost}):
-        sides = [boxes(model, data, [data.keys[number]], iou=1.0, max_det=3000, **side)[0] for side in (REFERENCE, GPU)]
+    if frames := sorted({alone.frame for alone in lost}):
+        keys = [data.keys[number] for number in frames]
+        sides = [boxes(model, data, keys, iou=1.0, max_det=3000, **side)[0] for side in (REFERENCE, GPU)]
         for alone in lost:
-            if alone.frame == number:
-                alone.look_up(sides[1 - alone.side][0])
+            alone.look_up(sides[1 - alone.side][frames.index(alone.frame)])
     distance = [alone.confidence - CONFIDENCE for alone in lost if not alone.suppressed]
     return {
         "model": model, "frames": scores[0].frames, "input": scores[1].input, "reference": 100 * before,

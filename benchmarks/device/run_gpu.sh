@@ -20,8 +20,8 @@
 # Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere.
 # FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
-# how many are in the list (48); two GPUs need a longer one. TESTS: those
-# to be run, with options of pytest. COMMIT=$(git describe --always), from where the tree comes, goes into the results.
+# how many are in the list (48); two GPUs need a longer one. TESTS: those to be run, with options of pytest.
+# COMMIT=$(git describe --always), from where the tree comes, goes into the results.
 set -uo pipefail
 OUT=${OUT:-runs/device}
 PYTHON=${PYTHON:-python3}

@@ -30,6 +30,12 @@ from sink_frames import MS, NAMES, boxes_of, context, detections, frame, make_cl
 DISK_KB = 256
 
 
+def take_space(disk: Path, *, but: int = 0) -> None:
+    """Somebody else's file takes all space that is left, but for some bytes."""
+    space = os.statvfs(disk)
+    (disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - but))
+
+
 @contextmanager
 def file_size_limited(size: int) -> Iterator[None]:
     """Any file that grows beyond the limit fails as on a full disk (EFBIG for ENOSPC).
@@ -130,8 +136,7 @@ def test_video_stays_fragmented_where_there_is_no_room_for_the_copy(full_disk: P
     for i in range(40):
         one = frame(i, 96, 64, seed=i)
         sink.write(result(one), one)
-    space = os.statvfs(full_disk)
-    (full_disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - 65536))
+    take_space(full_disk, but=65536)
     sink.close()
     assert "stays a fragmented MP4: No space left on device" in sink.notes[0]
     assert times(sink.paths[0]) == [i * 40 * MS for i in range(40)]
@@ -153,8 +158,7 @@ def test_video_that_does_not_fit_at_its_end_is_an_error(full_disk: Path) -> None
     for i in range(20):
         one = frame(i, 160, 120, seed=i)
         sink.write(result(one), one)
-    space = os.statvfs(full_disk)
-    (full_disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - 4096))
+    take_space(full_disk, but=4096)
     with pytest.raises(SinkError, match=r"clip\.mp4: No space left on device"):
         sink.close()
     sink.close()
@@ -164,9 +168,7 @@ def test_video_that_does_not_fit_at_its_end_is_an_error(full_disk: Path) -> None
 def test_video_beside_a_sink_that_fills_the_disk_first(full_disk: Path) -> None:
     def fill(one: Result, _: Frame | None) -> None:
         if one.frame.index == 70:
-            space = os.statvfs(full_disk)
-            with open(full_disk / "others", "wb") as file:
-                file.write(bytes(space.f_bavail * space.f_bsize))
+            take_space(full_disk)
             raise OSError(errno.ENOSPC, "first")
 
     source = SourceInfo("clip.mp4", "file", path=Path("clip.mp4"))
@@ -187,8 +189,7 @@ def test_copy_that_is_not_whole_never_takes_the_place_of_the_video(full_disk: Pa
     failed = 0
     for room in range(4096, size + 3 * 4096, 4096):
         (full_disk / "others").write_bytes(b"")
-        space = os.statvfs(full_disk)
-        (full_disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - room))
+        take_space(full_disk, but=room)
         try:
             remux(clip, full_disk / "copy.mp4", 12800)
         except (av.FFmpegError, OSError):
@@ -204,8 +205,7 @@ def test_disk_without_room_for_a_beginning_keeps_no_empty_file(full_disk: Path, 
     sink = open_sink(name)
     folder = full_disk / "run"
     (folder / "labels").mkdir(parents=True)
-    space = os.statvfs(full_disk)
-    (full_disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize))
+    take_space(full_disk)
     one = frame(0)
     with pytest.raises(SinkError, match="No space left on device"):
         sink.open(context(folder))
@@ -217,8 +217,7 @@ def test_disk_without_room_for_a_beginning_keeps_no_empty_file(full_disk: Path, 
 def test_report_that_does_not_fit_leaves_the_earlier_one(full_disk: Path) -> None:
     report = build_report(measurements())
     before = [path.read_bytes() for path in report.save(full_disk)]
-    space = os.statvfs(full_disk)
-    (full_disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - 4096))
+    take_space(full_disk, but=4096)
     with pytest.raises(SinkError, match="No space left on device"):
         build_report(measurements(frames=200)).save(full_disk)
     assert [(full_disk / name).read_bytes() for name in ("report.json", "report.html")] == before

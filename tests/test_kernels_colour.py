@@ -19,6 +19,7 @@ from framefuse.kernels import reference as kernel_references
 from framefuse.kernels.colour import rgb_to_yuv, yuv_to_rgb
 from framefuse.kernels.layout import change_layout, normalize
 from framefuse.kernels.reference import colour as reference
+from preprocess_frames import random_frame
 
 Move = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -64,14 +65,7 @@ def agree(found: Any, wanted: np.ndarray[Any, Any]) -> None:
 
 def noise_frame(name: str, width: int, height: int, pitch: int = 0, **facts: Any) -> Frame:
     """A frame of noise; `pitch` is the number of unused samples after each row."""
-    form = PIXEL_FORMATS[name]
-    rng = np.random.default_rng(width)
-    planes = []
-    for shape in form.plane_shapes(width, height):
-        wide = (shape[0], (shape[1] + pitch) * (shape[2] if len(shape) == 3 else 1))
-        samples = rng.integers(0, 1 << form.bits, wide, dtype=form.dtype) << form.shift
-        planes.append(samples.reshape(shape[0], -1, *shape[2:])[:, : shape[1]])
-    return Frame(tuple(planes), form, **facts)
+    return random_frame(name, width, height, pitch=pitch, seed=width, **facts)
 
 
 @pytest.mark.parametrize("name", PIXEL_FORMATS)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic, sleep
 from typing import Any
 
 import cupy as cp
@@ -22,6 +24,23 @@ import cupy as cp
 BUFFER = 8 << 20
 DIRECTIONS = {1: "h2d", 3: "h2d", 2: "d2h", 4: "d2h", 5: "d2d", 6: "d2d", 7: "d2d", 8: "d2d", 10: "d2d"}
 """CUpti_ActivityMemcpyKind -> direction; copies from host to host (9) do not cross anything."""
+
+
+STILL_SECONDS = 0.3
+"""A count that stays the same for so long will not move before somebody reads on."""
+
+
+def come_to_rest(count: Callable[[], int]) -> None:
+    """Wait until a pipeline from which nobody takes results has filled its channels, so that nothing is in flight.
+
+    Args:
+        count: frames that were submitted so far.
+    """
+    seen, since = count(), monotonic()
+    while monotonic() - since < STILL_SECONDS:
+        sleep(0.01)
+        if count() != seen:
+            seen, since = count(), monotonic()
 
 
 @dataclass

@@ -115,8 +115,8 @@ def program_row(trace: Any, model: Path, engine: str, frames: list[Any], batch: 
 
 def pipeline_row(trace: Any, clip: Path, model: Path, batch: int, **options: Any) -> Any:
     """A run of `Pipeline` over the clip, four times for each picture of a batch; both books are opened after START
-    frames, since the model is loaded and the graph captured before. The three or four batches that were in flight then
-    are in one book only."""
+    frames, since the model is loaded and the graph captured before, and while nothing is in flight."""
+    from benchmarks.cupti_trace import come_to_rest
     from framefuse.pipeline import Pipeline
 
     pipeline = Pipeline([clip] * 4 * batch, model, device="cuda", batch=batch, **options)
@@ -129,6 +129,7 @@ def pipeline_row(trace: Any, clip: Path, model: Path, batch: int, **options: Any
     before, counted = Counter[str](), 0
     for number, _ in enumerate(pipeline, 1):
         if number == START:
+            come_to_rest(lambda: program.ledger.frames)
             trace.begin()
             before, counted = booked(), program.ledger.frames
     seen = trace.end()

@@ -185,8 +185,9 @@ run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here 
     local left=$((TOTAL - SECONDS - 30)) most=${ENGINES_SECONDS:-40}
     mkdir -p benchmarks/.cache
     cp "$V8" "$V5" benchmarks/.cache/ # where it looks
-    bench engines 200 engines --device cuda --keep --seconds $((left < most ? left : most))
-    bench engines 200 engines --device cuda --keep --seconds $((left < most ? left : most)) --batches 8 32 \
+    bench engines $((most + 160)) engines --device cuda --keep --seconds $((left < most ? left : most))
+    left=$((TOTAL - SECONDS - 30))
+    bench engines $((most + 160)) engines --device cuda --keep --seconds $((left < most ? left : most)) --batches 8 32 \
         --engines cudnn onnxruntime torch # what has batches
 }
 

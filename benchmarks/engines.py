@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,8 @@ def markdown(cases: list[dict[str, Any]]) -> str:
         for row in case["rows"]:
             wall, device = row["wall"], row["device_time"]
             if wall is None:
-                absent[
-                    f"- not run here: {' '.join(filter(None, (row['engine'], row['precision'])))}: {row['not_run']}"
-                ] = None
+                name = " ".join(filter(None, (row["engine"], row["precision"])))
+                absent[f"- not run here: {name}: {without_places(row['not_run'])}"] = None
                 continue
             if row["engine"] == "null":
                 continue
@@ -122,6 +122,11 @@ def markdown(cases: list[dict[str, Any]]) -> str:
     if any("sources" in row for case in cases for row in case["rows"]):
         lines += ["", "† measured before, on earlier sources."]
     return "\n".join([*lines, "", *absent])
+
+
+def without_places(reason: str) -> str:
+    """A reason without the folders of this machine, and names that differ from run to run."""
+    return re.sub(r"[0-9a-f]{32}\.plan", "its plan", re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", reason))
 
 
 def into_page(page: str, name: str, text: str) -> None:

@@ -26,14 +26,13 @@ START = 100
 WAITS = ("Synchronize", "StreamWaitValue")
 CONCLUSION = """
 
-What is copied inside of a graph is there in CUPTI's records as nodes, and both books agree to the byte where one
-batch runs at a time. Over a whole pipeline they differ by the few frames that were in flight when the second book was
-opened (three or four batches: 0.3 to 1.5 %, most in the run with the fewest). From NVDEC's surface to boxes, 400
-bytes of tables go to the GPU and 8 kB of results come back a frame; no pixel crosses the bus. On the GPU each picture
-is copied once by PyNvVideoCodec, out of the hardware's own surface, and once more where batches hold several pictures
-of one stream. Mapped and managed memory is read by kernels and moved by the driver's faults, which are no copies to
-CUPTI: the ledger counts whole planes for them on their way to the GPU, and not that managed pages come back when the
-host writes the next frame.
+What is copied inside of a graph is there in CUPTI's records as nodes, and both books agree to the byte, over whole
+pipelines too: they are opened while nothing is in flight, after the model is loaded and the graph captured. From
+NVDEC's surface to boxes, 400 bytes of tables go to the GPU and 8 kB of results come back a frame; no pixel crosses
+the bus. On the GPU each picture is copied once by PyNvVideoCodec, out of the hardware's own surface, and once more
+where batches hold several pictures of one stream. Mapped and managed memory is read by kernels and moved by the
+driver's faults, which are no copies to CUPTI: the ledger counts whole planes for them on their way to the GPU, and
+not that managed pages come back when the host writes the next frame.
 
 A batch is one graph launch, and with one batch at a time the only wait is that for its results. The pipeline mostly
 asks (`cudaEventQuery`) and does not wait, because frames are there meanwhile. What is left of `cuCtxSynchronize` and

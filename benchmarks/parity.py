@@ -12,7 +12,6 @@ weights at random, for engines that take networks of convolutions only: so few l
 import argparse
 import json
 import multiprocessing
-import re
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -25,7 +24,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.detection_heads import anchor_based
-from benchmarks.engines import into_page
+from benchmarks.engines import into_page, without_places
 from benchmarks.gpu_sources import stamp
 from benchmarks.model_graph import Graph, Tensor
 from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
@@ -170,11 +169,6 @@ def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, 
     for engine in found["engines"]:
         engine["absent"] = without_places(engine["absent"])
     return found
-
-
-def without_places(reason: str) -> str:
-    """A reason without the folders of this machine, and names that differ from run to run."""
-    return re.sub(r"[0-9a-f]{32}\.plan", "its plan", re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", reason))
 
 
 def table(certificates: dict[str, Any]) -> str:

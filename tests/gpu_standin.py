@@ -237,7 +237,7 @@ class Gpu:
             getDeviceProperties=lambda number: {"name": b"a pretended GPU"},
             streamSynchronize=lambda stream: None, streamIsCapturing=lambda stream: stream in gpu.recordings,
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
-            streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError,
+            streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError, free=lambda address: gpu.alive(),
         )  # fmt: skip
         pool = SimpleNamespace(free_all_blocks=lambda: None)
         return SimpleNamespace(

@@ -92,7 +92,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         CapabilityError, match=r"no NVIDIA driver on this machine \(libcuda\.so\.1 is missing\)"
     ) as error:
-        choose_engine(settings_from({"device": "cuda"}))
+        choose_engine(settings_from({"device": "cuda"}), lambda: None)
     assert "--device cpu" in str(error.value.remedy)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import gpu_standin
 from framefuse import choices
-from framefuse.choices import choose_batch, choose_device, cuda_missing
+from framefuse.choices import choose_batch, choose_device, choose_engine, cuda_missing
 from framefuse.cli import main
 from framefuse.config import settings_from
 from framefuse.engines.null import CudaNullEngine
-from framefuse.errors import CapabilityError
+from framefuse.errors import CapabilityError, GpuMemoryError
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
@@ -92,6 +92,28 @@ def test_without_a_driver_it_is_the_cpu(card: Card, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(choices, "check_cuda", missing)
     assert cuda_missing() == "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
     assert chosen(card)[0] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [({}, "onnxruntime"), ({"precision": "fp32"}, "onnxruntime"), ({"engine": "cudnn"}, "cudnn"),
+     ({"precision": "fp8"}, "cudnn"), ({"calib": "clip.mp4"}, "cudnn")],
+)  # fmt: skip
+def test_a_model_that_cudnn_cannot_take_has_another_engine(gpu: None, options: dict[str, Any], engine: str) -> None:
+    """Where nobody asked for what only engine cudnn has."""
+    why = "engine cudnn cannot take it"
+    name, reason = choose_engine(settings_from({"device": "cuda", **options}), lambda: why)
+    assert name == engine
+    assert engine == "cudnn" or reason == f"engine onnxruntime: {why}"
+    assert choose_engine(settings_from({"device": "cuda", **options}), lambda: None)[0] == "cudnn"
+
+
+def test_a_gpu_without_memory_to_start_on(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
+    gpu = gpu_standin.install(monkeypatch)
+    gpu.lost = gpu_standin.CudaError(2, "cudaErrorMemoryAllocation: out of memory")
+    with pytest.raises(GpuMemoryError, match=r"no room to start CUDA on cuda:0.*out of memory") as error:
+        Pipeline([np.zeros((64, 64, 3), np.uint8)], card.path, device="cuda", engine="null")
+    assert "close what else uses the GPU" in str(error.value.remedy)
 
 
 def test_the_batch_grows_only_where_nobody_asked(card: Card) -> None:
@@ -177,5 +199,8 @@ def test_the_gpus_of_this_machine_by_number(tmp_path: Path, card: Card) -> None:
     for number in range(count):
         pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device=f"cuda:{number}", engine="null")
         assert len(list(pipeline)) == 6
+    if "CUDAExecutionProvider" in pytest.importorskip("onnxruntime").get_available_providers():
+        pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device="cuda")
+        assert pipeline.run().detections and pipeline.engine.name == "onnxruntime"
     with pytest.raises(CapabilityError, match=f"cuda:{count} was asked for, but CUDA sees cuda:0"):
         Pipeline(tmp_path / "clip.mp4", card.path, device=f"cuda:{count}", engine="null")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from framefuse.engines import EngineOptions, Slot, open_engine, openvino_head
-from framefuse.errors import ModelError
+from framefuse.engines.openvino import _openvino
+from framefuse.errors import CapabilityError, ModelError
 from framefuse.kernels.boxes import detections
 from framefuse.models import find_model
 
@@ -19,6 +20,13 @@ openvino = pytest.importorskip("openvino")
 
 SIZE = (96, 64)
 GRIDS = ((8, 12), (4, 6))
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(CapabilityError, match="needs the package openvino") as error:
+        _openvino()
+    assert error.value.remedy == "pip install openvino, or use another --engine"
 
 
 def yolov8(path: Path, *, bins: int = 4, classes: int = 3, score: str = "Sigmoid", shift: float = 0.5) -> Path:

@@ -54,6 +54,16 @@ def test_summary_of_a_failed_run_names_error_and_stage(tmp_path: Path) -> None:
     assert stopped.summary() == "0 frames in 3.6 s, 0.0 fps, 0 detections; ended by KeyboardInterrupt"
 
 
+def test_what_was_left_out_of_one_of_several_sources_is_said_once_and_with_its_name() -> None:
+    skipped = "damaged packets skipped: 55"
+    parts = [SourceInfo("two/4.mp4", "file"), SourceInfo("two/5.mp4", "file", notes=[skipped])]
+    chain = SourceInfo("2 sources", "chain", notes=[f"two/5.mp4: {skipped}"])
+    table = build_report(measurements(), sources=[chain, *parts]).table()
+    assert [line for line in table.splitlines() if "skipped" in line] == [f"warning  two/5.mp4: {skipped}"]
+    alone = build_report(measurements(), sources=parts[1:]).table()
+    assert f"warning  {skipped}" in alone
+
+
 def test_table_fits_and_says_what_matters(tmp_path: Path) -> None:
     report = full_report(tmp_path)
     table = report.table()

@@ -197,7 +197,7 @@ run_fleet() { # a second GPU where CUDA shows one
     bench fleet 200 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 200 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_parity() { bench parity 150 parity --device cuda --jobs 6; }
+run_parity() { bench parity 300 parity --device cuda --jobs 6; }
 
 for word in "${STEPS[@]}"; do
     begun=()

@@ -62,8 +62,11 @@ def cuda_missing() -> str | None:
     return None
 
 
-def choose_engine(settings: Settings) -> tuple[str, str]:
-    """Name of the engine.
+def choose_engine(settings: Settings, unreadable: Callable[[], str | None]) -> tuple[str, str]:
+    """Name of the engine, and why.
+
+    Args:
+        unreadable: why engine cudnn cannot run this model, None where it can; asked where that matters.
 
     Raises:
         CapabilityError: a device was asked for that is not here.
@@ -76,6 +79,9 @@ def choose_engine(settings: Settings) -> tuple[str, str]:
                 remedy=f"use one of {', '.join(CUDA_ENGINES)} with --device cuda, or --device cpu",
             )
         if settings.engine == "auto":
+            cudnn_alone = settings.precision == "fp8" or settings.calib is not None
+            if not cudnn_alone and (why := unreadable()):
+                return "onnxruntime", f"engine onnxruntime: {why}"
             return "cudnn", "engine cudnn: pictures and results stay on the GPU"
     if settings.engine != "auto":
         return settings.engine, f"engine {settings.engine}: as asked"

@@ -6,7 +6,7 @@ Everything on CUDA works on the current GPU of its thread and asks for no number
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,14 +19,28 @@ def number(asked: int | None) -> int:
     return int(cuda.cupy().cuda.runtime.getDevice()) if asked is None else asked
 
 
-def current(gpu: int | None) -> AbstractContextManager[object]:
-    """Makes a GPU this thread's current one for a while; None: nothing changes."""
-    if gpu is None:
-        return nullcontext()
-    from framefuse.kernels import cuda
+@contextmanager
+def current(gpu: int | None) -> Iterator[None]:
+    """Makes a GPU this thread's current one for a while; None: nothing changes.
 
-    found: AbstractContextManager[object] = cuda.cupy().cuda.Device(gpu)
-    return found
+    Raises:
+        GpuMemoryError: CUDA cannot even start there, for which it takes several hundred MB.
+        EngineError: it cannot start for another reason.
+    """
+    if gpu is None:
+        yield
+        return
+    from framefuse.kernels import cuda
+    from framefuse.kernels.cuda_errors import in_words
+
+    module = cuda.cupy().cuda
+    with ExitStack() as entered:
+        try:
+            entered.enter_context(module.Device(gpu))
+            module.runtime.free(0)  # nothing is freed: CUDA starts at a first call, if nobody has started it
+        except module.runtime.CUDARuntimeError as error:
+            raise in_words(error, f"start CUDA on cuda:{gpu}") from error
+        yield
 
 
 def on(gpu: int | None, items: Iterator[T]) -> Iterator[T]:

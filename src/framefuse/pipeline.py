@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
 from types import TracebackType
@@ -103,9 +103,10 @@ class Pipeline:
             load_opencv()
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
         opened_engine = None if isinstance(engine, str) else engine
-        settings, device_reason = choose_device(settings, self.card, partial(_unreadable, self.card), opened_engine)
+        unreadable = cache(partial(_unreadable, self.card))
+        settings, device_reason = choose_device(settings, self.card, unreadable, opened_engine)
         self.settings = settings
-        engine_name, engine_reason = choose_engine(settings)
+        engine_name, engine_reason = choose_engine(settings, unreadable)
         check_task(self.card, settings)
         check_classes(self.card, settings)
         preprocess, size_reason = choose_preprocess(self.card, settings)
@@ -205,7 +206,7 @@ class Pipeline:
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
-            choices=[*self._choices, *self._program.reasons],
+            choices=dict.fromkeys([*self._choices, *self._program.reasons]),
             copies=_copies(self._infos(), ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
@@ -352,7 +353,7 @@ def _unreadable(card: Card) -> str | None:
     try:
         compile_network(card.path, 1, spec.height, spec.width)
     except FramefuseError as error:
-        return f"engine cudnn cannot run {card.path.name} ({error.message})"
+        return error.message.partition(". ")[0]  # without what it could run
     return None
 
 

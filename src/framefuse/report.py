@@ -164,14 +164,21 @@ class Report:
         lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
         if self.copies:
             lines.append(f"copies   {self.copied()}")
-        skipped = [text for source in self.sources for text in source.notes if "skipped" in text]
-        warnings = [*skipped, *self.warnings]
+        warnings = [*self._skipped(), *self.warnings]
         for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in texts]
         if self.error:
             lines.append(f"error    {self.error.kind}: {self.error.message}")
             lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
         return "\n".join(lines)
+
+    def _skipped(self) -> Iterable[str]:
+        """What was left out of the sources, each of them named where there are several."""
+        names = tuple(f"{source.uri}: " for source in self.sources)
+        said = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
+        return dict.fromkeys(
+            text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in said
+        )
 
     def copied(self) -> str:
         """What crossed the bus, in words: "a frame: 0 bytes of pixels, 3,456 of tables and results over the bus"."""

@@ -208,10 +208,15 @@ def _openvino() -> Any:
     """The module. Its package openvino_telemetry, which would report the import to a server, is kept out."""
     if "openvino" not in sys.modules:
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    import openvino
-    import openvino.opset13
-    import openvino.preprocess
-
+    try:
+        import openvino
+        import openvino.opset13
+        import openvino.preprocess
+    except ImportError as error:
+        raise CapabilityError(
+            f"engine openvino needs the package openvino: {error}",
+            remedy="pip install openvino, or use another --engine",
+        ) from error
     return openvino
 
 

@@ -232,8 +232,16 @@ class Gpu:
         def memory() -> tuple[int, int]:
             return (10**10 if gpu.room is None else gpu.room), 10**10
 
+        def to_host(array: Any) -> Any:
+            gpu.alive()
+            return np.array(array)
+
+        def set_device(number: int) -> None:
+            gpu.alive()
+            gpu._here.device = number
+
         runtime = SimpleNamespace(
-            getDevice=gpu.current_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
+            getDevice=gpu.current_device, setDevice=set_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
             getDeviceProperties=lambda number: {"name": b"a pretended GPU"},
             streamSynchronize=lambda stream: None, streamIsCapturing=lambda stream: stream in gpu.recordings,
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
@@ -242,7 +250,7 @@ class Gpu:
         pool = SimpleNamespace(free_all_blocks=lambda: None)
         return SimpleNamespace(
             ndarray=Array, zeros=gpu.limited(np.zeros), empty=gpu.limited(np.empty),
-            asarray=lambda array: np.ascontiguousarray(array).view(Array), asnumpy=np.array,
+            asarray=lambda array: np.ascontiguousarray(array).view(Array), asnumpy=to_host,
             get_default_memory_pool=lambda: pool, get_default_pinned_memory_pool=lambda: pool,
             cuda=SimpleNamespace(
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),

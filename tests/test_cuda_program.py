@@ -130,6 +130,23 @@ def test_a_lost_gpu_keeps_what_was_finished(gpu: Gpu, segmenter: Card) -> None:
     program.close()
 
 
+def test_a_gpu_that_is_lost_while_frames_are_brought_to_the_host(gpu: Gpu, segmenter: Card) -> None:
+    """For those who draw and write."""
+
+    class Ready:
+        ptr = 0
+
+        def synchronize(self) -> None:
+            gpu.lost = LAUNCH_FAILURE
+
+    (frame,) = pictures(1)
+    frame = replace(frame, planes=tuple(plane.view(Array) for plane in frame.planes), ready=Ready())
+    program = on_cuda(segmenter, batch=1, keep_frames=True)
+    with pytest.raises(GpuLostError, match="could not bring frames to the host: a kernel failed"):
+        list(program.submit([frame]))
+    program.close()
+
+
 def test_closing_a_program_whose_gpu_was_lost(gpu: Gpu, segmenter: Card) -> None:
     program = on_cuda(segmenter, batch=1)
     list(program.submit(pictures(1)))

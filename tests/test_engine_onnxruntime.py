@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from onnx import TensorProto, helper
 import small_models
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
-from framefuse.engines.onnxruntime_errors import cannot_load
-from framefuse.errors import CapabilityError, ModelError, UsageError
+from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_room
+from framefuse.errors import CapabilityError, GpuMemoryError, ModelError, UsageError
+from framefuse.kernels import cuda
 from framefuse.models import find_model
 
 HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
@@ -78,6 +80,33 @@ def test_int8_of_a_file_that_is_not_quantised_says_how_to_make_one(model: Path, 
 def test_an_operator_without_a_kernel_is_named() -> None:
     text = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(17) node with name 'n'"
     assert "no operator Foo" in str(cannot_load(Path("a.onnx"), RuntimeError(text)))
+
+
+WHERE = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<THRW, void, Status>"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"1 : FAIL : {WHERE} CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&handle);",
+         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
+        (f"{WHERE} CUDA failure 2: out of memory ; GPU=0", "CUDA failure 2: out of memory"),
+        ("bfc_arena.cc:360 Failed to allocate memory for requested buffer of size 75202560", "size 75202560"),
+    ],
+)  # fmt: skip
+def test_no_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**6, 10**9))
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    found = no_room("load a.onnx", RuntimeError(text))
+    assert isinstance(found, GpuMemoryError)
+    assert found.message.startswith("the GPU has no room to load a.onnx (5 of 1,000 MB are free): ")
+    assert found.message.endswith(said)
+
+
+def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called() -> None:
+    error = RuntimeError(f"1 : FAIL : {WHERE} CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; hostname=a")
+    assert no_room("load a.onnx", error) is None
+    assert first_line(error) == "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR"
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx"])

@@ -18,7 +18,7 @@ from framefuse.errors import CapabilityError, SourceError, UsageError
 from framefuse.fleet import parse_devices
 from framefuse.sources import SourceOptions
 from framefuse.sources.chain import SharedList
-from media import video
+from media import damage_packet, video
 
 
 def clips(folder: Path, count: int, frames: int = 12) -> list[Path]:
@@ -46,6 +46,14 @@ def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     report = Fleet([tmp_path / "broken.mp4", good], devices=["cpu"], engine="null").run()
     assert report.frames == 12
     assert "broken.mp4 skipped" in report.table()
+
+
+def test_what_is_damaged_is_said_with_its_name(tmp_path: Path) -> None:
+    files = clips(tmp_path, 2, frames=40)
+    damage_packet(files[1], 20)
+    table = Fleet(files, devices=["cpu"], engine="null").run().table()
+    assert [line for line in table.splitlines() if "skipped" in line and str(files[1]) not in line] == []
+    assert table.count("damaged packets skipped") == 1
 
 
 def test_a_bad_input_is_no_error_whichever_worker_gets_it(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.Monk
         assert any(reason in text for text in open_source(path, SourceOptions(device="cuda")).info.notes)
 
 
+def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The host decodes the first one too, to see what it means."""
+    gpu_standin.install(monkeypatch)
+    source = open_source(media.video(tmp_path / "444.h264", pixel_format="yuv444p"), SourceOptions(device="cuda"))
+    count = len(list(source))
+    notes = [text for text in source.info.notes if "without pts" in text]
+    assert notes == [f"frames without pts, filled from the frame rate: {count}"]
+
+
 def found(results: Any) -> dict[str, list[Any]]:
     """Per file: index and boxes of each frame, in the order in which they came."""
     rows: dict[str, list[Any]] = {}

@@ -88,7 +88,7 @@ def _work(line: Line) -> int:
     finally:
         if pipeline is not None:
             report = pipeline.report
-            line.say("skipped", texts=[note for source in report.sources for note in source.notes if "skipped" in note])
+            line.say("skipped", texts=report.skipped())
             line.say("report", report=report.to_dict())
     return 0
 

@@ -6,7 +6,7 @@ Everything on CUDA works on the current GPU of its thread and asks for no number
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -33,14 +33,18 @@ def current(gpu: int | None) -> Iterator[None]:
     from framefuse.kernels import cuda
     from framefuse.kernels.cuda_errors import in_words
 
-    module = cuda.cupy().cuda
-    with ExitStack() as entered:
-        try:
-            entered.enter_context(module.Device(gpu))
-            module.runtime.free(0)  # nothing is freed: CUDA starts at a first call, if nobody has started it
-        except module.runtime.CUDARuntimeError as error:
-            raise in_words(error, f"start CUDA on cuda:{gpu}") from error
+    runtime = cuda.cupy().cuda.runtime
+    before = runtime.getDevice()
+    try:
+        runtime.setDevice(gpu)
+        runtime.free(0)  # nothing is freed: CUDA starts at a first call, if nobody has started it
+    except runtime.CUDARuntimeError as error:
+        raise in_words(error, f"start CUDA on cuda:{gpu}") from error
+    try:
         yield
+    finally:
+        with suppress(runtime.CUDARuntimeError):  # of a GPU that is lost, which has been said, or will be
+            runtime.setDevice(before)
 
 
 def on(gpu: int | None, items: Iterator[T]) -> Iterator[T]:

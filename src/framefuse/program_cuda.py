@@ -155,7 +155,8 @@ class CudaProgram:
             lane.launch()
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
-            kept = [self._to_host(frame) for frame in frames]
+            with self._in_words("bring frames to the host"):
+                kept = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=lane.ended)

@@ -164,7 +164,7 @@ class Report:
         lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
         if self.copies:
             lines.append(f"copies   {self.copied()}")
-        warnings = [*self._skipped(), *self.warnings]
+        warnings = [*self.skipped(), *self.warnings]
         for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in texts]
         if self.error:
@@ -172,12 +172,14 @@ class Report:
             lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
         return "\n".join(lines)
 
-    def _skipped(self) -> Iterable[str]:
+    def skipped(self) -> list[str]:
         """What was left out of the sources, each of them named where there are several."""
         names = tuple(f"{source.uri}: " for source in self.sources)
         said = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
-        return dict.fromkeys(
-            text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in said
+        return list(
+            dict.fromkeys(
+                text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in said
+            )
         )
 
     def copied(self) -> str:

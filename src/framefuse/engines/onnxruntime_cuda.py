@@ -19,8 +19,8 @@ from framefuse.engines import EngineOptions, SlotLane
 from framefuse.engines.cache import directory
 from framefuse.engines.device_lane import capture, device_lane, fork_join
 from framefuse.engines.onnx_shapes import at_shape, load
-from framefuse.engines.onnxruntime_errors import cannot_load, first_line
-from framefuse.errors import CapabilityError, EngineError, FramefuseError, UsageError
+from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_room
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.kernels import cuda
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
@@ -30,6 +30,9 @@ PROVIDERS = {
     "onnxruntime-nvrtx": "NvTensorRTRTXExecutionProvider",
 }
 """Engine -> the provider of ONNX Runtime that it is."""
+SILENT = 4
+"""Of ONNX Runtime's levels: nothing but what ends the process. Errors come as exceptions; it prints them beside that,
+and warnings about every session."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 
 
@@ -116,7 +119,7 @@ class OnnxRuntimeCudaEngine:
         """
         ort = self._ort
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = SILENT
         options.intra_op_num_threads = 1  # the GPU works; threads would only spin
         providers: list[tuple[str, Mapping[str, str]]] = [
             ("CUDAExecutionProvider", self._cuda_options(stream, own_graph=own_graph))
@@ -129,7 +132,7 @@ class OnnxRuntimeCudaEngine:
         except Exception as error:  # the bindings raise a dozen unrelated classes
             if "lease install" in str(error):
                 raise self._does_not_load(first_line(error)) from error
-            raise cannot_load(self._path, error) from error
+            raise no_room(f"load {self._path.name}", error) or cannot_load(self._path, error) from error
         if session.get_providers()[0] != self._provider:
             raise self._does_not_load("its libraries are missing or of another version")
         return session
@@ -229,8 +232,8 @@ class Execution:
                     self._run()
                 self._stream.synchronize()
                 return self._session, f"{how} ({why})"
-            except FramefuseError:
-                if not own_graph:
+            except FramefuseError as error:
+                if not own_graph or isinstance(error, GpuMemoryError):
                     raise
         raise AssertionError
 
@@ -264,7 +267,8 @@ class Execution:
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
-            raise EngineError(f"ONNX Runtime failed at input {self.input.shape}: {first_line(error)}") from error
+            failed = EngineError(f"ONNX Runtime failed at input {self.input.shape}: {first_line(error)}")
+            raise no_room(f"run the model at input {self.input.shape}", error) or failed from error
 
 
 def _onnxruntime() -> Any:
@@ -274,6 +278,7 @@ def _onnxruntime() -> Any:
         raise CapabilityError(
             "package onnxruntime is not installed", remedy="pip install 'framefuse[cuda13]'"
         ) from error
+    ort.set_default_logger_severity(SILENT)
     if "CUDAExecutionProvider" in ort.get_available_providers():
         ort.preload_dlls()  # CUDA's libraries from their pip packages
     return ort

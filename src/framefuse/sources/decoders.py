@@ -93,11 +93,12 @@ def _first_frame(path: Path, info: SourceInfo) -> Frame:
     source = open_file(path, SourceOptions())
     try:
         frame = next(source)
+        meant = [*source.info.notes]  # closing adds what is odd about the frames so far, and they are counted again
     except StopIteration:
         raise CapabilityError("it has none") from None
     finally:
         source.close()
-    for text in source.info.notes:
+    for text in meant:
         note(info, text)
     return frame
 

@@ -61,6 +61,7 @@ class TvmEngine:
             raise UsageError("cuDNN takes over convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = able if cudnn is None else cudnn
         self.capturable = on_gpu
+        self._built: dict[tuple[int, int, int, int], Path] = {}
         self._records = Records(database or default_folder(self.target), self.target)
         self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
@@ -99,9 +100,10 @@ class TvmEngine:
 
         convolver = convolve.register()
         before = convolver.calls
+        first = shape not in self._built
         made = TvmExecution(self._compiled(shape), shape, self.input_dtype, convolver)
         convolver.plans.save()
-        if convolver.calls == before:
+        if first and convolver.calls == before:
             self.reasons.append("no convolution of it is one that cuDNN takes, or TVM cannot lay it out channels last")
         return made
 
@@ -109,9 +111,11 @@ class TvmEngine:
         pass
 
     def _compiled(self, shape: tuple[int, int, int, int]) -> Any:
-        built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
-        self.reasons.append(built.reason)
-        return self._load(built.path)
+        if shape not in self._built:
+            built = artifact(self._model, shape, self.target, self.precision, cudnn=self.cudnn, records=self._records)
+            self.reasons.append(built.reason)
+            self._built[shape] = built.path
+        return self._load(self._built[shape])
 
     def _load(self, path: Path) -> Any:
         """The compiled network in TVM's virtual machine."""

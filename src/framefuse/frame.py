@@ -135,7 +135,7 @@ class Frame:
     """None: the planes are valid as long as this Frame lives. Else the last stage that reads them releases it."""
 
     def another(self, **facts: Any) -> Frame:
-        """The next frame of the same decoder: this one with other facts, unchecked. Planes are to have the same shapes.
+        """This frame with other facts, unchecked, such as the next of its decoder. Planes are to have the same shapes.
 
         It takes a tenth of the time of making one, which counts where thousands come a second.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 
 from framefuse.batching import Batcher
@@ -42,7 +41,7 @@ def _failed(error: Exception) -> Iterator[Frame]:
 def decode(source: Iterable[Frame]) -> Iterator[Frame]:
     """Frames of a source, stamped with the time at which they were there."""
     for frame in source:
-        yield frame if frame.arrival is not None else replace(frame, arrival=monotonic())
+        yield frame if frame.arrival is not None else frame.another(arrival=monotonic())
 
 
 def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[Done]:

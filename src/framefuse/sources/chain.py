@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -142,7 +142,7 @@ class _Chain:
             try:
                 for frame in source:
                     name = self._unique(frame.source_id, source.info.parts.get(frame.source_id, source.info))
-                    yield frame if name == frame.source_id else replace(frame, source_id=name)
+                    yield frame if name == frame.source_id else frame.another(source_id=name)
                     delivered += 1
             except SourceError as error:
                 self._failed(source.info.uri, error)

@@ -6,6 +6,7 @@ Signals
     as outputs are being completed then. The third ends the process at once.
 
 Standard streams
+    Data on stdout is ours alone: whatever C libraries print there, such as NVIDIA's decoder, goes to stderr.
     A message that cannot be printed on stderr is lost, and never decides how a run ends. Data that cannot be written on
     stdout is a SinkError; where that is because its reader has gone (`| head`), the command ends without a word.
 
@@ -95,7 +96,9 @@ def _open_streams() -> None:
     while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
     os.close(spare)
-    sys.stdout = _Stdout(os.fdopen(1, "wb", closefd=False), *_encoding(sys.stdout), line_buffering=True)
+    data = os.dup(1)
+    os.dup2(2, 1)  # what C libraries print does not stand between data
+    sys.stdout = _Stdout(os.fdopen(data, "wb"), *_encoding(sys.stdout), line_buffering=True)
     sys.stderr = _Stderr(os.fdopen(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
 
 

@@ -199,3 +199,25 @@ def test_the_command_line_starts_without_the_heavy_packages() -> None:
     code = "import sys, framefuse.cli; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_libraries_print_does_not_stand_between_data() -> None:
+    """As NVIDIA's decoder does on stdout where a picture is damaged."""
+    program = """
+import ctypes
+import framefuse.cli
+from framefuse.entry import start
+
+def main():
+    print("data")
+    library = ctypes.CDLL(None)
+    library.puts(b"noise")
+    library.fflush(None)
+    print("more")
+    return 0
+
+framefuse.cli.main = main
+start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "data\nmore\n", "noise\n")

@@ -92,6 +92,28 @@ def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
         assert (x1 + x2) / 2 == pytest.approx(frame.shape[1] / 2, abs=0.5)
 
 
+@pytest.mark.parametrize("batch", [3, 8])
+def test_sources_of_other_sizes_come_one_after_the_other(tmp_path: Path, batch: int) -> None:
+    """Each in one file of its own, and its pictures all before those of the next."""
+    clips = [tmp_path / f"{number}.mp4" for number in range(3)]
+    for clip, size in zip(clips, ((96, 64), (64, 96), (96, 64)), strict=True):
+        squares_clip(clip, frames=13, size=size)
+    runs = tmp_path / "runs"
+    results = list(Pipeline(clips, "squares", engine="null", batch=batch, save_jsonl=True, project=runs))
+    assert [(Path(result.frame.source_id).stem, result.frame.index) for result in results] == [
+        (str(number), index) for number in range(3) for index in range(13)
+    ]
+    written = {path.name: len(path.read_text().splitlines()) for path in runs.rglob("*.jsonl")}
+    assert written == {f"{number}.jsonl": 13 for number in range(3)}
+
+
+def test_a_folder_of_pictures_of_other_sizes_stays_in_order(tmp_path: Path) -> None:
+    for number, picture in enumerate(pictures(9, (96, 64), (64, 96), (64, 96))):
+        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+    results = list(Pipeline(tmp_path, "squares", engine="null", batch=4))
+    assert [result.frame.index for result in results] == list(range(9))
+
+
 def test_more_shapes_than_lanes() -> None:
     frames = pictures(40, *((64, 32 * number) for number in range(1, 9)))
     assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))

@@ -12,15 +12,15 @@ Item = TypeVar("Item")
 @dataclass
 class _Bucket(Generic[Item]):
     items: list[Item] = field(default_factory=list)
-    sources: set[str] = field(default_factory=set)
+    readers: set[Hashable] = field(default_factory=set)
     deadline: float = 0.0
 
 
 class Batcher(Generic[Item]):
     """Collects items of equal shape into batches.
 
-    A batch leaves when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one source
-    stay in order: if a source changes shape, what it has in another bucket leaves first.
+    A batch leaves when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one reader
+    stay in order, whatever it reads: if their shape changes, what it has in another bucket leaves first.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -28,13 +28,13 @@ class Batcher(Generic[Item]):
         self.timeout = timeout
         self._buckets: dict[Hashable, _Bucket[Item]] = {}
 
-    def add(self, item: Item, *, shape: Hashable, source: str, now: float) -> list[list[Item]]:
+    def add(self, item: Item, *, shape: Hashable, reader: Hashable, now: float) -> list[list[Item]]:
         """Take an item; returns the batches that are to run now, oldest first."""
-        others = [key for key, bucket in self._buckets.items() if key != shape and source in bucket.sources]
+        others = [key for key, bucket in self._buckets.items() if key != shape and reader in bucket.readers]
         ready = [self._buckets.pop(key).items for key in others]
         bucket = self._buckets.setdefault(shape, _Bucket(deadline=now + self.timeout))
         bucket.items.append(item)
-        bucket.sources.add(source)
+        bucket.readers.add(reader)
         if len(bucket.items) >= self.size:
             ready.append(self._buckets.pop(shape).items)
         return ready

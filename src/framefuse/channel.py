@@ -70,7 +70,8 @@ class Threaded(Generic[Item]):
         self._on_wait = on_wait
         runs = list(iterables)
         self._queues: list[deque[Item]] = [deque() for _ in runs]
-        self._turn = 0
+        self.turn = 0
+        """Number of the iterable that gave the item which was handed out last."""
         self._running = len(runs)
         self._error: BaseException | None = None
         self._closed = False
@@ -108,12 +109,12 @@ class Threaded(Generic[Item]):
         with self._readable:
             while True:
                 for _ in self._queues:
-                    self._turn = (self._turn + 1) % len(self._queues)
-                    queue = self._queues[self._turn]
+                    self.turn = (self.turn + 1) % len(self._queues)
+                    queue = self._queues[self.turn]
                     while queue:
                         item = queue.popleft()
                         if len(queue) <= self._capacity // 2:  # woken for one free place, it would block again at once
-                            self._writable[self._turn].notify()
+                            self._writable[self.turn].notify()
                         if self._too_old is None or not self._too_old(item):
                             return item
                         self._on_drop(item, "stale")

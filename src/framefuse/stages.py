@@ -57,7 +57,7 @@ def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) ->
                 if not batches:
                     yield from program.finish(timeout=POLL_SECONDS)
             else:
-                batches = batcher.add(frame, shape=program.input_size(frame), source=frame.source_id, now=now)
+                batches = batcher.add(frame, shape=program.input_size(frame), reader=frames.turn, now=now)
             for batch in batches:
                 yield from program.submit(batch)
     except Exception:

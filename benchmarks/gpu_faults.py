@@ -196,7 +196,7 @@ def neighbour(free_mb: int, then: str, folder: Path, surroundings: dict[str, str
 
 def hold(free_mb: int, then: str) -> None:
     """Be the neighbour."""
-    runtime = __import__("cupy").cuda.runtime
+    from cupy.cuda import runtime
 
     def take(left: int) -> None:
         size = 1 << 36

@@ -3,7 +3,7 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program central memory network11 precision; second: accuracy+parity+tests files ledger engines feed fleet.
+# first: network program central memory network11 precision; second: accuracy+parity+tests files ledger engines feed faults fleet.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -30,7 +30,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program central memory network11 precision"
-SECOND="accuracy+parity+tests files ledger engines feed fleet"
+SECOND="accuracy+parity+tests files ledger engines feed faults fleet"
 TESTS=${TESTS:-tests/test_cuda_*.py tests/test_cudnn_*.py tests/test_ledger.py tests/test_device.py tests/test_engine_onnxruntime.py
     tests/test_engine_torch.py tests/test_fleet.py tests/test_gpu_sources.py tests/test_sources_nvdec.py}
 STEPS=()
@@ -196,6 +196,8 @@ run_fleet() { # a second GPU where CUDA shows one
     ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
     bench fleet 200 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 200 --files "${FLEET_FILES:-48}" --repeat 6
 }
+
+run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu_faults; }
 
 run_parity() { bench parity 300 parity --device cuda --jobs 6; }
 

@@ -20,6 +20,7 @@ import json
 import re
 import time
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from benchmarks import gpu_sources
@@ -39,8 +40,8 @@ def cleaned(case: dict[str, Any]) -> dict[str, Any]:
     if "onnxruntime-gpu" in facts:  # what is imported; the other package may lie behind it
         facts.pop("onnxruntime", None)
     for row in case["rows"]:
-        row["not_run"] = row["not_run"][:LONGEST]
-        row["reasons"] = [reason[:LONGEST] for reason in row["reasons"]]
+        row["not_run"] = shorten(row["not_run"], LONGEST, placeholder=" ...")
+        row["reasons"] = [shorten(reason, LONGEST, placeholder=" ...") for reason in row["reasons"]]
     return case
 
 
@@ -119,7 +120,7 @@ def markdown(cases: list[dict[str, Any]]) -> str:
                 f"| {'-' if row['error'] is None else format(row['error'], '.1e')} |"
             )
             title = ""
-    if any("sources" in row for case in cases for row in case["rows"]):
+    if any("†" in line for line in lines):
         lines += ["", "† measured before, on earlier sources."]
     return "\n".join([*lines, "", *absent])
 

@@ -8,7 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from framefuse import Pipeline
+from framefuse.models.clip import squares_clip
 from framefuse.sinks import open_sink
 from sink_frames import NAMES, NONE, ONE, context, detections, frame, result, run
 
@@ -89,3 +92,16 @@ def test_yolo_labels_are_normalised(tmp_path: Path, confidence: bool) -> None:
     expected = [1, 35 / 96, 35 / 64, 50 / 96, 30 / 64] + [0.875] * confidence
     assert numbers == pytest.approx(expected, abs=1e-6)
     assert (tmp_path / "labels/clip_5.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("order", [("clip.mp4", "clip_1.png"), ("clip_1.png", "clip.mp4")])
+def test_labels_of_a_video_and_of_a_picture_that_is_called_like_one_of_its_frames(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    squares_clip(tmp_path / "clip.mp4", frames=3, size=(96, 64))
+    Image.new("RGB", (96, 64)).save(tmp_path / "clip_1.png")
+    sources = [tmp_path / name for name in order]
+    Pipeline(sources, "squares", engine="null", save_txt=True, project=tmp_path, name="run").run()
+    names = sorted(path.stem for path in (tmp_path / "run" / "labels").iterdir())
+    other = "clip_1_image" if order[0] == "clip.mp4" else "clip_1_2"
+    assert names == sorted(["clip_0", "clip_1", "clip_2", other])

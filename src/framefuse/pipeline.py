@@ -44,6 +44,7 @@ from framefuse.sources import SourceInfo
 from framefuse.stages import begun, decode, infer, write
 
 DEFAULT_MODEL = "squares"
+UNNAMED = f"no model was named: {DEFAULT_MODEL} finds red, green and blue squares only"
 CALIBRATION_FRAMES = 32
 """On which an engine chooses the precision of each layer."""
 
@@ -143,8 +144,8 @@ class Pipeline:
                     raise self._explained(error) from error
             trim_heap()
             opened.pop_all()
-        unnamed = ["model squares: none was named; it finds red, green and blue squares only"] if model is None else []
-        self._choices = [*unnamed, device_reason, engine_reason, *engine.reasons, size_reason, *batch_reasons,
+        self._warnings = [UNNAMED] if model is None else []
+        self._choices = [device_reason, engine_reason, *engine.reasons, size_reason, *batch_reasons,
                          *memory_reasons, *encoder_reasons]  # fmt: skip
 
     def __iter__(self) -> Iterator[Result]:
@@ -210,7 +211,7 @@ class Pipeline:
             copies=_copies(self._infos(), ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
-            warnings=sinks.notes if sinks else (),
+            warnings=[*self._warnings, *(sinks.notes if sinks else ())],
             error=self._error,
         )
 

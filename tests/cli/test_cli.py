@@ -92,6 +92,7 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
     [
         (["predict", "x" * 300, "--readers", "3"], 1, "File name too long", "check the path"),
         (["predict", "*.nothing", "squares"], 1, "no image or video in *.nothing", "check the pattern"),
+        (["predict", "street?seed=7", "squares"], 1, "no image or video in street?seed=7", "synthetic://street?seed=7"),
         (["predict", "{clip}", "squares", "--imgsz", "100000"], 2, "100000x100000", "another imgsz"),
         (["predict", "{clip}", "squares", "--start", "99"], 1, "beyond the end", "an earlier start"),
         (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
@@ -100,6 +101,9 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
         (["predict", "notes.jpg"], 1, "notes.jpg: it is no image, or damaged", "image viewer"),
         (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
         (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
+        (["kernels", "show", "draw_box"], 2, "no kernel is named 'draw_box'", "did you mean draw_boxes"),
+        (["kernels", "show", "x"], 2, "no kernel is named 'x'", "'framefuse kernels list' names them"),
+        (["bench", "engines", "squares", "--engine", "null,x"], 2, "no engine is called 'x'", "openvino"),
         (["bench"], 2, "Missing command", "framefuse bench --help"),
         (["predict", "--conf"], 2, "'--conf' requires an argument", "framefuse predict --help"),
         (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it a whole number"),

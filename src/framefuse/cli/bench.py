@@ -22,7 +22,7 @@ app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=N
 def engines(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
     engine: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="again for each; default: all", show_default=False)
+        list[str] | None, typer.Option(metavar="NAME,..", help="default: all", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU where there is one")] = "auto",
     precision: Annotated[
@@ -42,6 +42,7 @@ def engines(
     """One model on every engine, by one protocol: times, build, size, and how far outputs are apart."""
     from framefuse.bench import bench_engines
 
+    engine = [name for words in engine or () for name in words.split(",")]
     precisions = precision.split(",")
     for name, values, known in (
         ("--device", [device], ("auto", "cpu", "cuda", "all")),
@@ -61,7 +62,7 @@ def engines(
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(
         model,
-        engines=engine or (),
+        engines=engine,
         batch=batch,
         imgsz=_size(imgsz),
         warmups=warmups,
@@ -79,7 +80,7 @@ def engines(
             out.write_text(report.to_json() + "\n", encoding="utf-8")
         except OSError as error:
             raise SinkError(f"{out} cannot be written: {error.strerror}", remedy="choose another file") from error
-    report.check(engine or ())
+    report.check(engine)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -64,10 +65,16 @@ def show(
     on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cubins.descriptions()}
     device = FORMS.get(emit) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
     if not on[device]:
-        other = [place.value for place in on if on[place]]
+        other = next((place.value for place in on if on[place]), None)
+        if other is None:
+            near = get_close_matches(name, [*cpu.names(), *cubins.descriptions()], n=3)
+            raise UsageError(
+                f"no kernel is named {name!r}",
+                remedy=f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them",
+            )
         raise UsageError(
-            f"no kernel for {device.value} is named {name!r}" + (f"; one for {other[0]} is" if other else ""),
-            remedy="'framefuse kernels list' names them; --emit cuda and ptx are for CUDA, asm for the CPU",
+            f"no kernel for {device.value} is named {name!r}; one for {other} is",
+            remedy="--emit cuda and ptx are for CUDA, asm for the CPU",
         )
     if emit is Form.CUDA:
         typer.echo(cubins.describe(name).source)

@@ -43,6 +43,11 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, by the names of /proc/cpuinfo; empty where there is none."""
+    return _flags(Path("/proc/cpuinfo"))
+
+
 def select(machine: str, flags: frozenset[str]) -> tuple[str, str]:
     """Instruction-set level for a machine with these CPU flags, and the reason."""
     if machine in ("aarch64", "arm64"):
@@ -57,7 +62,7 @@ def select(machine: str, flags: frozenset[str]) -> tuple[str, str]:
 
 def describe() -> Library:
     """Which compiled kernels this machine uses, and why. Loads nothing."""
-    level, reason = select(platform.machine(), _flags(Path("/proc/cpuinfo")))
+    level, reason = select(platform.machine(), cpu_flags())
     if wide():
         reason += f"; bilinear preprocessing of bytes is that of {WIDE}, since it has AVX-512 VBMI too"
     return Library(level, reason, LIBRARIES / f"framefuse-{level}.so")
@@ -66,7 +71,7 @@ def describe() -> Library:
 @lru_cache(maxsize=1)
 def wide() -> bool:
     """Whether this CPU runs the kernels of the level WIDE."""
-    return platform.machine() in ("x86_64", "AMD64") and _flags(Path("/proc/cpuinfo")) >= WIDE_FLAGS
+    return platform.machine() in ("x86_64", "AMD64") and cpu_flags() >= WIDE_FLAGS
 
 
 @lru_cache(maxsize=1)

@@ -110,10 +110,13 @@ class UniqueNames:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._used
+
     def take(self, wanted: str) -> str:
         name = wanted
         for number in itertools.count(2):
-            if name.lower() not in self._used:
+            if name not in self:
                 break
             name = f"{wanted}_{number}"
         self._used.add(name.lower())

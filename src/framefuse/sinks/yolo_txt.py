@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from framefuse.frame import Frame
-from framefuse.prediction import Result
+from framefuse.prediction import FrameInfo, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile, check_unmoved, write_error
 from framefuse.sinks.run_folder import shorten
@@ -52,15 +52,21 @@ class YoloTxtSink:
             f"{class_id} " + " ".join(f"{value:.6f}" for value in row) + "\n"
             for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
         ]
-        if self._context.source.kind == "images":
-            name = self._context.taken[self.name].take(shorten(Path(info.source_id).stem))
-        else:
-            name = f"{self._context.stem}_{info.index}"
-        file = RecordFile(self._context.output(f"labels/{name}.txt"))
+        file = RecordFile(self._context.output(f"labels/{self._unique(info)}.txt"))
         try:
             file.append("".join(lines).encode())
         finally:
             file.close()
+
+    def _unique(self, info: FrameInfo) -> str:
+        """Name of a picture's file. Of images all names are remembered, of a video, which may be endless, its stem."""
+        stems, images = self._context.taken["stem"], self._context.taken[self.name]
+        if self._context.source.kind != "images":
+            name = f"{self._context.stem}_{info.index}"
+            return images.take(name) if name in images else name
+        name = shorten(Path(info.source_id).stem)
+        video, _, number = name.rpartition("_")
+        return images.take(f"{name}_image" if number.isdecimal() and video in stems else name)
 
     def close(self) -> None:
         for folder in self.paths:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from framefuse.engines.cache import Cached, EngineCache, model_hash
+from framefuse.engines.cache import Cached, EngineCache, model_hash, write_atomically
 
 KEY = {"model": "a", "engine": "toy", "version": "1", "device": "cpu", "precision": "fp32", "shapes": "1", "flags": ""}
 
@@ -112,3 +112,30 @@ def test_the_hash_covers_external_weights(tmp_path: Path) -> None:
     weights[0] ^= 1
     (tmp_path / "add.data").write_bytes(weights)
     assert model_hash(path) != before
+
+
+def test_what_is_there_is_used_from_a_folder_that_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get(tmp_path)
+
+    def read_only(path: Path) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr("framefuse.engines.cache.locked", read_only)
+    assert not get(tmp_path).built
+    with pytest.raises(OSError, match="Read-only"):
+        get(tmp_path, flags="other")
+
+
+def test_what_is_written_may_be_read_like_any_other_new_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a", b"content")
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"key": 5}', "[1]", '{"key": null, "sha256": 1e999}'])
+def test_descriptions_that_nobody_wrote(tmp_path: Path, content: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    path = get(tmp_path).path
+    path.with_suffix(".json").write_text(content)
+    assert get(tmp_path).built

@@ -418,6 +418,15 @@ def test_the_command(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert code == 0 and json.loads(capsys.readouterr().out)["verdict"] == "CERTIFIED"
 
 
+@pytest.mark.parametrize("words", [["--engine", "openvino,cudnn"], ["--device", "cuda"]])
+def test_the_command_fails_where_an_engine_that_was_named_or_every_engine_is_missing(
+    words: list[str], clip: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["parity", "squares", "--source", str(clip), "--frames", "1", "-q", *words]) == 3
+    assert " was not compared: " in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_command_fails_where_the_certificate_does(
     clip: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

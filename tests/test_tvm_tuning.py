@@ -70,7 +70,7 @@ def test_a_killed_tuner_goes_on_and_what_it_found_is_used(tmp_path: Path, cache:
         file.write(b'[0, [[["GetSBl')  # as a kill in the middle of a line leaves it
     second = subprocess.run(command(model, "--trials", str(found + 4)), capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
-    assert "its last line was torn and is cut off" in second.stderr
+    assert "its last line is torn and is left out" in second.stderr
     lines = records[0].read_text().splitlines()
     assert len(lines) >= found + 1 and all(json.loads(line) for line in lines)
     third = subprocess.run(command(model, "--trials", "1"), capture_output=True, text=True)
@@ -106,20 +106,54 @@ def test_a_size_that_the_model_cannot_take_is_said_first(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_tuner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by a reader: a tuner may be writing that very line."""
     from framefuse.engines.tvm.records import Records
 
+    opened: list[str] = []
+
+    def look(self: Records, folder: Path) -> None:
+        opened.append((folder / "database_tuning_record.json").read_text())
+
+    monkeypatch.setattr(Records, "_opened", look)
     folder = database(tmp_path / "db", "[0, [1]]\n", "[0, [2")
     records = Records(folder, target())
-    assert "torn and is cut off" in records.note
+    assert "torn and is left out" in records.note and records.written == 1
+    records.copy()
+    assert (folder / "database_tuning_record.json").read_text() == "[0, [1]]\n[0, [2"
+    with records.locked():
+        records.open()
     assert (folder / "database_tuning_record.json").read_text() == "[0, [1]]\n"
+    assert opened == ["[0, [1]]\n"] * 2
     assert Records(folder, target()).note == "" and records.digest
+
+
+@pytest.mark.parametrize("what", ["database_tuning_record.json", "target.json", "lock"])
+def test_a_folder_in_the_place_of_a_file_of_the_database(tmp_path: Path, what: str) -> None:
+    from framefuse.engines.tvm.records import Records
+
+    folder = database(tmp_path / "db")
+    (folder / what).unlink(missing_ok=True)
+    (folder / what).mkdir()
+    with pytest.raises(EngineError, match=r"tuning database .* cannot be") as error, Records(folder, target()).locked():
+        pass
+    assert "rm -r" not in str(error.value.remedy)
+
+
+def test_lines_that_no_tuner_wrote(tmp_path: Path) -> None:
+    from framefuse.engines.tvm.records import Records
+
+    for number, line in enumerate(("[1e999, 1]\n", "[" * 100_000 + "\n")):
+        with pytest.raises(EngineError, match=r"line 1 of database_tuning_record\.json"):
+            Records(database(tmp_path / str(number), line, "[0, [1]]\n"), target())
 
 
 def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     from framefuse.engines.tvm.records import Records
 
-    with pytest.raises(EngineError, match=r"line 2 of database_tuning_record.json.*\n.*rm -r"):
+    with pytest.raises(EngineError, match=r"line 2 of database_tuning_record.json.*\n.*move it away"):
         Records(database(tmp_path / "middle", "[0, [1]]\n", "[0, [2\n", "[0, [3]]\n"), target())
     with pytest.raises(EngineError, match=r"it is of function 4, and database_workload.json has 1"):
         Records(database(tmp_path / "lost", "[4, [1]]\n", "[0, [3]]\n"), target())

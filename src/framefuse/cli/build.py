@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
+from framefuse.cli.console import check_out, print_table, stderr
 from framefuse.cli.options import PrintReport, Quiet
 from framefuse.entry import stop_if_interrupted
 from framefuse.errors import UsageError
@@ -116,6 +116,7 @@ def build(
 
 
 def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: Path | None) -> None:
+    check_out(out)
     if engine not in (None, "tensorrt"):
         raise UsageError(f"--engine {engine} has no plans to build", remedy="use --engine tensorrt, or leave it out")
     for name, value in (("--shapes", shapes), ("--workspace", workspace)):
@@ -129,12 +130,11 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
 
 def _written_as(model: str, precision: str) -> bool:
     """Whether the file needs no lowering for a plan of this precision."""
-    import onnx
-
+    from framefuse.engines.onnx_shapes import load
     from framefuse.engines.tensorrt_build import precision_of
     from framefuse.models import find_model
 
-    written = precision_of(onnx.load(find_model(model)))
+    written = precision_of(load(find_model(model)))
     return precision in (written, "fp32") or (precision, written) == ("fp8", "int8")
 
 
@@ -157,13 +157,16 @@ def _build_plan(
         profile = Shapes.parse(shapes)
     found = bindings()
     say(f"building a plan with {found} for {profile}")
+    use = f"--engine tensorrt --device cuda and {model.name}"
+    if out is not None:
+        use = f"open_engine('tensorrt', Path('{out}'), EngineOptions())"
     path, plan = build_file(model, profile, precision=precision, output=out, workspace_mb=workspace, found=found)
     for kind, lines in plan.messages.items():
         for line in lines:
             say(f"{found} {kind.lower()}: {line}")
     say(
         f"{path}: {plan.precision}, {len(plan.content) / 1e6:.1f} MB, {plan.layers} layers before fusion, built in "
-        f"{plan.parse_s + plan.build_s:.1f} s; use it with --engine tensorrt --device cuda and {model.name}"
+        f"{plan.parse_s + plan.build_s:.1f} s; use it with {use}"
     )
     if print_report:
         typer.echo(json.dumps({"plan": str(path), "bytes": len(plan.content), "precision": plan.precision,

@@ -12,7 +12,7 @@ from framefuse.cli.console import check_out, print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
 from framefuse.entry import stop_if_interrupted
-from framefuse.errors import QualityError, SinkError, UsageError
+from framefuse.errors import CapabilityError, QualityError, SinkError, UsageError
 
 FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
 """The settings that matter here."""
@@ -58,8 +58,9 @@ def parity(
         if not quiet:
             console.print(line, style="dim", markup=False)
 
+    named = [] if engine is None else engine.split(",")
     certificate = certify(
-        model, source, engines=None if engine is None else engine.split(","), precisions=precision.split(","),
+        model, source, engines=named or None, precisions=precision.split(","),
         frames=frames, peer_python=peer_python, settings=settings, say=say,
     )  # fmt: skip
     if print_json:
@@ -76,6 +77,15 @@ def parity(
         except OSError as error:
             raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
         say(f"wrote {out}")
+    ran = {one.name for one in certificate.engines if not one.absent}
+    if any(one.verdict == "outside" for one in certificate.engines if not one.absent):
+        missing = []
+    else:
+        missing = [one for one in certificate.engines if one.name not in ran and (one.name in named or not ran)]
+    if missing:
+        raise CapabilityError(
+            f"engine {missing[0].name} was not compared: {missing[0].absent}", remedy="framefuse doctor"
+        )
     if verdict(certificate) != "CERTIFIED":
         raise QualityError(
             f"{certificate.model} is not certified: {_why(certificate)}", remedy="the table names the stage"
@@ -85,7 +95,7 @@ def parity(
 
 def _why(certificate: Any) -> str:
     lines = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
-    return lines[0] if lines else str(certificate.summary()[-1])
+    return lines[0] if lines else str(certificate.summary()[-1]).removeprefix("NOT CERTIFIED: ")
 
 
 __all__ = ["parity"]

@@ -36,7 +36,7 @@ def tune(
     from framefuse.models import find_model
 
     if precision not in compiling.PRECISIONS:
-        raise UsageError(f"--precision {precision} is not one of {', '.join(compiling.PRECISIONS)}")
+        raise UsageError(f"--precision is {precision!r}", remedy=f"use one of {', '.join(compiling.PRECISIONS)}")
     if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
         raise UsageError(
             f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds",
@@ -48,6 +48,11 @@ def tune(
     check_tuner()
     cores = threads or available_cores()
     where = targets.parse(target, cores)
+    if where.kind == "llvm" and where != (here := targets.this_cpu(cores)):
+        raise UsageError(
+            f"--target {target} is another CPU than this one, {here.name}, and candidates are measured",
+            remedy="use --target cpu, on that machine",
+        )
     kept = records.Records(database or records.default_folder(where), where)
     console = stderr()
 

@@ -6,13 +6,14 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
+from framefuse.redact import brief
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
@@ -140,11 +141,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
+def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
     """Load an engine by name.
 
     Raises:
-        UsageError: no engine has this name; int8 of a model that is not quantised.
+        UsageError: no engine, precision or device has this name; int8 of a model that is not quantised.
         CapabilityError: its package, or the device asked for, is missing here.
         ModelError: the engine cannot read the model.
 
@@ -153,6 +154,10 @@ def open_engine(name: str, model: Path, options: EngineOptions) -> Engine:
     modules = ENGINES if name in ENGINES else engine_names()
     if name not in modules:
         raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(modules))}")
+    model = Path(model)
+    for what, value, known in (("precision", options.precision, Precision), ("device", options.device, Device)):
+        if value not in get_args(known):
+            raise UsageError(f"{what} is {brief(value)}", remedy=f"use one of {', '.join(get_args(known))}")
     if options.precision == "fp8" and name not in FP8:
         raise CapabilityError(f"engine {name} has no fp8", remedy=f"engines that have it: {', '.join(FP8)}")
     if options.calibration and name not in CHOOSING:

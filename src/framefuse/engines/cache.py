@@ -15,16 +15,20 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from framefuse.errors import ModelError
+
 _logger = logging.getLogger(__name__)
 
 FORMAT = 1
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What reading JSON may raise that something else wrote."""
 KEYS = ("model", "engine", "version", "device", "precision", "shapes", "flags")
 """What a key must state; it may state more (a driver)."""
 
@@ -77,6 +81,9 @@ class EngineCache:
         key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{digest}{suffix}"
+        facts, _ = self._read(path, key)
+        if facts is not None:  # without a lock, which a folder that is only read may not take
+            return Cached(path, False, float(facts["seconds"]))
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / f"{digest}.lock"):
             facts, note = self._read(path, key)
@@ -86,17 +93,11 @@ class EngineCache:
             if note:
                 _logger.warning("%s: %s", self.engine, note)
             started = time.perf_counter()
-            handle, scratch = tempfile.mkstemp(dir=self.folder, suffix=suffix)
-            os.close(handle)
-            try:
-                build(Path(scratch))
+            with _replaced(path, suffix) as scratch:
+                build(scratch)
                 seconds = time.perf_counter() - started
-                facts = {"key": key, "sha256": file_hash(Path(scratch)), "seconds": round(seconds, 3)}
-                os.replace(scratch, path)
-                write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
-            except BaseException:
-                Path(scratch).unlink(missing_ok=True)
-                raise
+                facts = {"key": key, "sha256": file_hash(scratch), "seconds": round(seconds, 3)}
+            write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
         return Cached(path, True, seconds, note)
 
     def _read(self, path: Path, key: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
@@ -110,7 +111,7 @@ class EngineCache:
             float(facts["seconds"])
         except FileNotFoundError:
             return None, f"{path.name} says nothing about itself: built again" if path.exists() else ""
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except DAMAGED as error:
             return None, f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
         return facts, ""
 
@@ -118,7 +119,7 @@ class EngineCache:
         """In what the nearest artifact of the same model, precision and shapes differs: why it is stale."""
         best = ""
         for path in sorted(self.folder.glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            with contextlib.suppress(*DAMAGED):
                 other = json.loads(path.read_text(encoding="utf-8"))["key"]
                 if any(other[name] != key[name] for name in ("model", "precision", "shapes")):
                     continue
@@ -132,13 +133,17 @@ def model_hash(model: Path) -> str:
 
     Raises:
         OSError: one of them cannot be read.
+        ModelError: it is called ONNX and is not.
     """
     digest = hashlib.sha256(model.read_bytes())
     if model.suffix == ".onnx":
         import onnx
         from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-        graph = onnx.load(model, load_external_data=False).graph
+        try:
+            graph = onnx.load(model, load_external_data=False).graph
+        except Exception as error:  # protobuf's own classes
+            raise ModelError(f"{model} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
         names = {ExternalDataInfo(tensor).location for tensor in graph.initializer if uses_external_data(tensor)}
         for name in sorted(names):
             digest.update((model.parent / name).read_bytes())
@@ -153,13 +158,20 @@ def file_hash(path: Path) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never half of it."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent)
+    with _replaced(path) as scratch:
+        scratch.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _replaced(path: Path, suffix: str = "") -> Iterator[Path]:
+    """A file beside `path`, to be written, which takes its place at the end; with the rights of any other new file."""
+    scratch = path.parent / f"tmp{secrets.token_hex(8)}{suffix}"
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        scratch.touch(exist_ok=False)
+        yield scratch
         os.replace(scratch, path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 

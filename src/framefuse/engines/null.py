@@ -104,9 +104,9 @@ class CudaNullEngine:
 def open_engine(model: Path, options: EngineOptions) -> NullEngine | CudaNullEngine:
     """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors; of a
     picture (four axes) the sides of the input."""
-    import onnx
+    from framefuse.engines.onnx_shapes import load
 
-    graph = onnx.load(model, load_external_data=False).graph
+    graph = load(model).graph
     shapes = [[axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in graph.output]
 
     def outputs(count: int, height: int, width: int) -> tuple[NDArray[Any], ...]:

@@ -40,7 +40,8 @@ class Profile:
                 raise UsageError(f"shapes has {shape!r}", remedy="give (batch, 3, height, width)")
         unknown = set(shapes) - {"min", "opt", "max"}
         if unknown or "opt" not in shapes:
-            raise UsageError(f"shapes has {', '.join(shapes)}", remedy="give opt, and perhaps min and max")
+            has = ", ".join(map(str, shapes)) or "nothing"
+            raise UsageError(f"shapes has {has}", remedy="give opt, and perhaps min and max")
         named = {name: tuple(shapes.get(name, shapes["opt"])) for name in ("min", "opt", "max")}
         for name, shape in named.items():
             if len(shape) != 4 or not all(type(size) is int and size >= 1 for size in shape):
@@ -61,9 +62,10 @@ class Profile:
             ("batch", "channels", "height", "width"), self.min, shape, self.max, strict=True
         ):
             if not low <= size <= high:
+                allowed = f"{low} to {high}" if high > low else str(low)
                 raise UsageError(
                     f"{axis} {size} of input {tuple(shape)} is outside the profile {self}",
-                    remedy=f"ask for {low} to {high}, or build the engine again with shapes that include it",
+                    remedy=f"ask for {allowed}, or build the engine again with shapes that include it",
                 )
 
     def to_json(self) -> str:

@@ -103,7 +103,8 @@ class Shapes:
             found = []
         if len(found) == 1:
             found *= 3
-        if len(found) != 3 or any(len(shape) != 4 or shape[1] != 3 for shape in found):
+        fit = all(len(shape) == 4 and shape[1] == 3 and max(shape) < 1 << 31 for shape in found)
+        if len(found) != 3 or not fit:
             raise UsageError(
                 f"--shapes {text!r} is not MIN:OPT:MAX, each BATCHx3xHEIGHTxWIDTH",
                 remedy="write 1x3x640x640:8x3x640x640:16x3x640x640",

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines.cache import Cached, EngineCache, file_hash, model_hash, write_atomically
+from framefuse.engines.cache import DAMAGED, Cached, EngineCache, file_hash, model_hash, write_atomically
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt_build import Bindings, Plan, Shapes, bindings, build_plan
-from framefuse.errors import ModelError, SinkError
+from framefuse.errors import EngineError, ModelError, SinkError
 
 SUFFIX = ".plan"
 FLAGS = "strongly typed, input HWC8 float16"
@@ -92,7 +92,12 @@ def cached(
         )
         path.write_bytes(plan.content)
 
-    return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
+    try:
+        return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
+    except OSError as error:
+        raise EngineError(
+            f"a plan cannot be kept in {cache.folder}: {error.strerror or error}", remedy="set XDG_CACHE_HOME"
+        ) from error
 
 
 def build(
@@ -124,8 +129,9 @@ def build(
             return output, plan
         kept = cache.get(about, lambda path: void(path.write_bytes(plan.content)), suffix=SUFFIX)
     except OSError as error:
-        where = error.filename or output or cache.folder
-        raise SinkError(f"{where} cannot be written: {error.strerror or error}") from error
+        remedy = "set XDG_CACHE_HOME, or name a file with --out" if output is None else "name another file with --out"
+        why = error.strerror or error
+        raise SinkError(f"{output or cache.folder} cannot be written: {why}", remedy=remedy) from error
     return kept.path, plan
 
 
@@ -159,7 +165,7 @@ def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
         raise ModelError(
             f"{error.filename} is missing; without its description a plan may be of any model and version", remedy=again
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise ModelError(f"{_description(path)} describes no plan: {error!r}", remedy=again) from error
     if len(content) < size:
         raise ModelError(f"{path} is truncated: {len(content)} bytes of {size}", remedy=again)
@@ -187,7 +193,7 @@ def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, 
         try:
             other = json.loads(path.read_text(encoding="utf-8"))["key"]
             shapes = Shapes.parse(other["shapes"])
-        except (OSError, ValueError, KeyError, TypeError):  # the cache itself says what is damaged
+        except DAMAGED:  # the cache itself says what is damaged
             continue
         if all(other.get(name) == value for name, value in same.items()) and shapes.allow(*request):
             return shapes

@@ -46,7 +46,7 @@ def artifact(
 
     def build(path: Path) -> None:
         lowered = compiling.lower(reading.read(model, shape), target, precision, cudnn=cudnn)
-        database: Any = records.open() if records is not None and digest else None
+        database: Any = records.copy() if records is not None and digest else None
         compiling.compile_to(path, lowered, target, database=database)
 
     try:

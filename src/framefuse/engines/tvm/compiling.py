@@ -130,7 +130,8 @@ def linker() -> Any:
     def link(output: str, objects: list[str], **_: Any) -> None:
         done = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True)
         if done.returncode:
-            raise EngineError(f"{command[0]} cannot link: {_first_line(done.stderr)}")
+            said = next((line for line in done.stderr.splitlines() if "error:" in line), _first_line(done.stderr))
+            raise EngineError(f"the compiled model cannot be linked: {said}", remedy="is the disk of the cache full?")
 
     return link
 

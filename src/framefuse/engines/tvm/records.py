@@ -4,8 +4,9 @@ database_workload.json        one function a line, by number
 database_tuning_record.json   one schedule a line, with the number of its function and the seconds it took
 target.json                   what it was tuned for
 
-A tuner appends lines, so a torn one can only be the last; it is cut off, and `note` says so. Anything else that cannot
-be read was not done by a tuner, and the database is refused.
+A tuner appends lines, so a torn one can only be the last: readers leave it out, the next tuner cuts it off, and `note`
+says so. Anything else that cannot be read was not done by a tuner, and the database is refused. Readers work on a copy:
+a tuner may be writing, and the folder may be one that is only read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,22 +42,36 @@ class Records:
     def __init__(self, folder: Path, target: Target) -> None:
         self.folder, self.target, self.note = folder, target, ""
         self._check_target()
-        functions = self._repaired(WORKLOADS)
-        self._repaired(RECORDS, functions)
+        self._whole()
 
     def open(self) -> Any:
-        """TVM's object over the files."""
-        from tvm.s_tir.meta_schedule.database import JSONDatabase
-
-        tvm()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / TARGET).exists():
-            facts = {"target": self.target.name, "tvm": versions()}
-            cache.write_atomically(self.folder / TARGET, json.dumps(facts).encode())
+        """TVM's object over the files, for the tuner that holds the lock."""
         try:
-            return JSONDatabase(work_dir=str(self.folder))
-        except Exception as error:  # a line is JSON, but not one that this TVM wrote
-            raise self._refused(f"TVM cannot read it: {str(error).strip().splitlines()[-1]}") from error
+            for name, content in self._whole().items():
+                path = self.folder / name
+                if path.exists() and path.read_bytes() != content:
+                    cache.write_atomically(path, content)
+            if not (self.folder / TARGET).exists():
+                facts = {"target": self.target.name, "tvm": versions()}
+                cache.write_atomically(self.folder / TARGET, json.dumps(facts).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return self._opened(self.folder)
+
+    def copy(self) -> Any:
+        """TVM's object over a copy of what is there now."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in self._whole().items():
+                Path(folder, name).write_bytes(content)
+            return self._opened(Path(folder))  # it has read them when it is there
+
+    @property
+    def written(self) -> int:
+        """Schedules in the file, those included that did not run."""
+        try:
+            return (self.folder / RECORDS).read_bytes().count(b"\n")
+        except OSError:
+            return 0
 
     @property
     def digest(self) -> str:
@@ -73,8 +89,12 @@ class Records:
         Raises:
             EngineError: another tuner holds it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock as file:
             import fcntl
 
             try:
@@ -93,35 +113,60 @@ class Records:
             if (self.folder / RECORDS).exists():
                 raise self._refused(f"{TARGET} is missing: what it was tuned for is unknown") from None
             return
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except cache.DAMAGED as error:
             raise self._refused(f"{TARGET} cannot be read: {error}") from error
         if name != self.target.name:
             raise self._refused(f"it was tuned for {name}, not for {self.target.name}")
 
-    def _repaired(self, name: str, functions: int | None = None) -> int:
-        """Check the lines of a file, cut a torn last one off; how many are left."""
+    def _whole(self) -> dict[str, bytes]:
+        """Both files without a torn last line; every other line is one that a tuner can have written."""
+        found = dict[str, bytes]()
+        functions = 0
+        for name in (WORKLOADS, RECORDS):
+            lines = self._lines(name, None if name == WORKLOADS else functions)
+            functions = functions or len(lines)
+            found[name] = b"".join(lines)
+        return found
+
+    def _lines(self, name: str, functions: int | None) -> list[bytes]:
         path = self.folder / name
         try:
             lines = path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
-            return 0
+            return []
+        except OSError as error:
+            raise self._refused(f"{name} cannot be read: {error.strerror}") from error
         for number, line in enumerate(lines):
             try:
                 content = json.loads(line)
                 if functions is not None and not 0 <= int(content[0]) < functions:
                     raise ValueError(f"it is of function {content[0]}, and {WORKLOADS} has {functions}")
-            except (ValueError, TypeError, IndexError, KeyError) as error:
+            except cache.DAMAGED as error:
                 if number != len(lines) - 1:
                     raise self._refused(f"line {number + 1} of {name}: {error}") from error
-                cache.write_atomically(path, b"".join(lines[:number]))
-                self.note = f"{path}: its last line was torn and is cut off"
-                return number
+                self.note = f"{path}: its last line is torn and is left out"
+                return lines[:number]
         if lines and not lines[-1].endswith(b"\n"):
-            cache.write_atomically(path, b"".join(lines) + b"\n")
-        return len(lines)
+            lines[-1] += b"\n"
+        return lines
+
+    def _opened(self, folder: Path) -> Any:
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        tvm()
+        try:
+            return JSONDatabase(work_dir=str(folder))
+        except Exception as error:  # a line is JSON, but not one that this TVM wrote
+            raise self._refused(f"TVM cannot read it: {str(error).strip().splitlines()[-1]}") from error
 
     def _refused(self, why: str) -> EngineError:
         return EngineError(
             f"tuning database {self.folder} cannot be used: {why}",
-            remedy=f"delete the folder and tune again, or name another with --database: rm -r {self.folder}",
+            remedy="move it away, or tune into another folder (framefuse tune --database)",
+        )
+
+    def _unwritable(self, error: OSError) -> EngineError:
+        return EngineError(
+            f"tuning database {self.folder} cannot be written: {error.strerror}",
+            remedy="name another folder with --database, or set XDG_CACHE_HOME",
         )

@@ -94,16 +94,16 @@ def tune(
     workers: int = 1,
     say: Callable[[str], None] = lambda line: None,
 ) -> Slice:
-    """One slice of tuning: at most about `seconds`, since a turn that has begun is ended.
+    """One slice of tuning: at most about `seconds`, since a turn that has begun is ended, after what comes before the
+    first turn.
 
     Args:
         trials: schedules that a function shall have in the database.
         workers: processes that build candidates.
 
     Raises:
-        EngineError: another tuner writes to the database.
+        EngineError: another tuner writes to the database, or it cannot be written; no candidate of any function runs.
     """
-    started = time.monotonic()
     with records.locked():
         database = records.open()
         for task in tasks:
@@ -111,18 +111,27 @@ def tune(
             task.done = task.measured >= trials
         before = sum(task.measured for task in tasks)
         turn = _Turn(target, records.folder, database, workers)
-        longest = 0.0
+        started, longest = time.monotonic(), 0.0
         while waiting := [task for task in tasks if not task.done]:
             begun = time.monotonic()
             if begun + longest > started + seconds:
                 break
             task = min(waiting, key=lambda task: (task.measured // BATCH, -task.operations))
-            had = task.measured
+            had, written = task.measured, records.written
             turn(task, min(BATCH, trials - had))
             task.look_up(database)
+            if records.written - written < task.measured - had:  # TVM does not look whether its lines went out
+                raise EngineError(
+                    f"schedules cannot be written to {records.folder}", remedy="make room on its disk, then go on"
+                )
             task.done = task.measured >= trials or task.measured == had
             longest = max(longest, time.monotonic() - begun)
             say(f"{task.name[:60]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
+        if tasks and all(task.done and not task.measured for task in tasks):
+            raise EngineError(
+                f"no candidate of {len(tasks)} functions runs on {target.name}",
+                remedy="tune on a machine that has it: candidates are measured",
+            )
         added = sum(task.measured for task in tasks) - before
     return Slice(tasks, time.monotonic() - started, added, all(task.done for task in tasks))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -231,11 +232,13 @@ def test_no_gpu_is_visible(visible: str, clip: Path, model: Path, tmp_path: Path
 
 
 @pytest.mark.gpu
-def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path) -> None:
-    """An illegal address while batches are in flight: what was finished is on disk, and the process says what broke."""
+@pytest.mark.parametrize("save", [False, True])
+def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path, save: bool) -> None:
+    """An illegal address while batches are in flight: what was finished is on disk, and the process says what broke,
+    also where it is met when frames are brought to the host to be drawn on."""
     done = run(
-        """
-        pipeline = Pipeline(clip, model, **options)
+        f"""
+        pipeline = Pipeline(clip, model, save={save}, **options)
         try:
             for number, result in enumerate(pipeline):
                 if number == 20:
@@ -250,6 +253,9 @@ def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("GpuLostError CUDA could not"), done.stdout + done.stderr
     assert 10 < len(lines(tmp_path)) < 60
+    for video in tmp_path.rglob("*.mp4"):
+        with av.open(str(video)) as container:
+            assert sum(1 for _ in container.decode(video=0)) == len(lines(tmp_path))
     loud = [line for line in done.stderr.splitlines() if line.startswith("Exception in")]  # CuPy may grumble, ignored
     assert not loud, done.stderr
 
@@ -264,6 +270,26 @@ def hog(left):
         except cp.cuda.runtime.CUDARuntimeError:
             size //= 2
 """
+
+
+@pytest.mark.gpu
+def test_no_memory_to_start(clip: Path, model: Path, tmp_path: Path) -> None:
+    from benchmarks.gpu_faults import neighbour
+
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with neighbour(300, "", tmp_path, surroundings):
+        done = run(
+            """
+            try:
+                Pipeline(clip, model, **options)
+            except FramefuseError as error:
+                print(type(error).__name__, error.message)
+                sys.exit(error.exit_code)
+            """,
+            clip, model, tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("GpuMemoryError the GPU has no room to start CUDA on cuda:0"), done.stdout
 
 
 @pytest.mark.gpu

@@ -234,6 +234,13 @@ def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:
     long, short = SharedList(iter(files), readers=2).open(SourceOptions())
     assert len(list(short)) == 6  # 1, 2 and 3, while 0 waits
     assert len(list(long)) == 30
-    assert len(SharedList(iter(files[:1]), readers=8).open(SourceOptions())) == 1
+    alone, *others = SharedList(iter(files[:1]), readers=8).open(SourceOptions())
+    assert [len(list(reader)) for reader in (alone, *others)] == [30, *[0] * 7]
+    assert {reader.info.kind for reader in others} == {"unread"} and alone.info.kind == "file"
+    taken = iter(files)
+    readers = SharedList(taken, readers=3).open(SourceOptions())
+    assert list(taken) == files[1:]  # only the first has opened its own, the others do so in their threads
+    for reader in readers:
+        reader.close()
     with pytest.raises(SourceError, match="it is empty"):
         SharedList(iter(()), readers=2).open(SourceOptions())

@@ -293,7 +293,7 @@ class Pipeline:
         infos: dict[int, SourceInfo] = {}
         for source in self.sources:
             parts = list(source.info.parts.values())
-            own = [] if parts and not source.info.drops else [source.info]
+            own = [] if (parts or source.info.kind == "unread") and not source.info.drops else [source.info]
             infos |= {id(info): info for info in (*own, *parts)}
         return list(infos.values())
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
-from framefuse.redact import brief
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
@@ -157,7 +156,7 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
     model = Path(model)
     for what, value, known in (("precision", options.precision, Precision), ("device", options.device, Device)):
         if value not in get_args(known):
-            raise UsageError(f"{what} is {brief(value)}", remedy=f"use one of {', '.join(get_args(known))}")
+            raise UsageError(f"{what} is {value!r}", remedy=f"use one of {', '.join(get_args(known))}")
     if options.precision == "fp8" and name not in FP8:
         raise CapabilityError(f"engine {name} has no fp8", remedy=f"engines that have it: {', '.join(FP8)}")
     if options.calibration and name not in CHOOSING:

@@ -113,7 +113,8 @@ class SourceInfo:
     uri: str
     """As given, without password."""
     kind: str
-    """file | images | array | camera | live | synthetic; of a chain: that of its first part"""
+    """file | images | array | camera | live | synthetic; of a chain: that of its first part; of a chain that has opened
+    none yet: unread"""
     width: int | None = None
     height: int | None = None
     fps: Fraction | None = None

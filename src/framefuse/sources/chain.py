@@ -70,7 +70,8 @@ class SharedList:
     """How many at most; there are fewer where there are fewer items."""
 
     def open(self, options: SourceOptions) -> list[Source]:
-        """The readers, each with its first item open.
+        """The readers: the first has its first item open, the others open theirs when they are asked for a frame, side
+        by side, since opening takes as long as many frames.
 
         Raises:
             SourceError: no item can be opened, or there is none.
@@ -85,16 +86,13 @@ class SharedList:
                     return
                 yield _name(item), partial(open_source, item, options)
 
-        opened: list[Source] = []
-        for number in range(self.readers):
-            chained = _Chain(turns(), f"reader {number + 1} of a shared list", alone=False)
-            source = chained.source()
-            if source is None:
-                if not opened:
-                    raise chained.nothing()
-                break
-            opened.append(source)
-        return opened
+        chains = [
+            _Chain(turns(), f"reader {number + 1} of a shared list", alone=False) for number in range(self.readers)
+        ]
+        first = chains[0].source()
+        if first is None:
+            raise chains[0].nothing()
+        return [first, *(chained.unread() for chained in chains[1:])]
 
 
 class _Chain:
@@ -109,18 +107,17 @@ class _Chain:
         self._turns = turns
         self._alone = alone
         self.failures: list[str] = []
+        self._begun = False
         self._current: Source | None = None
-        self._info = SourceInfo(name, "file")
+        self._info = SourceInfo(name, "unread")
         self._info.files = [Path(name) for name in files if "://" not in name]
 
     def source(self) -> PullSource | None:
         """The whole chain, its first part opened; None: there is none that opens."""
-        first = self._open_next()
-        if first is None:
-            return None
-        facts = first.info
-        self._info.kind, self._info.fps = facts.kind, facts.fps
-        self._info.width, self._info.height = facts.width, facts.height
+        return None if self._open_next() is None else self.unread()
+
+    def unread(self) -> PullSource:
+        """The whole chain, whose first part is opened when its first frame is asked for, if it is not open."""
         return PullSource(self._info, self._frames, self._close_current, self._close_current)
 
     def _open_next(self) -> Source | None:
@@ -134,10 +131,16 @@ class _Chain:
                 self._current = opener()
             except SourceError as error:
                 self._failed(name, error)
+        if self._current is not None and not self._begun:
+            facts, info = self._current.info, self._info
+            info.kind, info.fps, info.width, info.height = facts.kind, facts.fps, facts.width, facts.height
+        self._begun = True
         return self._current
 
     def _frames(self, closed: threading.Event) -> Frames:
         delivered = 0
+        if not self._begun and not closed.is_set():
+            self._open_next()
         while (source := self._current) is not None and not closed.is_set():
             try:
                 for frame in source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -77,20 +78,22 @@ def parity(
         except OSError as error:
             raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
         say(f"wrote {out}")
-    ran = {one.name for one in certificate.engines if not one.absent}
-    if any(one.verdict == "outside" for one in certificate.engines if not one.absent):
-        missing = []
-    else:
-        missing = [one for one in certificate.engines if one.name not in ran and (one.name in named or not ran)]
-    if missing:
-        raise CapabilityError(
-            f"engine {missing[0].name} was not compared: {missing[0].absent}", remedy="framefuse doctor"
-        )
+    if missing := _missing(certificate, named):
+        raise CapabilityError(f"engine {missing.name} was not compared: {missing.absent}", remedy="framefuse doctor")
     if verdict(certificate) != "CERTIFIED":
         raise QualityError(
             f"{certificate.model} is not certified: {_why(certificate)}", remedy="the table names the stage"
         )
     return 0
+
+
+def _missing(certificate: Any, named: Sequence[str]) -> Any:
+    """An engine that was to be compared and was not; none where another is outside the limits, which says more."""
+    here = [one for one in certificate.engines if not one.absent]
+    ran = {one.name for one in here}
+    if any(one.verdict == "outside" for one in here):
+        return None
+    return next((one for one in certificate.engines if one.name not in ran and (one.name in named or not ran)), None)
 
 
 def _why(certificate: Any) -> str:

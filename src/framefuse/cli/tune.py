@@ -13,6 +13,9 @@ from framefuse.cli.options import Quiet
 from framefuse.entry import stop_if_interrupted
 from framefuse.errors import ModelError, UsageError
 
+LONGEST_NAME = 60
+"""Letters; TVM names a function after all that it fuses."""
+
 
 def tune(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
@@ -69,7 +72,12 @@ def tune(
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
     if not quiet:
         rows = [
-            (name, f"{share:.1%}", str(count), f"{best:.0f}" if count else "")
+            (
+                name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}...",
+                f"{share:.1%}",
+                str(count),
+                f"{best:.0f}" if count else "",
+            )
             for name, share, count, best in tuning.summary(found)
         ]
         print_table(("function", "of all operations", "schedules", "best us"), rows)

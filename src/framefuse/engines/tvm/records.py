@@ -120,22 +120,20 @@ class Records:
 
     def _whole(self) -> dict[str, bytes]:
         """Both files without a torn last line; every other line is one that a tuner can have written."""
-        found = dict[str, bytes]()
-        functions = 0
-        for name in (WORKLOADS, RECORDS):
-            lines = self._lines(name, None if name == WORKLOADS else functions)
-            functions = functions or len(lines)
-            found[name] = b"".join(lines)
-        return found
+        schedules = self._read(RECORDS)  # first: a tuner may add to both, and a schedule comes after its function
+        functions = self._whole_lines(WORKLOADS, self._read(WORKLOADS), None)
+        schedules = self._whole_lines(RECORDS, schedules, len(functions))
+        return {WORKLOADS: b"".join(functions), RECORDS: b"".join(schedules)}
 
-    def _lines(self, name: str, functions: int | None) -> list[bytes]:
-        path = self.folder / name
+    def _read(self, name: str) -> list[bytes]:
         try:
-            lines = path.read_bytes().splitlines(keepends=True)
+            return (self.folder / name).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise self._refused(f"{name} cannot be read: {error.strerror}") from error
+
+    def _whole_lines(self, name: str, lines: list[bytes], functions: int | None) -> list[bytes]:
         for number, line in enumerate(lines):
             try:
                 content = json.loads(line)
@@ -144,7 +142,7 @@ class Records:
             except cache.DAMAGED as error:
                 if number != len(lines) - 1:
                     raise self._refused(f"line {number + 1} of {name}: {error}") from error
-                self.note = f"{path}: its last line is torn and is left out"
+                self.note = f"{self.folder / name}: its last line is torn and is left out"
                 return lines[:number]
         if lines and not lines[-1].endswith(b"\n"):
             lines[-1] += b"\n"

@@ -171,3 +171,14 @@ def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:
     assert _built(Wanted(str(model), "auto", "int8")) == str(built)
     assert _built(Wanted(str(model), "auto", "fp32")) == str(model)
     assert _built(Wanted(str(built), "auto", "int8")) == str(built)
+
+
+def test_pictures_that_a_run_has_drawn_boxes_on_are_not_taken_for_its_sources(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "*.png", "squares", "--save", "--save-json", "--name", "found", "-q"]) == 0
+    (truth,) = Path("runs/predict/found").glob("[!r]*.json")
+    code, _, err = run(capsys, "squares", "--data", str(truth))
+    assert code == 1 and "with boxes drawn on them" in " ".join(err.split()) and "--images" in err
+    code, out, _ = run(capsys, "squares", "--data", str(truth), "--images", ".")
+    assert code == 0 and out.splitlines()[1].split()[5] == "100.0"

@@ -31,6 +31,10 @@ NAMED = 3
 """Examples in a message."""
 
 
+REPORT = "report.json"
+"""In the folder of every run that wrote something."""
+
+
 def open_coco(path: Path, images: Path | None = None) -> Dataset:
     """Read a COCO file.
 
@@ -196,11 +200,15 @@ def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
     name = next(iter(pictures.values()))["file_name"]
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
-    for folder in near:
-        if _is_file(folder / name):
-            return folder
-    if _is_file(video := path.with_suffix(".mp4")):  # as `framefuse synth` writes them
-        return video
+    video = path.with_suffix(".mp4")  # as `framefuse synth` writes them
+    found = next((folder for folder in near if _is_file(folder / name)), video if _is_file(video) else None)
+    if found is not None and found in (path.parent, video) and (path.parent / REPORT).exists():
+        raise SourceError(
+            f"the pictures beside {path} are those of a run, with boxes drawn on them",
+            remedy="say where those are that it read, with --images",
+        )
+    if found is not None:
+        return found
     tried = ", ".join(map(str, near))
     raise SourceError(
         f"{path} names {_short(name)}, which is in none of {tried}", remedy="say where with --images FOLDER"

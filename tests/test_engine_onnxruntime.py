@@ -129,6 +129,7 @@ def test_profiles() -> None:
     profile = Profile.of({"min": (1, 3, 64, 64), "opt": (4, 3, 96, 160), "max": (8, 3, 640, 640)})
     profile.check((8, 3, 640, 64))
     assert Profile.of([1, 3, 64, 64]) == Profile.of({"opt": [1, 3, 64, 64]})
+    assert Profile.of(tuple(np.int64([1, 3, 64, 64]))) == Profile.of((1, 3, 64, 64))
     with pytest.raises(UsageError, match=r"batch 9 of input .* is outside the profile min 1x3x64x64"):
         profile.check((9, 3, 96, 160))
     with pytest.raises(UsageError, match="height 32"):

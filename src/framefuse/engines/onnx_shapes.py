@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,13 @@ class Profile:
         if unknown or "opt" not in shapes:
             has = ", ".join(map(str, shapes)) or "nothing"
             raise UsageError(f"shapes has {has}", remedy="give opt, and perhaps min and max")
-        named = {name: tuple(shapes.get(name, shapes["opt"])) for name in ("min", "opt", "max")}
+        named = {
+            name: tuple(
+                int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size  # of NumPy too
+                for size in shapes.get(name, shapes["opt"])
+            )
+            for name in ("min", "opt", "max")
+        }
         for name, shape in named.items():
             if len(shape) != 4 or not all(type(size) is int and size >= 1 for size in shape):
                 raise UsageError(f"shapes {name} is {shape}", remedy="give (batch, 3, height, width)")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from itertools import pairwise
@@ -201,10 +204,11 @@ def test_decoder_and_encoder_threads_are_charged_to_their_stages(clip: Path, tmp
         assert charged[stage] > 0.03
 
 
-@linux
-def test_engine_threads_are_charged_to_inference(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    openvino = pytest.importorskip("openvino")
+def charged_to_inference() -> tuple[float, float]:
+    """CPU milliseconds of OpenVINO's threads by the recorder, and by the process's clock."""
+    import onnx
+    import openvino
+
     helper = onnx.helper
     weights = np.full((32, 32, 3, 3), 0.01, np.float32)
     shape = [1, 32, 128, 128]
@@ -234,8 +238,21 @@ def test_engine_threads_are_charged_to_inference(tmp_path: Path) -> None:
     recorder.frame()
     used = process_time() - before - (thread_time() - own)
     (stats,) = recorder.snapshot().stages
-    assert stats.cpu_ms == pytest.approx(used * 1e3, rel=0.1)
-    assert stats.cpu_ms > 20
+    return stats.cpu_ms or 0.0, used * 1e3
+
+
+@linux
+def test_engine_threads_are_charged_to_inference() -> None:
+    """In a process of its own: where OpenVINO has run before, it keeps threads that are called otherwise."""
+    pytest.importorskip("openvino")
+    program = "import test_profiling; print(*test_profiling.charged_to_inference())"
+    places = [str(Path(__file__).parent), *filter(None, sys.path)]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(places)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    charged, used = map(float, done.stdout.split())
+    assert charged == pytest.approx(used, rel=0.1)
+    assert charged > 20
 
 
 @linux

@@ -101,7 +101,7 @@ class Fault:
 
 
 PLAIN = "framefuse predict clip.mp4 squares"
-SURFACE = "squares --device cuda --json -q | grep -o 'decoded by[^\"]*'"
+SURFACE = "squares --device cuda --json -q | grep -o 'decoded by [FN][^\"]*'"
 SCOUT = "framefuse predict tall.mp4 scout-n --device cuda"
 KERNELS = "cache/framefuse/cudnn"
 FAULTS = (

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -195,24 +196,26 @@ def neighbour(free_mb: int, then: str, folder: Path, surroundings: dict[str, str
 
 
 def hold(free_mb: int, then: str) -> None:
-    """Be the neighbour."""
-    from cupy.cuda import runtime
-
-    def take(left: int) -> None:
-        size = 1 << 36
-        while size >= 1 << 20 and (free := runtime.memGetInfo()[0]) > left:
-            try:
-                runtime.malloc(min(size, free - left))
-            except runtime.CUDARuntimeError:
-                size //= 2
-
+    """Be the neighbour, until somebody ends this process."""
     take(free_mb << 20)
     print("held", flush=True)
-    while True:
-        time.sleep(0.01)
-        if then and any(path.stat().st_size for path in Path().glob(then)):
-            take(1 << 20)
-            then = ""
+    while then and not any(path.stat().st_size for path in Path().glob(then)):
+        time.sleep(0.01)  # nobody tells when another process has written
+    if then:
+        take(1 << 20)
+    signal.pause()
+
+
+def take(left: int) -> None:
+    """Allocate the GPU's memory for ever, but for so many bytes."""
+    from cupy.cuda import runtime
+
+    size = 1 << 36
+    while size >= 1 << 20 and (free := runtime.memGetInfo()[0]) > left:
+        try:
+            runtime.malloc(min(size, free - left))
+        except runtime.CUDARuntimeError:
+            size //= 2
 
 
 def answer(fault: Fault, folder: Path) -> str:

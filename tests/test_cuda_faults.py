@@ -179,8 +179,21 @@ from framefuse.errors import FramefuseError
 from framefuse.kernels import cuda
 clip, model, folder = sys.argv[1:4]
 options = dict(device="cuda", engine="null", save_jsonl=True, project=folder, name="run", exist_ok=True)
+try:
 {body}
+except FramefuseError as error:
+    print(type(error).__name__, error.message)
+    sys.exit(error.exit_code)
 """
+
+
+def script(body: str) -> str:
+    return SCRIPT.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+
+
+def surroundings() -> dict[str, str]:
+    """In which another Python imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def run(body: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -191,13 +204,13 @@ def run(body: str, *arguments: object, **environment: str) -> subprocess.Complet
             "faulthandler",
             "-u",
             "-c",
-            SCRIPT.format(body=textwrap.dedent(body)),
+            script(body),
             *map(str, arguments),
         ],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **environment},
+        env={**surroundings(), **environment},
     )
 
 
@@ -239,14 +252,10 @@ def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path
     done = run(
         f"""
         pipeline = Pipeline(clip, model, save={save}, **options)
-        try:
-            for number, result in enumerate(pipeline):
-                if number == 20:
-                    cuda.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
-                                target_item=0, n=1, classes=1, pixels=1024, foreground=-1)
-        except FramefuseError as error:
-            print(type(error).__name__, error.message)
-            sys.exit(error.exit_code)
+        for number, result in enumerate(pipeline):
+            if number == 20:
+                cuda.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
+                            target_item=0, n=1, classes=1, pixels=1024, foreground=-1)
         """,
         clip, model, tmp_path,
     )  # fmt: skip
@@ -260,34 +269,12 @@ def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path
     assert not loud, done.stderr
 
 
-HOG = """
-cp = cuda.cupy()
-def hog(left):
-    size = 1 << 36
-    while size >= 1 << 20 and (free := cp.cuda.runtime.memGetInfo()[0]) > left:
-        try:
-            cp.cuda.runtime.malloc(min(size, free - left))
-        except cp.cuda.runtime.CUDARuntimeError:
-            size //= 2
-"""
-
-
 @pytest.mark.gpu
 def test_no_memory_to_start(clip: Path, model: Path, tmp_path: Path) -> None:
     from benchmarks.gpu_faults import neighbour
 
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with neighbour(300, "", tmp_path, surroundings):
-        done = run(
-            """
-            try:
-                Pipeline(clip, model, **options)
-            except FramefuseError as error:
-                print(type(error).__name__, error.message)
-                sys.exit(error.exit_code)
-            """,
-            clip, model, tmp_path,
-        )  # fmt: skip
+    with neighbour(300, "", tmp_path, surroundings()):
+        done = run("Pipeline(clip, model, **options)", clip, model, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("GpuMemoryError the GPU has no room to start CUDA on cuda:0"), done.stdout
 
@@ -295,14 +282,11 @@ def test_no_memory_to_start(clip: Path, model: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_no_memory_to_load(clip: Path, model: Path, tmp_path: Path) -> None:
     done = run(
-        HOG + """
-hog(80 << 20)
-try:
-    list(Pipeline(clip, model, batch=64, imgsz=[1920], **options))
-except FramefuseError as error:
-    print(type(error).__name__, error.message)
-    sys.exit(error.exit_code)
-""",
+        """
+        from benchmarks.gpu_faults import take
+        take(80 << 20)
+        list(Pipeline(clip, model, batch=64, imgsz=[1920], **options))
+        """,
         clip, model, tmp_path,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -314,23 +298,24 @@ except FramefuseError as error:
 def test_memory_that_runs_out_between_two_sizes(clip: Path, model: Path, tmp_path: Path) -> None:
     """The second picture needs another graph, for which nothing is left; the first one's boxes stay."""
     done = run(
-        HOG + """
-import numpy as np
-def pictures():
-    for _ in range(5):
-        yield np.zeros((360, 640, 3), np.uint8)
-    hog(2 << 20)
-    yield np.zeros((4000, 200, 3), np.uint8)
-options["save_jsonl"] = False
-found = []
-try:
-    for result in Pipeline(pictures(), model, imgsz=[2048], **options):
-        found.append(result.frame.index)
-except FramefuseError as error:
-    print(found, type(error).__name__, error.message)
-    sys.exit(error.exit_code)
-print(found, "all")
-""",
+        """
+        import numpy as np
+        from benchmarks.gpu_faults import take
+        def pictures():
+            for _ in range(5):
+                yield np.zeros((360, 640, 3), np.uint8)
+            take(2 << 20)
+            yield np.zeros((4000, 200, 3), np.uint8)
+        options["save_jsonl"] = False
+        found = []
+        try:
+            for result in Pipeline(pictures(), model, imgsz=[2048], **options):
+                found.append(result.frame.index)
+        except FramefuseError as error:
+            print(found, type(error).__name__, error.message)
+            sys.exit(error.exit_code)
+        print(found, "all")
+        """,
         clip, model, tmp_path,
     )  # fmt: skip
     text = done.stdout + done.stderr
@@ -342,7 +327,7 @@ print(found, "all")
 
 @pytest.mark.gpu
 def test_two_processes_on_one_gpu(clip: Path, model: Path, tmp_path: Path) -> None:
-    command = SCRIPT.format(body="Pipeline(clip, model, **options).run()")
+    command = script("Pipeline(clip, model, **options).run()")
     started = [
         subprocess.Popen([sys.executable, "-c", command, str(clip), str(model), str(tmp_path / name)],
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -107,7 +107,7 @@ class Pipeline:
         unreadable = cache(partial(_unreadable, self.card))
         settings, device_reason = choose_device(settings, self.card, unreadable, opened_engine)
         self.settings = settings
-        engine_name, engine_reason = choose_engine(settings, unreadable)
+        engine_name, engine_reason = choose_engine(settings, unreadable if opened_engine is None else lambda: None)
         check_task(self.card, settings)
         check_classes(self.card, settings)
         preprocess, size_reason = choose_preprocess(self.card, settings)

@@ -59,6 +59,7 @@ def build(
 ) -> int:
     """Lower a model to FP16 or INT8 and write it, if it stays accurate."""
     _check_engine(engine, shapes, workspace, out)
+    check_out(out)
     for name, value, known in (
         ("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS),
         ("--calibration", calibration, ("percentile", "entropy", "minmax")),
@@ -116,7 +117,6 @@ def build(
 
 
 def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: Path | None) -> None:
-    check_out(out)
     if engine not in (None, "tensorrt"):
         raise UsageError(f"--engine {engine} has no plans to build", remedy="use --engine tensorrt, or leave it out")
     for name, value in (("--shapes", shapes), ("--workspace", workspace)):

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framefuse.errors import ModelError
-
 _logger = logging.getLogger(__name__)
 
 FORMAT = 1
@@ -137,13 +135,11 @@ def model_hash(model: Path) -> str:
     """
     digest = hashlib.sha256(model.read_bytes())
     if model.suffix == ".onnx":
-        import onnx
         from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-        try:
-            graph = onnx.load(model, load_external_data=False).graph
-        except Exception as error:  # protobuf's own classes
-            raise ModelError(f"{model} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
+        from framefuse.engines.onnx_shapes import load
+
+        graph = load(model, weights=False).graph
         names = {ExternalDataInfo(tensor).location for tensor in graph.initializer if uses_external_data(tensor)}
         for name in sorted(names):
             digest.update((model.parent / name).read_bytes())

@@ -106,7 +106,7 @@ def open_engine(model: Path, options: EngineOptions) -> NullEngine | CudaNullEng
     picture (four axes) the sides of the input."""
     from framefuse.engines.onnx_shapes import load
 
-    graph = load(model).graph
+    graph = load(model, weights=False).graph
     shapes = [[axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in graph.output]
 
     def outputs(count: int, height: int, width: int) -> tuple[NDArray[Any], ...]:

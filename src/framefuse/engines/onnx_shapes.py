@@ -110,8 +110,8 @@ def _parsed(text: str | None) -> Profile | None:
         raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
 
 
-def load(path: Path) -> Any:
-    """An ONNX file with its weights.
+def load(path: Path, *, weights: bool = True) -> Any:
+    """An ONNX file; with the weights that it keeps in other files, where those are wanted.
 
     Raises:
         ModelError: it cannot be read.
@@ -119,7 +119,7 @@ def load(path: Path) -> Any:
     import onnx
 
     try:
-        return onnx.load(path)
+        return onnx.load(path, load_external_data=weights)
     except Exception as error:  # protobuf's own classes, and those of the file system
         raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
 

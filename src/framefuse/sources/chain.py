@@ -107,7 +107,6 @@ class _Chain:
         self._turns = turns
         self._alone = alone
         self.failures: list[str] = []
-        self._begun = False
         self._current: Source | None = None
         self._info = SourceInfo(name, "unread")
         self._info.files = [Path(name) for name in files if "://" not in name]
@@ -131,15 +130,14 @@ class _Chain:
                 self._current = opener()
             except SourceError as error:
                 self._failed(name, error)
-        if self._current is not None and not self._begun:
+        if self._current is not None and self._info.kind == "unread":
             facts, info = self._current.info, self._info
             info.kind, info.fps, info.width, info.height = facts.kind, facts.fps, facts.width, facts.height
-        self._begun = True
         return self._current
 
     def _frames(self, closed: threading.Event) -> Frames:
         delivered = 0
-        if not self._begun and not closed.is_set():
+        if self._info.kind == "unread" and not closed.is_set():
             self._open_next()
         while (source := self._current) is not None and not closed.is_set():
             try:

@@ -108,10 +108,12 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     """The images and videos among the paths."""
     found = [item for item in paths if Path(item).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not found:
+        from framefuse.synthetic.address import SCENES
+
         remedy = "check the pattern, and what files it should find: 'photos/*.jpg'"
         if Path(text).is_dir():
             remedy = f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'"
-        elif text.partition("?")[0] in ("street", "bodies"):
+        elif text.partition("?")[0] in SCENES:
             remedy = f"the synthetic world is written synthetic://{text}"
         raise SourceError(f"no image or video in {redact_source(text)} ({len(paths)} other files)", remedy=remedy)
     return found

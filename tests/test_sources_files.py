@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
+import subprocess
+import sys
 import threading
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 
 import media
-from framefuse.errors import SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.planes import wrap
@@ -235,26 +235,41 @@ class TestClosing:
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
     def test_no_file_or_thread_is_left_open(self, tmp_path: Path) -> None:
+        """In a process of its own: threads of other tests end whenever they like."""
         path = media.clip(tmp_path / "clip.mp4", frames=3)
         bad = media.audio_only(tmp_path / "sound.m4a")
+        done = subprocess.run([sys.executable, "-c", OPENED_AND_CLOSED, path, bad], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        before, after = done.stdout.splitlines()
+        assert after == before
 
-        def count() -> tuple[int, int]:
-            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
-        read(path)
-        before = count()
-        for number in range(200):
-            source = open_source(path)
-            if number % 3:
-                next(iter(source))
-            if number % 2:
-                source.close()
-            else:
-                list(source)
-            with pytest.raises(SourceError):
-                open_source(bad)
-        del source
-        assert count() == before
+OPENED_AND_CLOSED = """
+import os, sys
+from contextlib import suppress
+from framefuse.errors import SourceError
+from framefuse.sources import open_source
+
+def count():
+    print(*(len(os.listdir(f"/proc/self/{folder}")) for folder in ("fd", "task")))
+
+path, bad = sys.argv[1:]
+list(open_source(path))
+count()
+for number in range(200):
+    source = open_source(path)
+    if number % 3:
+        next(iter(source))
+    if number % 2:
+        source.close()
+    else:
+        list(source)
+    with suppress(SourceError):
+        open_source(bad)
+        sys.exit("sound was taken for video")
+del source
+count()
+"""
 
 
 def consume(source: Source, delay: int, reached: threading.Event, finished: threading.Event) -> None:

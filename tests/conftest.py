@@ -1,5 +1,6 @@
 """Compiled kernels are brought up to date before the first test, so that none runs on those of an earlier source."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 from cuda_fibres import Fibres
 from cuda_on_cpu import Compiled, install
 from framefuse.kernels import build
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

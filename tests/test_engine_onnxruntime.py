@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +110,18 @@ def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called() -> Non
     error = RuntimeError(f"1 : FAIL : {WHERE} CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; hostname=a")
     assert no_room("load a.onnx", error) is None
     assert first_line(error) == "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR"
+
+
+def test_it_writes_nothing_down_for_its_maker(tmp_path: Path) -> None:
+    """In a process of its own, outside what ONNX Runtime takes for a test: from 1.29 on it has a folder Microsoft."""
+    code = (
+        "from framefuse.engines import EngineOptions, open_engine\n"
+        "from framefuse.models import find_model\n"
+        "open_engine('onnxruntime', find_model('squares'), EngineOptions())"
+    )
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert sorted(path.name for path in tmp_path.glob(".cache/*")) == ["framefuse"]
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx"])

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from framefuse.engines import ENGINES
-from framefuse.errors import CapabilityError, EngineError
+from framefuse.errors import CapabilityError, EngineError, FramefuseError
 from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
+from framefuse.ort import onnxruntime
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
@@ -102,6 +103,8 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
         return Check(name, "ABSENT", error.message, error.remedy or remedy, core)
     except ModuleNotFoundError as error:
         return Check(name, "ABSENT", str(error), remedy, core)
+    except FramefuseError as error:
+        return Check(name, "FAIL", error.message, error.remedy or remedy, core)
     except Exception as error:  # whatever goes wrong in a part is what the doctor is asked about
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
@@ -273,10 +276,11 @@ def _onnxruntime_packages() -> Check:
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
     if plain or gpu:
         try:
-            import onnxruntime
-        except ImportError as error:
-            return Check("onnxruntime packages", "FAIL", f"{found} cannot be imported: {error}", "install it again")
-        names = (name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
+            providers = onnxruntime("ort").get_available_providers()
+        except CapabilityError as error:
+            why = f"{found} cannot be imported: {error.__cause__}"
+            return Check("onnxruntime packages", "FAIL", why, "install it again")
+        names = (name.removesuffix("ExecutionProvider") for name in providers)
         found += f"; providers {', '.join(names)}"
     return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
 

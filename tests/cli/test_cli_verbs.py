@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,26 @@ def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
     assert re.search(r"^ABSENT +engine openvino", done.stdout, re.MULTILINE)
     assert re.search(r"^PASS +engine null", done.stdout, re.MULTILINE)
     assert "the core does not work here: engine openvino" in done.stderr
+
+
+def test_doctor_where_nothing_can_be_cached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose home cannot be written."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, out, _ = run("doctor", "--json")
+    rows = {row["name"]: row for row in json.loads(out)["checks"]}
+    assert code == 0
+    assert all(rows[name]["status"] == "PASS" for name in ("engine null", "engine openvino"))
+    assert rows["engine tvm"]["status"] == "ABSENT" or "XDG_CACHE_HOME" in rows["engine tvm"]["remedy"]
+
+
+def test_squares_where_nothing_can_be_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    code, _, err = run("models", "squares")
+    assert code == 1 and "neither into" in err and "-> set XDG_CACHE_HOME" in err
 
 
 def test_doctor_warns_of_two_onnxruntimes(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

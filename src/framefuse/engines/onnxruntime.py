@@ -11,6 +11,7 @@ from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.onnxruntime_errors import cannot_load
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.machine import available_cores
+from framefuse.ort import onnxruntime
 
 if TYPE_CHECKING:
     from framefuse.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
@@ -24,12 +25,7 @@ class OnnxRuntimeEngine:
     streams = 1
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        try:
-            import onnxruntime as ort
-        except ImportError as error:
-            raise CapabilityError(
-                "package onnxruntime is not installed", remedy="pip install 'framefuse[ort]'"
-            ) from error
+        ort = onnxruntime("ort")
         if options.precision in ("bf16", "fp16"):
             raise CapabilityError(
                 f"ONNX Runtime has no {options.precision} on CPUs", remedy="use --precision fp32 or --engine openvino"

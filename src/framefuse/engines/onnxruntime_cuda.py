@@ -23,6 +23,7 @@ from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_roo
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.kernels import cuda
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+from framefuse.ort import onnxruntime
 
 PROVIDERS = {
     "onnxruntime": "CUDAExecutionProvider",
@@ -272,12 +273,7 @@ class Execution:
 
 
 def _onnxruntime() -> Any:
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise CapabilityError(
-            "package onnxruntime is not installed", remedy="pip install 'framefuse[cuda13]'"
-        ) from error
+    ort = onnxruntime("cuda13")
     ort.set_default_logger_severity(SILENT)
     if "CUDAExecutionProvider" in ort.get_available_providers():
         ort.preload_dlls()  # CUDA's libraries from their pip packages

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 from framefuse.errors import ModelError, UsageError
@@ -20,18 +22,19 @@ def list_models() -> dict[str, str]:
 
 
 def find_model(model: str | Path) -> Path:
-    """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache.
+    """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache,
+    or, where that cannot be written, into a folder for temporary files.
 
     Raises:
         UsageError: no text and no path.
-        ModelError: neither a known name nor a file, a shipped file that was changed, or the cache cannot be written.
+        ModelError: neither a known name nor a file, a shipped file that was changed, or nothing can be written.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise UsageError(f"the model is {brief(model)}", remedy="pass a name, or the path of an ONNX file")
     if str(model) in SHIPPED:
         return shipped_model(str(model))
     if str(model) in MADE:
-        return _write_into_cache()
+        return _write_squares()
     path = Path(model)
     try:
         if str(model) and path.exists():
@@ -46,7 +49,7 @@ def find_model(model: str | Path) -> Path:
     raise ModelError(f"there is no model {redact_source(model)!r}", remedy=remedy)
 
 
-def _write_into_cache() -> Path:
+def _write_squares() -> Path:
     """Written anew each time, a few milliseconds, so that it is always this version's."""
     from framefuse.models.squares import write_squares
 
@@ -54,9 +57,17 @@ def _write_into_cache() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return write_squares(folder / "squares.onnx")
+    except OSError:  # a container's home, often
+        pass
+    temporary = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
+    try:
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        if temporary.stat().st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it belongs to somebody else")
+        return write_squares(temporary / "squares.onnx")
     except OSError as error:
         raise ModelError(
-            f"the model squares cannot be written into {folder}: {error.strerror}",
+            f"the model squares can be written neither into {folder} nor into {temporary}: {error.strerror}",
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         ) from error
 

@@ -22,9 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.errors import CapabilityError, ModelError
+from framefuse.errors import ModelError
 from framefuse.models.onnx_file import QUANTISERS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.ort import onnxruntime
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999
@@ -32,22 +33,6 @@ BINS = 2048
 OLDEST_OPSET = 11
 FRAMES_AT_ONCE = 4
 """The histograms are made of this many frames at a time, whose activations are all in memory."""
-
-
-def onnxruntime() -> Any:
-    """The module, which lowering is built on.
-
-    Raises:
-        CapabilityError: the extra `build` is not installed.
-    """
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise CapabilityError(
-            "building a model needs the package onnxruntime, which is not installed",
-            remedy="pip install 'framefuse[build]'",
-        ) from error
-    return ort
 
 
 def prepare(path: Path) -> Any:
@@ -59,7 +44,7 @@ def prepare(path: Path) -> Any:
     """
     import onnx
 
-    ort = onnxruntime()
+    ort = onnxruntime("build")
     model = onnx.load(path)
     _check(path, model)
     opset = _opset(model)
@@ -265,7 +250,7 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
     """An ONNX Runtime session that also gives out the named tensors."""
     import onnx
 
-    ort = onnxruntime()
+    ort = onnxruntime("build")
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

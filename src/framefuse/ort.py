@@ -1,0 +1,30 @@
+"""The onnxruntime package, imported so that it tells nobody what runs here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from framefuse.errors import CapabilityError
+
+
+def onnxruntime(extra: str) -> Any:
+    """The module.
+
+    From 1.29 on, ONNX Runtime writes the names and hashes of models down and sends them to its maker, with a number it
+    gives the machine, unless ORT_DISABLE_TELEMETRY is set before its first import. Who set it to 0 keeps that.
+
+    Args:
+        extra: of framefuse, which has the package, for the remedy.
+
+    Raises:
+        CapabilityError: it is not installed.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise CapabilityError(
+            "package onnxruntime is not installed", remedy=f"pip install 'framefuse[{extra}]'"
+        ) from error
+    return onnxruntime

@@ -96,8 +96,7 @@ def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
 
 def test_doctor_where_nothing_can_be_cached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose home cannot be written."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code, out, _ = run("doctor", "--json")
     rows = {row["name"]: row for row in json.loads(out)["checks"]}
@@ -106,10 +105,9 @@ def test_doctor_where_nothing_can_be_cached(run: Any, tmp_path: Path, monkeypatc
     assert rows["engine tvm"]["status"] == "ABSENT" or "XDG_CACHE_HOME" in rows["engine tvm"]["remedy"]
 
 
-def test_squares_where_nothing_can_be_written(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+def test_squares_where_nothing_can_be_written(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
     code, _, err = run("models", "squares")
     assert code == 1 and "neither into" in err and "-> set XDG_CACHE_HOME" in err
 

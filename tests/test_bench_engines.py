@@ -179,7 +179,9 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words[:3], "--imgsz", "0"]) == 2
 
 
-def test_a_shape_that_the_model_does_not_have(tmp_path: Path) -> None:
+def test_a_shape_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"imgsz 100x160 is not a multiple of the model's stride 32\n.*--imgsz 96 160"):
+        bench_engines(model, engines=("onnxruntime",), imgsz=(100, 160), runs=1, warmups=0)
     fixed = small_models.write_segmenter(tmp_path / "fixed.onnx")
     with pytest.raises(UsageError, match=r"batch 8 was asked for, but fixed\.onnx has a fixed batch of 1"):
         bench_engines(fixed, engines=("onnxruntime",), batch=8, runs=1, warmups=0)

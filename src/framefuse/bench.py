@@ -13,6 +13,7 @@ import platform
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 
 from framefuse.bench_report import BenchReport, Row, Timing
 from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
-from framefuse.errors import FramefuseError, UsageError
+from framefuse.errors import FramefuseError, ModelError, UsageError
 from framefuse.models import find_model
+from framefuse.models.card import read_card
 from framefuse.models.onnx_file import read_onnx
 
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
@@ -176,6 +178,13 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
             raise UsageError(
                 f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
                 remedy="export the model with a dynamic shape, or leave it out",
+            )
+    with suppress(ModelError):  # models without a card can be measured too
+        card = read_card(path)
+        if imgsz and card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
+            raise UsageError(
+                f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}",
+                remedy=f"use --imgsz {near[0]} {near[1]}",
             )
     return stated[0] or batch, stated[1] or 3, height, width
 

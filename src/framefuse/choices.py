@@ -139,8 +139,7 @@ def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
                 remedy="export the model with dynamic height and width, or leave imgsz out",
             )
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
-    if height % spec.stride or width % spec.stride:
-        near = [max(1, round(side / spec.stride)) * spec.stride for side in (height, width)]
+    if (near := card.nearest_size(height, width)) != (height, width):
         raise UsageError(
             f"imgsz {height}x{width} is not a multiple of the model's stride {spec.stride}",
             remedy=f"use --imgsz {near[0]} {near[1]}",

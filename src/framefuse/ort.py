@@ -7,6 +7,10 @@ from typing import Any
 
 from framefuse.errors import CapabilityError
 
+SILENT = 4
+"""Of ONNX Runtime's log levels: nothing but what ends the process. Errors come as exceptions; it prints them beside
+that, and warnings about every session."""
+
 
 def onnxruntime(extra: str) -> Any:
     """The module.

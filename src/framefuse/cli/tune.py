@@ -101,11 +101,10 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
         raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
     with suppress(ModelError):  # models without a card can be tuned too
         card = read_card(model)
-        stride = card.preprocess.stride if card.dynamic_size else 1
-        if width % stride or height % stride:
-            near = "x".join(str(max(1, round(side / stride)) * stride) for side in (width, height))
+        if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
             raise UsageError(
-                f"--size {text} is not a multiple of the model's stride {stride}", remedy=f"use --size {near}"
+                f"--size {text} is not a multiple of the model's stride {card.preprocess.stride}",
+                remedy=f"use --size {near[1]}x{near[0]}",
             )
     return width, height
 

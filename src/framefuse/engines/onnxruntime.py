@@ -11,7 +11,7 @@ from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.onnxruntime_errors import cannot_load
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from framefuse.machine import available_cores
-from framefuse.ort import onnxruntime
+from framefuse.ort import SILENT, onnxruntime
 
 if TYPE_CHECKING:
     from framefuse.engines.onnxruntime_cuda import OnnxRuntimeCudaEngine
@@ -37,7 +37,7 @@ class OnnxRuntimeEngine:
         session_options.intra_op_num_threads = threads
         # Spinning workers burn the cores that decoding needs, and collapse beside a busy neighbour.
         session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session_options.log_severity_level = 3
+        session_options.log_severity_level = SILENT
         try:
             self._session = ort.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the bindings raise a dozen unrelated classes

@@ -23,7 +23,7 @@ from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_roo
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.kernels import cuda
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
-from framefuse.ort import onnxruntime
+from framefuse.ort import SILENT, onnxruntime
 
 PROVIDERS = {
     "onnxruntime": "CUDAExecutionProvider",
@@ -31,9 +31,6 @@ PROVIDERS = {
     "onnxruntime-nvrtx": "NvTensorRTRTXExecutionProvider",
 }
 """Engine -> the provider of ONNX Runtime that it is."""
-SILENT = 4
-"""Of ONNX Runtime's levels: nothing but what ends the process. Errors come as exceptions; it prints them beside that,
-and warnings about every session."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 
 

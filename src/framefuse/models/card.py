@@ -64,6 +64,13 @@ class Card:
     def class_count(self) -> int:
         return len(self.names)
 
+    def nearest_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that the model takes: where they are free, multiples of its stride; else its own."""
+        spec = self.preprocess
+        if not self.dynamic_size:
+            return spec.height, spec.width
+        return tuple(max(1, round(side / spec.stride)) * spec.stride for side in (height, width))  # type: ignore[return-value]
+
     def check_outputs(self, outputs: Sequence[NDArray[Any]], layout: str | None = None) -> None:
         """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import QUANTISERS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
-from framefuse.ort import onnxruntime
+from framefuse.ort import SILENT, onnxruntime
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999
@@ -49,7 +49,7 @@ def prepare(path: Path) -> Any:
     _check(path, model)
     opset = _opset(model)
     options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level = SILENT
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # what stays within ONNX
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "model.onnx")
@@ -252,7 +252,7 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
 
     ort = onnxruntime("build")
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = SILENT
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     tapped = onnx.ModelProto()
     tapped.CopyFrom(model)

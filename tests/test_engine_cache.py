@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         EngineCache("toy", tmp_path).get(KEY, fail, suffix=".bin")
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     assert get(tmp_path).built
+
+
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path) -> None:
+    left, fresh = tmp_path / "tmp0123.bin", tmp_path / "tmp4567.bin"
+    for path in (left, fresh):
+        path.touch()
+    os.utime(left, (0, 0))
+    get(tmp_path)
+    assert fresh.exists() and not left.exists()
 
 
 def test_a_key_must_be_complete(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class EngineCache:
             note = note or self._difference(key)
             if note:
                 _logger.warning("%s: %s", self.engine, note)
+            self._sweep()
             started = time.perf_counter()
             with _replaced(path, suffix) as scratch:
                 build(scratch)
@@ -97,6 +98,13 @@ class EngineCache:
                 facts = {"key": key, "sha256": file_hash(scratch), "seconds": round(seconds, 3)}
             write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
         return Cached(path, True, seconds, note)
+
+    def _sweep(self) -> None:
+        """Remove what builders that were killed had begun: no build takes a day."""
+        for path in self.folder.glob("tmp*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > 24 * 3600:
+                    path.unlink()
 
     def _read(self, path: Path, key: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
         """What is said about an artifact that can be used; or None, and what is wrong with the one that is there."""

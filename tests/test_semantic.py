@@ -18,10 +18,12 @@ from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.evaluation import validate
 from framefuse.evaluation.coco import mask_tools
 from framefuse.evaluation.pixels import OTHER, PixelCounter
+from framefuse.frame import PIXEL_FORMATS
 from framefuse.models.card import read_card
 from framefuse.postprocess.semantic import ClassMasks
-from framefuse.prediction import Masks
+from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Preprocess
+from framefuse.sinks.draw import Annotator
 
 NAMES = {0: "background", 1: "red", 2: "green"}
 
@@ -126,6 +128,27 @@ def test_what_predict_writes(tmp_path: Path) -> None:
     assert agreement(mask_tools().decode(rows[2]["segmentation"]), truth == 2) > 0.98
     left, top, wide, high = rows[1]["bbox"]
     assert np.abs(np.array([left, top, wide, high]) - [24, 32, 72, 32]).max() <= 2
+
+    Image.fromarray(pixels).save(tmp_path / "runs" / "one.png")
+    scores = validate(model, boxes, images=tmp_path / "runs")  # what it found, against that
+    assert scores.miou == 1 and scores.names == ["background", "red", "green"]
+
+
+def test_a_legend_names_the_colours_that_are_seen() -> None:
+    pixels, truth = picture(640, 360)
+    truth[:8, 600:] = 3
+
+    def rows(names: dict[int, str]) -> int:
+        """Of the left edge, where the picture shows the background, that were drawn on."""
+        target = pixels.copy()
+        annotator = Annotator(640, 360, PIXEL_FORMATS["rgb24"])
+        annotator.draw([target], Detections.none(names), Masks(truth, names))
+        return int((target[:, :4] != pixels[:, :4]).any(axis=(1, 2)).sum())
+
+    three = rows(NAMES | {3: "sky", 4: "nowhere"})
+    assert 30 < three < 90
+    assert rows(NAMES | {3: "Background"}) == three * 2 // 3
+    assert rows(dict.fromkeys(range(4), "background")) == 0
 
 
 def test_masks_are_drawn_into_video_of_odd_size(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pycocotools.cocoeval import COCOeval
 from framefuse import open_source
 from framefuse.cli import main
 from framefuse.errors import UsageError
+from framefuse.evaluation.data import open_data
 from framefuse.sources import SourceOptions
 from framefuse.synthetic import World
 
@@ -138,9 +138,32 @@ def test_synth_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_bodies_truth_is_of_persons(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
+def test_bodies_truth_is_of_persons_and_their_parts(tmp_path: Path) -> None:
     uri = "synthetic://bodies?seed=2&frames=3&size=256x96&stereo=sbs&complexity=1"
     assert main(["synth", uri, "--out", str(tmp_path), "--quiet"]) == 0
-    found = json.loads((tmp_path / "bodies-train-2.json").read_text())
-    assert found["categories"] == [{"id": 0, "name": "person"}]
-    assert found["annotations"]
+    found = COCO(str(tmp_path / "bodies-train-2.json"))
+    world = World.parse(uri)
+    names = {row["id"]: row["name"] for row in found.dataset["categories"]}
+    assert names == {**world.names, 0: "person"}
+    assert {row.get("supercategory") for row in found.dataset["categories"] if row["id"]} == {"person"}
+    for image_id, image in found.imgs.items():
+        truth = world[image["frame"]].truth
+        persons = [row for row in found.imgToAnns[image_id] if row["category_id"] == 0]
+        assert [row["bbox"][:2] for row in persons] == truth.boxes[:, :2].tolist()
+        for number in range(1, len(world.names)):
+            parts = [found.annToMask(row) for row in found.imgToAnns[image_id] if row["category_id"] == number]
+            assert np.array_equal(np.sum([*parts, np.zeros((96, 256))], axis=0), truth.class_mask == number)
+
+
+def test_a_written_world_means_the_same_as_the_world(tmp_path: Path) -> None:
+    uri = "synthetic://bodies?seed=2&frames=3&size=256x96&complexity=1"
+    assert main(["synth", uri, "--out", str(tmp_path), "--quiet"]) == 0
+    written, drawn = open_data(tmp_path), open_data(uri)
+    masks = [data.labels(2).class_mask for data in (written, drawn)]
+    assert masks[0] is not None and masks[1] is not None
+    painted, exact = masks[0](), masks[1]()
+    number = {name: value for value, name in written.mask_names.items()}
+    for value, name in drawn.mask_names.items():
+        assert np.array_equal(painted == number[name], exact == value), name
+    assert written.mask_groups == {"person": set(range(1, 9))}

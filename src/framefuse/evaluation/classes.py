@@ -63,11 +63,12 @@ class PixelClasses:
                 remedy="use data with a segmentation for each annotation, or synthetic://bodies",
             )
         known = {_plain(name) for name in card.names.values()}
-        names, inner = dict(data.mask_names), {}
+        names, inner = dict(data.mask_names), dict[int, int]()
         for group, members in data.mask_groups.items():
-            if _plain(group) in known and not known & {_plain(data.mask_names[number]) for number in members}:
+            inside = {_plain(data.mask_names[number]) for number in members} - {_plain(group)}
+            if _plain(group) in known and not known & inside:
                 first = min(members)
-                inner = dict.fromkeys(members, first)
+                inner |= dict.fromkeys(members, first)
                 names = {number: name for number, name in names.items() if number not in inner} | {first: group}
         self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
         data_to |= {number: data_to[first] for number, first in inner.items() if first in data_to}

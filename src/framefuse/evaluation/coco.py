@@ -29,8 +29,8 @@ from framefuse.sources.pull import Frames, PullSource
 Record = dict[str, Any]
 NAMED = 3
 """Examples in a message."""
-
-
+NOTHING = "background"
+"""The category that some writers name, though nothing is of it: what no annotation covers."""
 REPORT = "report.json"
 """In the folder of every run that wrote something."""
 
@@ -54,14 +54,16 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     folder = images or _find_folder(path, pictures)
     place = _frames_of if folder.is_file() else _files_of
     by_key = place(path, folder, pictures)
-    labels = partial(_labels, by_key, objects, number_of)
+    nothing = {category for category, record in categories.items() if record["name"].casefold() == NOTHING}
+    values = {category: 0 if category in nothing else number + 1 for category, number in number_of.items()}
+    labels = partial(_labels, by_key, objects, number_of, values)
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
     shared: dict[str, Any] = {
         "uri": str(path),
         "names": names,
         "keys": list(by_key),
         "notes": notes,
-        "mask_names": _mask_names(names) if outlined else {},
+        **(_masks(categories, values) if outlined and len(names) < 255 else {}),
     }
     if folder.is_file():
         return Dataset(open=partial(_open_video, folder), key_of=_index_of, labels=labels, **shared)
@@ -282,7 +284,11 @@ def _index_of(frame: FrameInfo) -> Key:
 
 
 def _labels(
-    by_key: Mapping[Key, Record], objects: Mapping[int, list[Record]], number_of: Mapping[int, int], key: Key
+    by_key: Mapping[Key, Record],
+    objects: Mapping[int, list[Record]],
+    number_of: Mapping[int, int],
+    values: Mapping[int, int],
+    key: Key,
 ) -> Labels:
     picture = by_key[key]
     rows = objects.get(picture["id"], [])
@@ -295,21 +301,36 @@ def _labels(
         crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
         area=np.array(areas, np.float64),
         size=(picture["width"], picture["height"]),
-        class_mask=partial(_class_mask, rows, number_of, picture),
+        class_mask=partial(_class_mask, rows, values, picture),
         complexity=picture.get("complexity"),
     )
 
 
-def _mask_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Values of a class mask painted from annotations: 0 where there is nothing, then the classes."""
-    return {0: "background", **{number + 1: name for number, name in names.items()}} if len(names) < 255 else {}
+def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
+    """What a class mask painted from annotations means, as in `Dataset`.
+
+    A category belongs to the group that its supercategory names: "head" to "person", as "person" itself does.
+    """
+    names = {values[category]: str(record["name"]) for category, record in categories.items() if values[category]}
+    groups: dict[str, set[int]] = defaultdict(set)
+    for category, record in categories.items():
+        if values[category] and isinstance(record.get("supercategory"), str):
+            groups[record["supercategory"]].add(values[category])
+    for value, name in names.items():
+        if name in groups:
+            groups[name].add(value)
+    return {"mask_names": {0: NOTHING, **dict(sorted(names.items()))}, "mask_groups": groups}
 
 
-def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: Record) -> NDArray[np.uint8]:
-    """Outlines painted from the largest to the smallest, so that what lies within another is seen."""
+def _class_mask(rows: Sequence[Record], values: Mapping[int, int], picture: Record) -> NDArray[np.uint8]:
+    """Outlines painted from the largest to the smallest, so that what lies within another is seen.
+
+    Args:
+        values: category id -> value in the mask, 0 where nothing is.
+    """
     height, width = int(picture["height"]), int(picture["width"])
     mask = np.zeros((height, width), np.uint8)
-    if not rows or len(number_of) >= 255:
+    if not rows or len(values) >= 255:
         return mask
     tools = mask_tools()
     for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
@@ -324,7 +345,7 @@ def _class_mask(rows: Sequence[Record], number_of: Mapping[int, int], picture: R
                 f"image {picture['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
                 remedy="it is a list of polygons [[x1, y1, x2, y2, ...]], or run lengths {size, counts}",
             ) from error
-        mask[decoded] = number_of[row["category_id"]] + 1
+        mask[decoded] = values[row["category_id"]]
     return mask
 
 

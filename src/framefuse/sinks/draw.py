@@ -180,7 +180,7 @@ class Annotator:
         self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
 
     def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
-        """Draw into `planes`, in place: masks, then boxes, the surest detection on top.
+        """Draw into `planes`, in place: masks and their legend, then boxes, the surest detection on top.
 
         Args:
             planes: (height, width) or packed (height, width, c) arrays as `PixelFormat.plane_shapes` says, writable.
@@ -189,11 +189,12 @@ class Annotator:
         Raises:
             UsageError: masks into a picture that is neither 4:2:0 nor packed RGB.
         """
+        parts = components(planes, self.format)
         if masks is not None:
             self._tint(planes, masks)
+            self._legend(parts, masks)
         if not len(detections):
             return
-        parts = components(planes, self.format)
         boxes = self._snap(detections.xyxy)
         order = range(len(boxes) - 1, -1, -1)
         class_ids = detections.class_id.tolist()
@@ -222,6 +223,20 @@ class Annotator:
             composite(inks[labels], planes[0], opacity[labels], out=planes[0])
         else:
             drawing.overlay(planes, self.format, labels, inks, opacity)
+
+    def _legend(self, parts: list[Component], masks: Masks) -> None:
+        """In the upper left corner: the classes whose colours are seen, and how much of the picture each covers."""
+        if min(self._size) < 16 * self.text_size:
+            return  # it would hide too much of a small picture
+        seen = masks.class_id[::4, ::4]  # of a class that is smaller nobody sees the colour
+        top = 0
+        for class_id, count in enumerate(np.bincount(seen.ravel()).tolist()):
+            if count and masks.name(class_id).lower() != UNTINTED:
+                tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
+                self._paste(parts, 0, top, tile)
+                top += len(next(iter(tile.values())))
+                if top >= self._size[1] // 2:
+                    return
 
     def _snap(self, xyxy: NDArray[Any]) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the picture and at least one line wide."""
@@ -275,6 +290,10 @@ class Annotator:
             top -= high
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
         top = max(0, min(top, (self._size[1] - high) // step_y * step_y))
+        self._paste(parts, left, top, tile)
+
+    def _paste(self, parts: list[Component], left: int, top: int, tile: dict[str, Plane]) -> None:
+        """A label with its upper left corner there, which lies on the chroma grid; cut off where the picture ends."""
         for role, samples, sx, sy in parts:
             target = samples[top // sy :, left // sx :]
             patch = tile[role][: target.shape[0], : target.shape[1]]

@@ -94,6 +94,7 @@ WHERE = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::
         (f"1 : FAIL : {WHERE} CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&handle);",
          "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
         (f"{WHERE} CUDA failure 2: out of memory ; GPU=0", "CUDA failure 2: out of memory"),
+        (f"{WHERE} CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; GPU=0", "CUBLAS_STATUS_NOT_INITIALIZED"),
         ("bfc_arena.cc:360 Failed to allocate memory for requested buffer of size 75202560", "size 75202560"),
     ],
 )  # fmt: skip
@@ -106,7 +107,9 @@ def test_no_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, text: str, said: str)
     assert found.message.endswith(said)
 
 
-def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called() -> None:
+def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**9, 10**10))
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     error = RuntimeError(f"1 : FAIL : {WHERE} CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; hostname=a")
     assert no_room("load a.onnx", error) is None
     assert first_line(error) == "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR"

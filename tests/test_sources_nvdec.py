@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 import gpu_standin
 import media
-from framefuse.errors import GpuLostError
+from framefuse import gpus
+from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.kernels import cuda_queue
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
-from framefuse.sources import SourceOptions, open_source
+from framefuse.sources import SourceOptions, nvdec, open_source
 from framefuse.sources.nvdec import Turn
 
 FRAMES = 30
@@ -197,6 +199,47 @@ def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips
             break
     pipeline.close()
     assert all(next(source, None) is None for source in pipeline.sources)
+
+
+def test_nvdec_is_not_started_where_its_room_has_gone_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, clips: list[Path]
+) -> None:
+    gpu = gpu_standin.install(monkeypatch)
+    monkeypatch.setattr(nvdec, "_started", set())
+    source = open_source(clips[0], SourceOptions(device="cuda"))
+    gpu.room = 84 * 10**6  # the model has taken the rest
+    with pytest.raises(GpuMemoryError, match="no room to start NVDEC: 84 MB are free, and it wants 600"):
+        next(source)
+    gpu.room = None
+    source = open_source(clips[0], SourceOptions(device="cuda"))
+    next(source).lease.release()
+    other = open_source(clips[1], SourceOptions(device="cuda"))
+    gpu.room = 84 * 10**6
+    next(other).lease.release()  # what takes the room is there
+
+
+def test_nvdec_that_does_not_start(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
+    def create(**options: Any) -> Any:
+        raise RuntimeError("cuvidCreateDecoder: out of sessions\nin file x.cpp")
+
+    module = gpu_standin.codec()
+    module.CreateDecoder = create
+    gpu_standin.install(monkeypatch, module)
+    with pytest.raises(EngineError, match=r"NVDEC does not start: cuvidCreateDecoder: out of sessions$"):
+        next(open_source(clips[0], SourceOptions(device="cuda")))
+
+
+def test_what_cuda_says_in_a_readers_thread_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_standin.install(monkeypatch)
+
+    def reader() -> Iterator[int]:
+        yield 1
+        raise gpu_standin.CudaError(2)
+
+    frames = gpus.on(0, reader(), "decode")
+    assert next(frames) == 1
+    with pytest.raises(GpuMemoryError, match="the GPU has no room to decode"):
+        next(frames)
 
 
 @pytest.mark.parametrize("held", [1, 4])

@@ -20,12 +20,15 @@ def number(asked: int | None) -> int:
 
 
 @contextmanager
-def current(gpu: int | None) -> Iterator[None]:
+def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
     """Makes a GPU this thread's current one for a while; None: nothing changes.
 
+    Args:
+        doing: what is done there, in the infinitive: CUDA's errors are said in our words.
+
     Raises:
-        GpuMemoryError: CUDA cannot even start there, for which it takes several hundred MB.
-        EngineError: it cannot start for another reason.
+        GpuMemoryError: there is no room, or CUDA cannot even start there, for which it takes several hundred MB.
+        GpuLostError, EngineError: CUDA fails for another reason.
     """
     if gpu is None:
         yield
@@ -33,7 +36,8 @@ def current(gpu: int | None) -> Iterator[None]:
     from framefuse.kernels import cuda
     from framefuse.kernels.cuda_errors import in_words
 
-    runtime = cuda.cupy().cuda.runtime
+    cp = cuda.cupy()
+    runtime = cp.cuda.runtime
     before = runtime.getDevice()
     try:
         runtime.setDevice(gpu)
@@ -42,12 +46,14 @@ def current(gpu: int | None) -> Iterator[None]:
         raise in_words(error, f"start CUDA on cuda:{gpu}") from error
     try:
         yield
+    except (cp.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+        raise in_words(error, doing) from error
     finally:
         with suppress(runtime.CUDARuntimeError):  # of a GPU that is lost, which has been said, or will be
             runtime.setDevice(before)
 
 
-def on(gpu: int | None, items: Iterator[T]) -> Iterator[T]:
-    """The same items, made on a GPU; for a thread that does nothing else."""
-    with current(gpu):
+def on(gpu: int | None, items: Iterator[T], doing: str) -> Iterator[T]:
+    """The same items, made on a GPU; for a thread that does nothing else. Errors as in `current`."""
+    with current(gpu, doing):
         yield from items

@@ -115,7 +115,7 @@ class Pipeline:
         batch, batch_reasons = choose_batch(self.card, settings, count(source))
         self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
         self._gpu = gpus.number(settings.gpu) if settings.on_gpu else None
-        with gpus.current(self._gpu), ExitStack() as opened:
+        with gpus.current(self._gpu, "open the source and the model"), ExitStack() as opened:
             self.sources = open_sources(source, settings, batch)
             for item in self.sources:
                 opened.callback(item.close)
@@ -152,7 +152,7 @@ class Pipeline:
         with self._lock:
             if self._last is not None or self._closed:
                 raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
-            with gpus.current(self._gpu):
+            with gpus.current(self._gpu, "begin"):
                 results = self._start()
         caller = self._recorder.stage("caller", thread="caller")
         try:
@@ -261,7 +261,7 @@ class Pipeline:
         )
         first, last = recorder.stage("preprocess"), recorder.stage("postprocess")
         frames = self._last = Threaded(
-            [gpus.on(self._gpu, decode(source)) for source in readers],
+            [gpus.on(self._gpu, decode(source), "decode") for source in readers],
             name="decode",
             cancel=self._close_sources,
             capacity=1 if live else settings.queue,
@@ -273,7 +273,7 @@ class Pipeline:
         )
         write_clock = recorder.stage("write", parallel=available_cores()) if self._sink_set else None
         found = self._last = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher))],
+            [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(settings.queue, 2 * self._batcher.size),

@@ -217,6 +217,8 @@ class CudaProgram:
             except GpuMemoryError:
                 if not self._forget():
                     raise
+            if lanes is None:  # behind the error, which holds what was half made
+                memory.give_back()
                 lanes = self._make_lanes(size, frame)
         self._lanes[key] = lanes
         self._largest = max(self._largest, (size[1], size[0]))
@@ -237,7 +239,6 @@ class CudaProgram:
         self.reasons.append("the GPU has no room for another input size beside those before, which were forgotten")
         self._lanes.clear()
         self._executions.clear()
-        memory.give_back()
         return True
 
     def _is_running(self, model: Execution) -> bool:

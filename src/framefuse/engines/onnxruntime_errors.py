@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from framefuse.errors import EngineError, ModelError
 
 NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
+NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
+"""What the libraries say where they cannot begin, for lack of memory above all."""
+LITTLE = 200_000_000
+"""Free bytes with which that is why."""
 LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)", re.MULTILINE)
 """What one of CUDA's libraries said, in the middle of much about where it was called."""
 
@@ -33,9 +38,14 @@ def no_room(doing: str, error: Exception) -> EngineError | None:
     Args:
         doing: what it was asked to, in the infinitive.
     """
+    from framefuse.kernels import cuda
     from framefuse.kernels.cuda_errors import in_words
 
-    return in_words(MemoryError(first_line(error)), doing) if NO_MEMORY.search(str(error)) else None
+    short = bool(NO_MEMORY.search(str(error)))
+    if not short and NO_HANDLE.search(str(error)):
+        with suppress(Exception):  # whatever stops the GPU from telling must not hide what is being reported
+            short = cuda.cupy().cuda.runtime.memGetInfo()[0] < LITTLE
+    return in_words(MemoryError(first_line(error)), doing) if short else None
 
 
 def first_line(error: BaseException) -> str:

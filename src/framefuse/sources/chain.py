@@ -156,8 +156,8 @@ class _Chain:
             raise self.nothing()
 
     def _close_current(self) -> None:
-        if self._current is not None:
-            self._current.close()
+        if (current := self._current) is not None:  # the reader's thread may just be opening the next
+            current.close()
 
     def _unique(self, source_id: str, facts: SourceInfo) -> str:
         name, number = source_id, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +113,9 @@ def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
     known = getattr(module.cudaVideoCodec, codec, None)
     if known is None:
         return f"this PyNvVideoCodec has no {codec}"
-    free = _free()
-    if free < ROOM:
-        return f"{free / 1e6:.0f} MB of the GPU's memory are free, and NVDEC wants {ROOM / 1e6:.0f}"
+    room = free()
+    if room < ROOM:
+        return f"{room / 1e6:.0f} MB of the GPU's memory are free, and NVDEC wants {ROOM / 1e6:.0f}"
     limits = _limits(module, device(), known, format.bits)
     if isinstance(limits, str):
         return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({limits})"
@@ -130,18 +130,25 @@ def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
     return None
 
 
-@lru_cache
+_asking = threading.Lock()
+_answers: dict[Any, dict[str, int]] = {}
+"""Of `_limits`, by what was asked."""
+
+
 def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] | str:
-    """What the decoder can do, or why it cannot. Asking takes 0.2 s, so it is done once."""
-    chroma = getattr(module.cudaVideoChromaFormat, "420")
-    try:
-        limits: dict[str, int] = module.GetDecoderCaps(gpuid=device, codec=codec, chromaformat=chroma, bitdepth=bits)
-    except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
-        return str(error).splitlines()[0][:120]
-    return limits
+    """What the decoder can do, or why it cannot. Asking takes 0.2 s, so it is done once, by one thread at a time."""
+    asked = module, device, codec, bits
+    with _asking:
+        if asked not in _answers:
+            chroma = getattr(module.cudaVideoChromaFormat, "420")
+            try:
+                _answers[asked] = module.GetDecoderCaps(gpuid=device, codec=codec, chromaformat=chroma, bitdepth=bits)
+            except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
+                return str(error).splitlines()[0][:120]
+        return _answers[asked]
 
 
-def _free() -> int:
+def free() -> int:
     """Bytes of the GPU's memory that are free."""
     from framefuse.kernels import cuda
 

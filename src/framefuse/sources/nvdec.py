@@ -21,10 +21,11 @@ from typing import Any
 import av
 import numpy as np
 
+from framefuse.errors import EngineError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.kernels import cuda, cuda_queue
 from framefuse.sources import SourceInfo
-from framefuse.sources.decoders import CODECS, SURFACES, device
+from framefuse.sources.decoders import CODECS, ROOM, SURFACES, device, free
 from framefuse.sources.start_codes import KINDS, Kinds, StartCodes
 
 NO_PTS = -(2**63)
@@ -33,6 +34,9 @@ POLL_SECONDS = 0.2
 
 HEADER_BYTES = 4096
 """In which the parameter sets of a key frame are looked for."""
+
+_started: set[int] = set()
+"""GPUs on which this process has had a decoder: the context that takes the room is there."""
 
 
 @dataclass(slots=True)
@@ -198,15 +202,29 @@ class NvDecoder:
             )
 
     def _open(self) -> None:
+        """
+        Raises:
+            GpuMemoryError: the model has taken the memory that was there when NVDEC was chosen.
+            EngineError: NVDEC does not start.
+        """
+        if self._device not in _started and (room := free()) < ROOM:
+            raise GpuMemoryError(
+                f"the GPU has no room to start NVDEC: {room / 1e6:.0f} MB are free, and it wants {ROOM / 1e6:.0f}",
+                remedy="use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU",
+            )
         latency = self._module.DisplayDecodeLatencyType
-        self._decoder = self._module.CreateDecoder(
-            gpuid=self._device,
-            codec=getattr(self._module.cudaVideoCodec, self._codec),
-            cudacontext=0,
-            cudastream=self._queue.ptr,
-            usedevicememory=True,
-            latency=latency.LOW if self._low_latency else latency.NATIVE,
-        )
+        try:
+            self._decoder = self._module.CreateDecoder(
+                gpuid=self._device,
+                codec=getattr(self._module.cudaVideoCodec, self._codec),
+                cudacontext=0,
+                cudastream=self._queue.ptr,
+                usedevicememory=True,
+                latency=latency.LOW if self._low_latency else latency.NATIVE,
+            )
+        except Exception as error:  # PyNvVCException, and plain RuntimeError
+            raise EngineError(f"NVDEC does not start: {(str(error).splitlines() or [''])[0][:200]}") from error
+        _started.add(self._device)
 
     def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
         """The surface as a Frame; it is lent, so release it."""

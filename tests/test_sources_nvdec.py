@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import gpu_standin
 import media
@@ -174,6 +175,25 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
     results = list(pipeline)
     assert [(result.frame.index, result.frame.width) for result in results] == expected
     assert "the frame size changes in the video" in pipeline.sources[0].info.notes
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"rect": True}])
+def test_pictures_of_many_sizes_share_one_graph(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, options: dict[str, Any], listed: bool
+) -> None:
+    """Each size of the input has kernels to be measured and a graph of its own, and only a few are kept."""
+    sizes = [(320, 192), (192, 128), (100, 300)]
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for path, size in zip(paths, sizes, strict=True):
+        Image.new("RGB", size).save(path)
+    gpu_standin.install(monkeypatch)
+    pipeline = Pipeline(paths if listed else tmp_path, model, device="cuda", engine="null", imgsz=320, **options)
+    found = [(result.frame.width, result.frame.height) for result in pipeline]
+    assert sorted(found) == sorted(sizes)
+    said = any("share one graph" in choice for choice in pipeline.report.choices)
+    assert said == (not options)
+    assert (pipeline.report.model.input == "320x320") == said
 
 
 def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,11 @@ def _name(runtime: Any, number: int) -> str:
     return str(runtime.getDeviceProperties(number)["name"].decode())
 
 
-def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
+def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) -> tuple[Preprocess, str]:
     """The card's preprocessing at the input size of this run.
+
+    Args:
+        mixed: the pictures may be of many sizes.
 
     Raises:
         UsageError: the model's size is fixed, or the size asked for is no multiple of its stride.
@@ -145,6 +148,9 @@ def choose_preprocess(card: Card, settings: Settings) -> tuple[Preprocess, str]:
             remedy=f"use --imgsz {near[0]} {near[1]}",
         )
     rectangular = settings.rect and spec.fit == "letterbox"
+    if rectangular and mixed and settings.on_gpu and "rect" not in settings.model_fields_set:
+        spec = replace(spec, height=height, width=width, rectangular=False)
+        return spec, f"input {width}x{height}: pictures of many sizes share one graph on a GPU, unless --rect is given"
     spec = replace(spec, height=height, width=width, rectangular=rectangular)
     if rectangular:
         return spec, f"input up to {width}x{height}: the padded axis shrinks to a multiple of {spec.stride}"

@@ -71,7 +71,9 @@ class Settings(BaseModel):
         description="model input: one number, or height and width; default: the card's",
     )
     rect: bool = Field(
-        True, description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384)"
+        True,
+        description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384); "
+        "on cuda off where pictures of many sizes are read",
     )
     batch: int = Field(1, ge=1, le=64, description="frames a batch at most; on cuda 8 where several videos are read")
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")

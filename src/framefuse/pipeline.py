@@ -110,7 +110,6 @@ class Pipeline:
         engine_name, engine_reason = choose_engine(settings, unreadable if opened_engine is None else lambda: None)
         check_task(self.card, settings)
         check_classes(self.card, settings)
-        preprocess, size_reason = choose_preprocess(self.card, settings)
         source = plan(source, settings)
         batch, batch_reasons = choose_batch(self.card, settings, count(source))
         self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
@@ -119,10 +118,12 @@ class Pipeline:
             self.sources = open_sources(source, settings, batch)
             for item in self.sources:
                 opened.callback(item.close)
+            info = self.sources[0].info
+            mixed = info.kind == "images" and len(info.files) != 1  # readers of a shared list know none
+            preprocess, size_reason = choose_preprocess(self.card, settings, mixed=mixed)
             if isinstance(engine, str):
                 engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine
-            info = self.sources[0].info
             settings, encoder_reasons = choose_encoder(settings, info, self._gpu)
             self._make_sinks = partial(sinks_for, settings, sinks)
             make_program, memory_reasons = _program_type(settings)

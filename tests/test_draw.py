@@ -135,6 +135,15 @@ def test_label_moves_inside_at_the_top_and_left_at_the_right_edge() -> None:
     assert left < 600 and right == 640
 
 
+def test_labels_do_not_hide_each_other() -> None:
+    rows = [(100, 80, 220, 200, 0.9, 0), (104, 82, 222, 150, 0.8, 1), (108, 82, 224, 202, 0.7, 2)]
+    image = drawn(320, 240, detections(*rows))
+    high = 80 - label_area(image, 0)[1]
+    for row, top in zip(rows, (80 - high, 82, 202), strict=True):  # above, inside, below
+        area = image[top : top + high, int(row[0]) : int(row[0]) + 20]
+        assert (area == class_colour(int(row[5]))).all(axis=2).mean() > 0.5, row
+
+
 def test_label_says_class_confidence_and_track() -> None:
     one = drawn(640, 480, detections((100, 100, 400, 300, 0.87, 0)))
     same = drawn(640, 480, detections((100, 100, 400, 300, 0.8749, 0)))

@@ -35,6 +35,9 @@ TINT = 115
 UNTINTED = "background"
 """The class that masks leave as it is."""
 
+KEPT_CLEAR = 64
+"""Labels, of the surest detections, which no other hides where there is room beside them."""
+
 TILES_KEPT = 512
 """Rendered labels kept: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
 
@@ -46,6 +49,15 @@ class Inks(NamedTuple):
     """Value of each component."""
     ramps: dict[str, Plane]
     """For each component, its value at text coverage 0..255."""
+
+
+class _Place(NamedTuple):
+    """Of a label: pixels, `right` and `bottom` behind the last."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
 
 
 class Component(NamedTuple):
@@ -180,7 +192,7 @@ class Annotator:
         self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
 
     def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
-        """Draw into `planes`, in place: masks and their legend, then boxes, the surest detection on top.
+        """Draw into `planes`, in place: masks and their legend, then boxes, the surest detection on top, and labels.
 
         Args:
             planes: (height, width) or packed (height, width, c) arrays as `PixelFormat.plane_shapes` says, writable.
@@ -196,15 +208,18 @@ class Annotator:
         if not len(detections):
             return
         boxes = self._snap(detections.xyxy)
-        order = range(len(boxes) - 1, -1, -1)
         class_ids = detections.class_id.tolist()
         self._rectangles(planes, parts, boxes, class_ids)
         scores = detections.confidence.tolist()
         trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
-        for i in order:
+        labels: list[dict[str, Plane]] = []
+        places: list[_Place] = []
+        for i, box in enumerate(boxes):
             number = "" if trackers[i] is None else f"#{trackers[i]} "
-            tile = self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}")
-            self._label(parts, boxes[i], tile)
+            labels.append(self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}"))
+            places.append(self._place(box, labels[-1], places[:KEPT_CLEAR]))
+        for place, tile in zip(reversed(places), reversed(labels), strict=True):
+            self._paste(parts, place, tile)
 
     def _tint(self, planes: Sequence[Plane], masks: Masks) -> None:
         width, height = self._size
@@ -233,8 +248,9 @@ class Annotator:
         for class_id, count in enumerate(np.bincount(seen.ravel()).tolist()):
             if count and masks.name(class_id).lower() != UNTINTED:
                 tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
-                self._paste(parts, 0, top, tile)
-                top += len(next(iter(tile.values())))
+                high, wide = next(iter(tile.values())).shape
+                self._paste(parts, _Place(0, top, wide, top + high), tile)
+                top += high
                 if top >= self._size[1] // 2:
                     return
 
@@ -281,19 +297,25 @@ class Annotator:
             samples[y1:y2, x1 : x1 + wide] = value
             samples[y1:y2, max(x1, x2 - wide) : x2] = value
 
-    def _label(self, parts: list[Component], box: list[int], tile: dict[str, Plane]) -> None:
-        """Above the box; inside it where there is no room above; moved left where it would leave the picture."""
-        left, top, _, _ = box
+    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
+        """Where the label of a box goes: above it, else inside, else below, so that it hides none of a surer detection;
+        if each would, above. It is moved where it would leave the picture."""
+        left, top, _, bottom = box
         high, wide = next(iter(tile.values())).shape
         step_x, step_y = self._grid
-        if top >= high:
-            top -= high
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
-        top = max(0, min(top, (self._size[1] - high) // step_y * step_y))
-        self._paste(parts, left, top, tile)
+        lowest = max(0, (self._size[1] - high) // step_y * step_y)
+        right = left + wide
+        tops = [min(y, lowest) for y in (top - high, top, bottom) if y >= 0]
+        near = [(top, end) for start, top, stop, end in taken if left < stop and start < right]
+        for y in tops:
+            if not any(y < end and top < y + high for top, end in near):
+                return _Place(left, y, right, y + high)
+        return _Place(left, tops[0], right, tops[0] + high)
 
-    def _paste(self, parts: list[Component], left: int, top: int, tile: dict[str, Plane]) -> None:
-        """A label with its upper left corner there, which lies on the chroma grid; cut off where the picture ends."""
+    def _paste(self, parts: list[Component], place: _Place, tile: dict[str, Plane]) -> None:
+        """A label at its place, which lies on the chroma grid; cut off where the picture ends."""
+        left, top, _, _ = place
         for role, samples, sx, sy in parts:
             target = samples[top // sy :, left // sx :]
             patch = tile[role][: target.shape[0], : target.shape[1]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -179,5 +181,8 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_model("yolo.onnx")
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert find_model("squares") == tmp_path / f"framefuse-{os.getuid()}" / "squares.onnx"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
         find_model("squares")

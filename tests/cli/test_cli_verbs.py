@@ -105,13 +105,6 @@ def test_doctor_where_nothing_can_be_cached(run: Any, tmp_path: Path, monkeypatc
     assert rows["engine tvm"]["status"] == "ABSENT" or "XDG_CACHE_HOME" in rows["engine tvm"]["remedy"]
 
 
-def test_squares_where_nothing_can_be_written(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
-    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
-    code, _, err = run("models", "squares")
-    assert code == 1 and "neither into" in err and "-> set XDG_CACHE_HOME" in err
-
-
 def test_doctor_warns_of_two_onnxruntimes(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("onnxruntime", "onnxruntime_gpu"):
         folder = tmp_path / f"{package}-9.9.dist-info"

@@ -144,6 +144,14 @@ def test_labels_do_not_hide_each_other() -> None:
         assert (area == class_colour(int(row[5]))).all(axis=2).mean() > 0.5, row
 
 
+@pytest.mark.parametrize("top", [2, 10, 19])
+def test_a_label_goes_beside_the_one_in_its_way(top: int) -> None:
+    rows = [(100, 310, 220, 390, 0.95, 2), (100, 80, 220, 300, 0.9, 0), (104, 80 - top, 222, 300, 0.8, 1)]
+    image = drawn(320, 400, detections(*rows))
+    own = (image == class_colour(1)).all(axis=2)[:, 110:160].sum(axis=1)
+    assert (own > 15).sum() >= 10, "rows of its label, which all are to be seen"
+
+
 def test_label_says_class_confidence_and_track() -> None:
     one = drawn(640, 480, detections((100, 100, 400, 300, 0.87, 0)))
     same = drawn(640, 480, detections((100, 100, 400, 300, 0.8749, 0)))
@@ -152,6 +160,14 @@ def test_label_says_class_confidence_and_track() -> None:
     assert (one == same).all()
     assert (one != other).any()
     assert (one != tracked).any()
+
+
+@pytest.mark.parametrize("format", ["rgb24", "yuv420p"])
+@pytest.mark.parametrize("side", [320, 700, 1280, 1340, 2160])
+def test_a_name_in_another_script_at_any_size(side: int, format: str) -> None:
+    found = detections((100, 100, 200, 200, 0.5, 0))
+    found.names = {0: "человек"}
+    assert (drawn(side, side, found, format)[90] != 77).any()
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "x" * 300, "猫 \U0001f408"])

@@ -115,7 +115,8 @@ def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called(monkeypa
     assert first_line(error) == "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR"
 
 
-def test_it_writes_nothing_down_for_its_maker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [{}, {"ORT_DISABLE_TELEMETRY": ""}])
+def test_it_writes_nothing_down_for_its_maker(tmp_path: Path, known: dict[str, str]) -> None:
     """In a process of its own, outside what ONNX Runtime takes for a test: from 1.29 on it has a folder Microsoft."""
     code = (
         "from framefuse.engines import EngineOptions, open_engine\n"
@@ -123,7 +124,7 @@ def test_it_writes_nothing_down_for_its_maker(tmp_path: Path) -> None:
         "open_engine('onnxruntime', find_model('squares'), EngineOptions())"
     )
     environment = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment | known, check=True)
     assert sorted(path.name for path in tmp_path.glob(".cache/*")) == ["framefuse"]
 
 

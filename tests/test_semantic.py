@@ -206,6 +206,71 @@ def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
         validate(model, tmp_path / "boxes.json")
 
 
+Category = dict[str, Any]
+RED, GREEN = {"name": "red"}, {"name": "green"}
+
+
+def coco(folder: Path, red: Category, green: Category, *others: Category) -> Path:
+    """A picture, and its outlines as annotations of the first two categories."""
+    pixels, truth = picture(192, 128)
+    Image.fromarray(pixels).save(folder / "one.png")
+    rows = []
+    for category, number in ((1, 1), (2, 2)):
+        y, x = np.nonzero(truth == number)
+        x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
+        row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        rows.append({**row, "segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]]})
+    content = {
+        "images": [{"id": 1, "file_name": "one.png", "width": 192, "height": 128}],
+        "categories": [{"id": number + 1, **category} for number, category in enumerate((red, green, *others))],
+        "annotations": rows,
+    }
+    path = folder / "truth.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "categories",
+    [
+        (RED, GREEN),
+        (RED, GREEN, {"name": "Background"}),
+        (RED, GREEN, {"name": "_background_", "supercategory": "red"}),
+        (RED | {"supercategory": "red"}, GREEN | {"supercategory": "green"}),  # as some writers do
+        (RED | {"supercategory": "background"}, GREEN | {"supercategory": "background"}),
+        (RED | {"supercategory": "thing"}, GREEN | {"supercategory": "thing"}),
+        (RED | {"supercategory": "green"}, GREEN),  # the model knows both
+        (RED | {"supercategory": None}, GREEN | {"supercategory": [1]}),
+        ({"name": "rose", "supercategory": "red"}, {"name": "leaf", "supercategory": "Green"}),
+        ({"name": "rose", "supercategory": "Red"}, {"name": "leaf", "supercategory": "green"}, RED, {"name": "GREEN"}),
+        (RED, GREEN, {"name": "Red"}, {"name": "green_"}),
+    ],
+)
+def test_categories_and_supercategories_by_their_names(tmp_path: Path, categories: tuple[Category, ...]) -> None:
+    scores = validate(write_segmenter(tmp_path / "seg.onnx"), coco(tmp_path, *categories), precision="fp32")
+    assert scores.pixels is not None
+    assert [name.casefold() for name in scores.names] == ["background", "red", "green"]
+    assert min(value or 0 for value in scores.pixels.by_class.values()) > 0.95
+
+
+def test_joined_files_share_their_supercategories(tmp_path: Path) -> None:
+    rose, leaf = {"name": "rose"}, {"name": "leaf"}
+    files = []
+    for name, categories in {"a": (rose | {"supercategory": "red"}, leaf), "b": (rose, leaf)}.items():
+        (tmp_path / name).mkdir()
+        files.append(coco(tmp_path / name, *categories))
+    for order in (files, files[::-1]):
+        scores = validate(write_segmenter(tmp_path / "seg.onnx"), order, precision="fp32")
+        assert scores.names == ["background", "red"]
+        assert scores.pixels is not None and (scores.pixels.by_class["red"] or 0) > 0.95
+
+
+def test_more_categories_than_a_mask_tells_apart(tmp_path: Path) -> None:
+    path = coco(tmp_path, RED, GREEN, *({"name": f"other {number}"} for number in range(253)))
+    with pytest.raises(UsageError, match="has 255 categories, and masks tell 254 apart"):
+        validate(write_segmenter(tmp_path / "seg.onnx"), path)
+
+
 def test_iou_by_hand() -> None:
     counter = PixelCounter(["a", "b", "c"])
     truth = np.array([[0, 0, 0, 0, 1, 1, OTHER]], np.uint8)

@@ -177,10 +177,10 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
     assert "the frame size changes in the video" in pipeline.sources[0].info.notes
 
 
-@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("given", ["folder", "list", "arrays"])
 @pytest.mark.parametrize("options", [{}, {"rect": True}])
 def test_pictures_of_many_sizes_share_one_graph(
-    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, options: dict[str, Any], listed: bool
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, options: dict[str, Any], given: str
 ) -> None:
     """Each size of the input has kernels to be measured and a graph of its own, and only a few are kept."""
     sizes = [(320, 192), (192, 128), (100, 300)]
@@ -188,7 +188,8 @@ def test_pictures_of_many_sizes_share_one_graph(
     for path, size in zip(paths, sizes, strict=True):
         Image.new("RGB", size).save(path)
     gpu_standin.install(monkeypatch)
-    pipeline = Pipeline(paths if listed else tmp_path, model, device="cuda", engine="null", imgsz=320, **options)
+    source = {"folder": tmp_path, "list": paths, "arrays": [np.zeros((*size[::-1], 3), np.uint8) for size in sizes]}
+    pipeline = Pipeline(source[given], model, device="cuda", engine="null", imgsz=320, **options)
     found = [(result.frame.width, result.frame.height) for result in pipeline]
     assert sorted(found) == sorted(sizes)
     said = any("share one graph" in choice for choice in pipeline.report.choices)

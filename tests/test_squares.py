@@ -22,6 +22,7 @@ from framefuse.models.squares import DTYPES, write_squares
 from framefuse.postprocess import postprocess
 from framefuse.preprocess import Placement
 
+DISK_KB = 16
 GREY = 110
 COLOURS = [(228, 60, 52), (30, 200, 50), (40, 76, 228)]
 
@@ -186,3 +187,17 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
         find_model("squares")
+
+    def nowhere() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(ModelError, match="nor into a temporary folder"):
+        find_model("squares")
+
+
+def test_a_full_disk_is_left_as_it_was(full_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(full_disk))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert find_model("squares").is_relative_to(tmp_path)
+    assert list((full_disk / "framefuse").iterdir()) == []

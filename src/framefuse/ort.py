@@ -24,7 +24,8 @@ def onnxruntime(extra: str) -> Any:
     Raises:
         CapabilityError: it is not installed.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if not os.environ.get("ORT_DISABLE_TELEMETRY"):
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime
     except ImportError as error:

@@ -119,8 +119,7 @@ class Pipeline:
             for item in self.sources:
                 opened.callback(item.close)
             info = self.sources[0].info
-            mixed = info.kind == "images" and len(info.files) != 1  # readers of a shared list know none
-            preprocess, size_reason = choose_preprocess(self.card, settings, mixed=mixed)
+            preprocess, size_reason = choose_preprocess(self.card, settings, mixed=info.mixed)
             if isinstance(engine, str):
                 engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
             self.engine = engine

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.evaluation.data import Dataset, Labels
+from framefuse.evaluation.data import NOTHING, Dataset, Labels, plain
 from framefuse.evaluation.pixels import OTHER
 from framefuse.models.card import Card
 from framefuse.prediction import Detections
@@ -59,19 +59,16 @@ class PixelClasses:
     def __init__(self, card: Card, data: Dataset) -> None:
         if not data.mask_names:
             raise UsageError(
-                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has no masks",
+                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
                 remedy="use data with a segmentation for each annotation, or synthetic://bodies",
             )
-        known = {_plain(name) for name in card.names.values()}
-        names, inner = dict(data.mask_names), dict[int, int]()
+        known = {plain(name) for name in card.names.values()}
+        names = dict(data.mask_names)
         for group, members in data.mask_groups.items():
-            inside = {_plain(data.mask_names[number]) for number in members} - {_plain(group)}
-            if _plain(group) in known and not known & inside:
-                first = min(members)
-                inner |= dict.fromkeys(members, first)
-                names = {number: name for number, name in names.items() if number not in inner} | {first: group}
+            inside = {plain(data.mask_names[number]) for number in members} - {plain(group)}
+            if plain(group) in known and not known & inside:
+                names |= dict.fromkeys(members, group)
         self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
-        data_to |= {number: data_to[first] for number, first in inner.items() if first in data_to}
         self.truth = _table(data_to, OTHER)[:256].astype(np.uint8)
         self.found = _table(model_to, OTHER)[:256].astype(np.uint8)
 
@@ -81,7 +78,7 @@ def match_names(
 ) -> tuple[list[str], dict[int, int], dict[int, int], list[str]]:
     """The classes that model and data share, by their names.
 
-    Case and the difference between blank, - and _ do not count.
+    Case and the difference between blank, - and _ do not count; numbers of the same name are one class.
 
     Returns:
         their names in the order of the data; number in the model -> position there; number in the data -> position
@@ -90,29 +87,28 @@ def match_names(
     Raises:
         UsageError: there are none.
     """
-    by_name = {_plain(name): number for number, name in model.items()}
-    shared = {number: by_name[_plain(name)] for number, name in data.items() if _plain(name) in by_name}
-    if {_plain(data[number]) for number in shared} <= {"background"}:  # that is what nothing is called
+    known = {plain(name) for name in model.values()}
+    shared: dict[str, str] = {}
+    for name in data.values():
+        if plain(name) in known:
+            shared.setdefault(plain(name), name)
+    position = {name: number for number, name in enumerate(shared)}
+    if set(shared) <= {NOTHING}:
         raise UsageError(
             f"{card.path.name} and the data have no class in common{', but for the background' if shared else ''}: "
             f"the model has {_some(model)}, the data {_some(data)}",
             remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
         )
     notes = []
-    if unknown := {number: name for number, name in data.items() if number not in shared}:
-        notes.append(f"not scored, as the model does not know them: {_some(unknown)}")
-    if extra := {number: name for number, name in model.items() if number not in shared.values()}:
-        notes.append(f"not scored, as the data do not have them: {_some(extra)}")
-    return (
-        [data[number] for number in shared],
-        {theirs: position for position, theirs in enumerate(shared.values())},
-        {ours: position for position, ours in enumerate(shared)},
-        notes,
+    model_to, data_to = (
+        {number: position[plain(name)] for number, name in names.items() if plain(name) in position}
+        for names in (model, data)
     )
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+    if unknown := {number: name for number, name in data.items() if number not in data_to}:
+        notes.append(f"not scored, as the model does not know them: {_some(unknown)}")
+    if extra := {number: name for number, name in model.items() if number not in model_to}:
+        notes.append(f"not scored, as the data do not have them: {_some(extra)}")
+    return list(shared.values()), model_to, data_to, notes
 
 
 def _some(names: Mapping[int, str]) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
-from framefuse.evaluation.data import Dataset, Key, Labels
+from framefuse.evaluation.data import NOTHING, Dataset, Key, Labels, plain
 from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.pull import Frames, PullSource
@@ -29,8 +29,8 @@ from framefuse.sources.pull import Frames, PullSource
 Record = dict[str, Any]
 NAMED = 3
 """Examples in a message."""
-NOTHING = "background"
-"""The category that some writers name, though nothing is of it: what no annotation covers."""
+MOST_MASKED = 254
+"""Categories that a mask of bytes tells apart."""
 REPORT = "report.json"
 """In the folder of every run that wrote something."""
 
@@ -54,7 +54,7 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     folder = images or _find_folder(path, pictures)
     place = _frames_of if folder.is_file() else _files_of
     by_key = place(path, folder, pictures)
-    nothing = {category for category, record in categories.items() if record["name"].casefold() == NOTHING}
+    nothing = {category for category, record in categories.items() if plain(record["name"]) == NOTHING}
     values = {category: 0 if category in nothing else number + 1 for category, number in number_of.items()}
     labels = partial(_labels, by_key, objects, number_of, values)
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
@@ -63,11 +63,11 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         "names": names,
         "keys": list(by_key),
         "notes": notes,
-        **(_masks(categories, values) if outlined and len(names) < 255 else {}),
+        **(_masks(categories, values) if outlined else {}),
     }
     if folder.is_file():
         return Dataset(open=partial(_open_video, folder), key_of=_index_of, labels=labels, **shared)
-    return Dataset(open=_open_images, key_of=_file_of, labels=labels, **shared)
+    return Dataset(open=_open_images, key_of=_file_of, labels=labels, mixed=len(by_key) > 1, **shared)
 
 
 def _read(path: Path) -> Mapping[str, list[Any]]:
@@ -309,16 +309,20 @@ def _labels(
 def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
     """What a class mask painted from annotations means, as in `Dataset`.
 
-    A category belongs to the group that its supercategory names: "head" to "person", as "person" itself does.
+    Some writers name a category background, though nothing is of it: it is what no annotation covers. A category
+    belongs to the group that its supercategory names: "head" to "person", as "person" itself does.
     """
+    if len(categories) > MOST_MASKED:
+        return {"no_masks": f"{len(categories)} categories, and masks tell {MOST_MASKED} apart"}
     names = {values[category]: str(record["name"]) for category, record in categories.items() if values[category]}
     groups: dict[str, set[int]] = defaultdict(set)
     for category, record in categories.items():
-        if values[category] and isinstance(record.get("supercategory"), str):
-            groups[record["supercategory"]].add(values[category])
+        group = record.get("supercategory")
+        if values[category] and isinstance(group, str) and plain(group) != NOTHING:
+            groups[plain(group)].add(values[category])
     for value, name in names.items():
-        if name in groups:
-            groups[name].add(value)
+        if plain(name) in groups:
+            groups[plain(name)].add(value)
     return {"mask_names": {0: NOTHING, **dict(sorted(names.items()))}, "mask_groups": groups}
 
 
@@ -330,7 +334,7 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], picture: Reco
     """
     height, width = int(picture["height"]), int(picture["width"])
     mask = np.zeros((height, width), np.uint8)
-    if not rows or len(values) >= 255:
+    if not rows or len(values) > MOST_MASKED:
         return mask
     tools = mask_tools()
     for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):

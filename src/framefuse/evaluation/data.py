@@ -62,6 +62,10 @@ class Dataset:
     """Class names of the values of `Labels.class_mask`; empty for data without masks."""
     mask_groups: Mapping[str, Collection[int]] = field(default_factory=dict)
     """Values of `Labels.class_mask` that a model may know under one name: {"person": head, torso, ...}."""
+    mixed: bool = False
+    """Whether the pictures may be of many sizes."""
+    no_masks: str = "no masks"
+    """What data without masks have."""
     notes: Sequence[str] = ()
     """What was found odd, or left out."""
 
@@ -79,6 +83,15 @@ class Dataset:
         if limit is None or limit >= len(self.keys):
             return self.keys
         return [self.keys[(2 * number + 1) * len(self.keys) // (2 * limit)] for number in range(limit)]
+
+
+NOTHING = "background"
+"""What pixels of no class are called."""
+
+
+def plain(name: str) -> str:
+    """A name as it is compared with others."""
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def open_data(data: Any, images: str | Path | None = None) -> Dataset:
@@ -168,7 +181,8 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                 finally:
                     source.close()
 
-        return PullSource(SourceInfo(uri, "synthetic", frames=len(keys)), frames)
+        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=any(part.mixed for part in parts))
+        return PullSource(info, frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]
@@ -180,6 +194,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         return found
 
     uri = ", ".join(part.uri for part in parts)
+    groups = {name for part in parts for name in part.mask_groups}
     return Dataset(
         uri=uri,
         names=first.names,
@@ -188,6 +203,8 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         key_of=key_of,
         labels=labels,
         mask_names=first.mask_names,
-        mask_groups=first.mask_groups,
+        mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
+        mixed=any(part.mixed for part in parts),
+        no_masks=first.no_masks,
         notes=[note for part in parts for note in part.notes],
     )

@@ -59,15 +59,16 @@ def _write_squares() -> Path:
         return write_squares(folder / "squares.onnx")
     except OSError:  # a container's home, often
         pass
-    temporary = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
+    temporary = Path("a temporary folder")
     try:
+        temporary = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
         temporary.mkdir(mode=0o700, exist_ok=True)
         if temporary.stat().st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "it belongs to somebody else")
         return write_squares(temporary / "squares.onnx")
     except OSError as error:
         raise ModelError(
-            f"the model squares can be written neither into {folder} nor into {temporary}: {error.strerror}",
+            f"the model squares can be written neither into {folder} nor into {temporary}: {error.strerror or error}",
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         ) from error
 

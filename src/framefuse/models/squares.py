@@ -170,8 +170,12 @@ def write_squares(
     path = Path(path)
     # Others see the file either not at all or complete.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    partial.write_bytes(model.SerializeToString())
-    return partial.replace(path)
+    try:
+        partial.write_bytes(model.SerializeToString())
+        return partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 __all__ = ["DTYPES", "NAMES", "STRIDE", "squares_clip", "squares_scene", "write_squares"]

@@ -143,7 +143,8 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
     """Text of `size` pixels as coverage 0..255: of each pixel, and of each cell of the chroma grid.
 
     Args:
-        left, right: pixels of margin. The height depends on the size and the grid only.
+        left, right: pixels of margin. The height depends on the font, so on the size and whether all is ASCII, and on
+            the grid.
         grid: pixels a cell in x and y; the text's area is made a whole number of cells.
     """
     text, font = _readable(text, size)
@@ -298,20 +299,27 @@ class Annotator:
             samples[y1:y2, max(x1, x2 - wide) : x2] = value
 
     def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
-        """Where the label of a box goes: above it, else inside, else below, so that it hides none of a surer detection;
-        if each would, above. It is moved where it would leave the picture."""
+        """Where the label of a box goes: above it, else inside, else below, else beside a label that is in its way, so
+        that none of a surer detection hides it; if all of that is taken, above. It is moved where it would leave the
+        picture."""
         left, top, _, bottom = box
         high, wide = next(iter(tile.values())).shape
         step_x, step_y = self._grid
         left = max(0, min(left, (self._size[0] - wide) // step_x * step_x))
         lowest = max(0, (self._size[1] - high) // step_y * step_y)
         right = left + wide
+        near = [(begin, end) for start, begin, stop, end in taken if left < stop and start < right]
         tops = [min(y, lowest) for y in (top - high, top, bottom) if y >= 0]
-        near = [(top, end) for start, top, stop, end in taken if left < stop and start < right]
-        for y in tops:
-            if not any(y < end and top < y + high for top, end in near):
-                return _Place(left, y, right, y + high)
-        return _Place(left, tops[0], right, tops[0] + high)
+
+        def is_free(y: int) -> bool:
+            return not any(y < end and begin < y + high for begin, end in near)
+
+        found = next((y for y in tops if is_free(y)), None)
+        if found is None:
+            beside = [y for begin, end in near for y in (begin - high, end) if 0 <= y <= lowest]
+            beside = sorted((y for y in beside if abs(y - tops[0]) <= 2 * high), key=lambda y: abs(y - tops[0]))
+            found = next((y for y in beside if is_free(y)), tops[0])
+        return _Place(left, found, right, found + high)
 
     def _paste(self, parts: list[Component], place: _Place, tile: dict[str, Plane]) -> None:
         """A label at its place, which lies on the chroma grid; cut off where the picture ends."""
@@ -328,12 +336,15 @@ class Annotator:
         if found is not None:
             self._tiles.move_to_end(key)
             return found
-        # Two parts, since names and scores are few while their pairs are many.
-        margin = self.text_size // 4
-        parts = (
-            text_coverage(" ".join([*name.split(), ""]), self.text_size, margin, 0, self._grid),
-            text_coverage(score, self.text_size, 0, margin, self._grid),
-        )
+        # Two parts, since names and scores are few while their pairs are many; but one where they have different fonts.
+        size, margin, words = self.text_size, self.text_size // 4, name.split()
+        if name.isascii():
+            parts = [
+                text_coverage(" ".join([*words, ""]), size, margin, 0, self._grid),
+                text_coverage(score, size, 0, margin, self._grid),
+            ]
+        else:
+            parts = [text_coverage(" ".join([*words, score]), size, margin, margin, self._grid)]
         fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
         tile = {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()}
         self._tiles[key] = tile

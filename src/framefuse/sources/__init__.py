@@ -132,6 +132,8 @@ class SourceInfo:
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
     copied: int = 0
     """Bytes of pictures that were copied from one place of a GPU to another while decoding; it grows while reading."""
+    mixed: bool = False
+    """Whether its pictures may be of many sizes, as those of a folder are."""
     files: Sequence[Path] = ()
     """All local files that it reads or will read, as far as it knows them: no sink writes over one."""
 

@@ -49,9 +49,14 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         first = _frame(next(iter(pictures)), 0, info)
         info.width, info.height = first.width, first.height
         info.frames = -(-len(pictures) // options.vid_stride)
+        info.mixed = not isinstance(pictures, np.ndarray) and len({_size(picture) for picture in pictures}) > 1
     else:
         note(info, "pictures of an iterator: one copy a frame")
     return PullSource(info, lambda closed: _frames(pictures, info, options, closed))
+
+
+def _size(picture: Any) -> Any:
+    return picture.shape[:2] if isinstance(picture, np.ndarray) else getattr(picture, "size", None)
 
 
 def _frames(pictures: Iterable[Any], info: SourceInfo, options: SourceOptions, closed: threading.Event) -> Frames:

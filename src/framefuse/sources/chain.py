@@ -133,6 +133,7 @@ class _Chain:
         if self._current is not None and self._info.kind == "unread":
             facts, info = self._current.info, self._info
             info.kind, info.fps, info.width, info.height = facts.kind, facts.fps, facts.width, facts.height
+            info.mixed = facts.mixed or facts.kind == "images"  # others may follow
         return self._current
 
     def _frames(self, closed: threading.Event) -> Frames:

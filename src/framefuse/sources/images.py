@@ -42,6 +42,7 @@ def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
         DecodeError: the only image cannot be read, or none of several (while reading).
     """
     info = SourceInfo(str(paths[0]) if len(paths) == 1 else f"{len(paths)} images", "images", files=paths)
+    info.mixed = len(paths) > 1
     info.frames = -(-len(paths) // options.vid_stride)
     if len(paths) == 1:
         with _opened(paths[0]) as image:

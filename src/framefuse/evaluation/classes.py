@@ -60,7 +60,7 @@ class PixelClasses:
         if not data.mask_names:
             raise UsageError(
                 f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
-                remedy="use data with a segmentation for each annotation, or synthetic://bodies",
+                remedy="use data with few enough categories and a segmentation for each annotation, or synthetic://bodies",
             )
         known = {plain(name) for name in card.names.values()}
         names = dict(data.mask_names)

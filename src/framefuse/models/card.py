@@ -69,7 +69,8 @@ class Card:
         spec = self.preprocess
         if not self.dynamic_size:
             return spec.height, spec.width
-        return tuple(max(1, round(side / spec.stride)) * spec.stride for side in (height, width))  # type: ignore[return-value]
+        height, width = (max(1, round(side / spec.stride)) * spec.stride for side in (height, width))
+        return height, width
 
     def check_outputs(self, outputs: Sequence[NDArray[Any]], layout: str | None = None) -> None:
         """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.

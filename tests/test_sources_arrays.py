@@ -13,7 +13,8 @@ from PIL import Image
 
 import media
 from framefuse.errors import SourceError, UsageError
-from framefuse.sources import open_source
+from framefuse.sources import SourceOptions, open_source
+from framefuse.sources.arrays import open_arrays
 from reading import read
 
 
@@ -48,6 +49,23 @@ class TestArrays:
     def test_mixed_sizes_in_a_list(self) -> None:
         frames, _ = read([media.picture(0, 20, 10), Image.fromarray(media.picture(1, 30, 15)), media.picture(2)])
         assert [(frame.width, frame.format.name) for frame in frames] == [(20, "bgr24"), (30, "rgb24"), (64, "bgr24")]
+
+    def test_only_the_first_picture_is_made_before_it_is_asked_for(self) -> None:
+        made: list[int] = []
+
+        class Made:
+            def __len__(self) -> int:
+                return 5
+
+            def __getitem__(self, number: int) -> NDArray[np.uint8]:
+                if number >= len(self):
+                    raise IndexError
+                made.append(number)
+                return np.zeros((8, 8 + number, 3), np.uint8)
+
+        source = open_arrays(Made(), SourceOptions())
+        assert made == [0]
+        assert len(list(source)) == 5
 
     def test_views_and_read_only_arrays(self) -> None:
         image = media.picture(0)

@@ -49,7 +49,8 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         first = _frame(next(iter(pictures)), 0, info)
         info.width, info.height = first.width, first.height
         info.frames = -(-len(pictures) // options.vid_stride)
-        info.mixed = not isinstance(pictures, np.ndarray) and len({_size(picture) for picture in pictures}) > 1
+        if isinstance(pictures, list | tuple):  # anything else may make each picture when it is asked for it
+            info.mixed = len({_size(picture) for picture in pictures}) > 1
     else:
         note(info, "pictures of an iterator: one copy a frame")
     return PullSource(info, lambda closed: _frames(pictures, info, options, closed))

@@ -16,6 +16,7 @@ import av
 import numpy as np
 import pytest
 
+from command_line import importable
 from framefuse.choices import choose_engine
 from framefuse.config import settings_from
 from framefuse.engines import EngineOptions, open_engine
@@ -193,7 +194,7 @@ def script(body: str) -> str:
 
 def surroundings() -> dict[str, str]:
     """In which another Python imports what this one does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**os.environ, "PYTHONPATH": importable()}
 
 
 def run(body: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

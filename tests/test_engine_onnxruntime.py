@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import small_models
+from command_line import importable
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
 from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_room
@@ -123,7 +123,7 @@ def test_it_writes_nothing_down_for_its_maker(tmp_path: Path, known: dict[str, s
         "from framefuse.models import find_model\n"
         "open_engine('onnxruntime', find_model('squares'), EngineOptions())"
     )
-    environment = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": importable()}
     subprocess.run([sys.executable, "-c", code], env=environment | known, check=True)
     assert sorted(path.name for path in tmp_path.glob(".cache/*")) == ["framefuse"]
 

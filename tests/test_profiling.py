@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 
+from command_line import importable
 from framefuse.profiling import Histogram, Recorder, Spread
 from framefuse.threads import cpu_by_thread_name, name_thread, thread_named
 
@@ -246,9 +247,8 @@ def test_engine_threads_are_charged_to_inference() -> None:
     """In a process of its own: where OpenVINO has run before, it keeps threads that are called otherwise."""
     pytest.importorskip("openvino")
     program = "import test_profiling; print(*test_profiling.charged_to_inference())"
-    places = [str(Path(__file__).parent), *filter(None, sys.path)]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(places)})  # fmt: skip
+                          env={**os.environ, "PYTHONPATH": importable()})  # fmt: skip
     assert done.returncode == 0, done.stderr
     charged, used = map(float, done.stdout.split())
     assert charged == pytest.approx(used, rel=0.1)

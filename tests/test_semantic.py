@@ -63,6 +63,14 @@ def picture(width: int, height: int) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     return colours[truth], truth
 
 
+def outlined(rectangle: np.ndarray[Any, Any], category: int) -> dict[str, Any]:
+    """A rectangle of a picture as an annotation of COCO."""
+    y, x = np.nonzero(rectangle)
+    x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
+    row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+    return {**row, "segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]]}
+
+
 def agreement(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> float:
     return float((found == truth).mean())
 
@@ -179,11 +187,7 @@ def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
         "categories": [{"id": 5, "name": "Green"}, {"id": 9, "name": "red"}, {"id": 11, "name": "blue"}],
         "annotations": [],
     }
-    for category, number in ((5, 2), (9, 1)):
-        y, x = np.nonzero(truth == number)
-        x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
-        row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
-        content["annotations"].append({**row, "segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]]})
+    content["annotations"] = [outlined(truth == 2, 5), outlined(truth == 1, 9)]
     (tmp_path / "truth.json").write_text(json.dumps(content))
     scores = validate(model, tmp_path / "truth.json", precision="fp32")
     assert scores.task == "semantic"
@@ -214,16 +218,10 @@ def coco(folder: Path, red: Category, green: Category, *others: Category) -> Pat
     """A picture, and its outlines as annotations of the first two categories."""
     pixels, truth = picture(192, 128)
     Image.fromarray(pixels).save(folder / "one.png")
-    rows = []
-    for category, number in ((1, 1), (2, 2)):
-        y, x = np.nonzero(truth == number)
-        x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
-        row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
-        rows.append({**row, "segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]]})
     content = {
         "images": [{"id": 1, "file_name": "one.png", "width": 192, "height": 128}],
         "categories": [{"id": number + 1, **category} for number, category in enumerate((red, green, *others))],
-        "annotations": rows,
+        "annotations": [outlined(truth == number, number) for number in (1, 2)],
     }
     path = folder / "truth.json"
     path.write_text(json.dumps(content))

@@ -147,6 +147,7 @@ def test_bodies_truth_is_of_persons_and_their_parts(tmp_path: Path) -> None:
     names = {row["id"]: row["name"] for row in found.dataset["categories"]}
     assert names == {**world.names, 0: "person"}
     assert {row.get("supercategory") for row in found.dataset["categories"] if row["id"]} == {"person"}
+    assert found.dataset["annotations"]
     for image_id, image in found.imgs.items():
         truth = world[image["frame"]].truth
         persons = [row for row in found.imgToAnns[image_id] if row["category_id"] == 0]

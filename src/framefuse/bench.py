@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.bench_report import BenchReport, Row, Timing
+from framefuse.choices import check_size
 from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
 from framefuse.errors import FramefuseError, ModelError, UsageError
 from framefuse.models import find_model
@@ -179,13 +180,9 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
                 f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
                 remedy="export the model with a dynamic shape, or leave it out",
             )
-    with suppress(ModelError):  # models without a card can be measured too
-        card = read_card(path)
-        if imgsz and card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
-            raise UsageError(
-                f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}",
-                remedy=f"use --imgsz {near[0]} {near[1]}",
-            )
+    if imgsz:
+        with suppress(ModelError):  # models without a card can be measured too
+            check_size(read_card(path), height, width)
     return stated[0] or batch, stated[1] or 3, height, width
 
 

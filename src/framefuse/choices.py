@@ -142,19 +142,24 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
                 remedy="export the model with dynamic height and width, or leave imgsz out",
             )
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
-    if (near := card.nearest_size(height, width)) != (height, width):
-        raise UsageError(
-            f"imgsz {height}x{width} is not a multiple of the model's stride {spec.stride}",
-            remedy=f"use --imgsz {near[0]} {near[1]}",
-        )
+    check_size(card, height, width)
     rectangular = settings.rect and spec.fit == "letterbox"
-    if rectangular and mixed and settings.on_gpu and "rect" not in settings.model_fields_set:
-        spec = replace(spec, height=height, width=width, rectangular=False)
+    shared = rectangular and mixed and settings.on_gpu and "rect" not in settings.model_fields_set
+    spec = replace(spec, height=height, width=width, rectangular=rectangular and not shared)
+    if shared:
         return spec, f"input {width}x{height}: pictures of many sizes share one graph on a GPU, unless --rect is given"
-    spec = replace(spec, height=height, width=width, rectangular=rectangular)
     if rectangular:
         return spec, f"input up to {width}x{height}: the padded axis shrinks to a multiple of {spec.stride}"
     return spec, f"input {width}x{height}: as asked"
+
+
+def check_size(card: Card, height: int, width: int) -> None:
+    """Raise UsageError where a model whose size is free cannot take this one."""
+    if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
+        raise UsageError(
+            f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}",
+            remedy=f"use --imgsz {near[0]} {near[1]}",
+        )
 
 
 def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, list[str]]:

@@ -13,9 +13,6 @@ from framefuse.cli.options import Quiet
 from framefuse.entry import stop_if_interrupted
 from framefuse.errors import ModelError, UsageError
 
-LONGEST_NAME = 60
-"""Letters; TVM names a function after all that it fuses."""
-
 
 def tune(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
@@ -73,7 +70,7 @@ def tune(
     if not quiet:
         rows = [
             (
-                name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}...",
+                name if len(name) <= tuning.LONGEST_NAME else f"{name[: tuning.LONGEST_NAME - 3]}...",
                 f"{share:.1%}",
                 str(count),
                 f"{best:.0f}" if count else "",

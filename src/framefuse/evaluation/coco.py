@@ -54,8 +54,7 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     folder = images or _find_folder(path, pictures)
     place = _frames_of if folder.is_file() else _files_of
     by_key = place(path, folder, pictures)
-    nothing = {category for category, record in categories.items() if plain(record["name"]) == NOTHING}
-    values = {category: 0 if category in nothing else number + 1 for category, number in number_of.items()}
+    values = {category: 0 if plain(names[number]) == NOTHING else number + 1 for category, number in number_of.items()}
     labels = partial(_labels, by_key, objects, number_of, values)
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
     shared: dict[str, Any] = {

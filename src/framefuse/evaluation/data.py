@@ -181,8 +181,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                 finally:
                     source.close()
 
-        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=any(part.mixed for part in parts))
-        return PullSource(info, frames)
+        return PullSource(SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed), frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]
@@ -194,6 +193,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         return found
 
     uri = ", ".join(part.uri for part in parts)
+    mixed = any(part.mixed for part in parts)
     groups = {name for part in parts for name in part.mask_groups}
     return Dataset(
         uri=uri,
@@ -204,7 +204,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         labels=labels,
         mask_names=first.mask_names,
         mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
-        mixed=any(part.mixed for part in parts),
+        mixed=mixed,
         no_masks=first.no_masks,
         notes=[note for part in parts for note in part.notes],
     )

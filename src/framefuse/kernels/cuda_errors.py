@@ -6,6 +6,8 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.kernels import cuda
 
 OUT_OF_MEMORY = 2
+LESS_MEMORY = "use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU"
+"""The remedy where a GPU has too little."""
 LOST = {
     46: "the GPU is busy or gone",
     214: "its memory has an error that cannot be corrected",
@@ -35,7 +37,7 @@ def in_words(error: Exception, doing: str) -> EngineError:
     if isinstance(error, MemoryError) or code == OUT_OF_MEMORY:
         return GpuMemoryError(
             f"the GPU has no room to {doing}{_free()}: {text}",
-            remedy="use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU",
+            remedy=LESS_MEMORY,
         )
     if code in LOST:
         return GpuLostError(

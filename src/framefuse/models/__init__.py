@@ -59,18 +59,26 @@ def _write_squares() -> Path:
         return write_squares(folder / "squares.onnx")
     except OSError:  # a container's home, often
         pass
-    temporary = Path("a temporary folder")
     try:
-        temporary = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
-        temporary.mkdir(mode=0o700, exist_ok=True)
-        if temporary.stat().st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "it belongs to somebody else")
-        return write_squares(temporary / "squares.onnx")
+        return write_squares(_temporary() / "squares.onnx")
     except OSError as error:
         raise ModelError(
-            f"the model squares can be written neither into {folder} nor into {temporary}: {error.strerror or error}",
+            f"the model squares can be written neither into {folder} nor into a temporary folder: {error}",
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         ) from error
+
+
+def _temporary() -> Path:
+    """A folder for temporary files of this user alone.
+
+    Raises:
+        OSError: there is none.
+    """
+    folder = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it belongs to somebody else", str(folder))
+    return folder
 
 
 __all__ = ["find_model", "list_models"]

@@ -65,12 +65,9 @@ class Card:
         return len(self.names)
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that the model takes: where they are free, multiples of its stride; else its own."""
-        spec = self.preprocess
-        if not self.dynamic_size:
-            return spec.height, spec.width
-        height, width = (max(1, round(side / spec.stride)) * spec.stride for side in (height, width))
-        return height, width
+        """Height and width in multiples of the stride, which is what a model takes whose size is free."""
+        stride = self.preprocess.stride
+        return max(1, round(height / stride)) * stride, max(1, round(width / stride)) * stride
 
     def check_outputs(self, outputs: Sequence[NDArray[Any]], layout: str | None = None) -> None:
         """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.

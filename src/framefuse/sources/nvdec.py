@@ -24,6 +24,7 @@ import numpy as np
 from framefuse.errors import EngineError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
 from framefuse.kernels import cuda, cuda_queue
+from framefuse.kernels.cuda_errors import LESS_MEMORY
 from framefuse.sources import SourceInfo
 from framefuse.sources.decoders import CODECS, ROOM, SURFACES, device, free
 from framefuse.sources.start_codes import KINDS, Kinds, StartCodes
@@ -210,7 +211,7 @@ class NvDecoder:
         if self._device not in _started and (room := free()) < ROOM:
             raise GpuMemoryError(
                 f"the GPU has no room to start NVDEC: {room / 1e6:.0f} MB are free, and it wants {ROOM / 1e6:.0f}",
-                remedy="use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU",
+                remedy=LESS_MEMORY,
             )
         latency = self._module.DisplayDecodeLatencyType
         try:

@@ -119,10 +119,11 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
             "track_id": track,
             "visibility": round(float(truth.visibility[row]), 4),
         }
-        shown = np.where(seen, truth.class_mask[window], 0) if parts else np.zeros(0, np.uint8)
-        for part in np.unique(shown[shown > 0]).tolist():
-            outline = _outline(shown == part, (x1, y1), truth.instances.shape)
-            yield {"category_id": part, **outline, "iscrowd": ignored, "track_id": track}
+        if parts:
+            shown = np.where(seen, truth.class_mask[window], 0)
+            for part in np.unique(shown[shown > 0]).tolist():
+                outline = _outline(shown == part, (x1, y1), truth.instances.shape)
+                yield {"category_id": part, **outline, "iscrowd": ignored, "track_id": track}
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:

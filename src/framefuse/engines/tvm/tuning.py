@@ -25,6 +25,9 @@ from framefuse.errors import EngineError
 LONGEST_SLICE = 480.0
 """Seconds."""
 
+LONGEST_NAME = 60
+"""Letters that are shown; TVM names a function after all that it fuses."""
+
 BATCH = 4
 """Candidates of a turn: all are built, then all are run."""
 
@@ -126,7 +129,7 @@ def tune(
                 )
             task.done = task.measured >= trials or task.measured == had
             longest = max(longest, time.monotonic() - begun)
-            say(f"{task.name[:60]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
+            say(f"{task.name[:LONGEST_NAME]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
         if tasks and all(task.done and not task.measured for task in tasks):
             raise EngineError(
                 f"no candidate of {len(tasks)} functions runs on {target.name}",

@@ -12,6 +12,8 @@ Rows, each in a process of its own:
 - `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU
 
 The clock runs while all streams are being read: from when each has given its first frames, to the end of the first.
+Of a fleet the rate from the first frame of any process to the last of any is kept too (`whole`), which comes nearer to
+the other the longer the files are: `"times"` in a row repeats the clip.
 """
 
 import argparse
@@ -217,7 +219,9 @@ def decode_row(clip: Path, kind: str, streams: int, processes: int) -> dict[str,
 
 def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
     """One row, in this process."""
-    name, streams = plan["row"], plan["streams"]
+    name, streams, times = plan["row"], plan["streams"], plan.get("times", 1)
+    if times > 1:
+        clip = long_clip(clip, clip.with_name(f"{times}x_{clip.name}"), times)
     if name == "fleet":
         return fleet_row(clip, model, streams, plan["processes"])
     if name in ("source", "rgb") and plan.get("processes", 1) > 1:
@@ -279,6 +283,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             fps = max((row["fps"] for row in mine if row["row"] == name), default=None)
             if fps and best:
                 line |= {f"{name}_fps": fps, f"{name}_of_decode": round(fps / best, 3)}
+        if best and (whole := max((row["whole_fps"] for row in mine if row["row"] == "fleet"), default=None)):
+            line |= {"fleet_whole_fps": whole, "fleet_whole_of_decode": round(whole / best, 3)}
         found.append(line)
     return found
 

@@ -158,15 +158,16 @@ def row(name, streams, **more):
     return {"row": name, "streams": streams, **more}
 def decode(streams, decoder="threaded", **more):
     return row("decode", streams, decoder=decoder, **more)
-def fleet(streams, processes):
-    return row("fleet", streams, processes=processes)
-rows = [decode(14), fleet(14, 3), row("detect", 14), decode(8), fleet(8, 3), row("rgb", 14, processes=2), row("detect", 8),
-        decode(14, "core"), fleet(14, 4), row("source", 14), decode(21), fleet(21, 3), fleet(21, 4), row("detect", 21),
-        fleet(8, 4)]
+def fleet(streams, processes, **more):
+    return row("fleet", streams, processes=processes, **more)
+rows = [decode(14), decode(14, processes=3), fleet(14, 3), row("detect", 14), decode(8), decode(8, processes=3), fleet(8, 3),
+        row("rgb", 14, processes=2), row("detect", 8), fleet(14, 3, times=4), decode(14, processes=3, times=4),
+        decode(14, "core"), row("source", 14), decode(21), decode(21, processes=3), fleet(21, 3), row("detect", 21),
+        fleet(8, 3, times=4), fleet(21, 3, times=3), fleet(14, 4), fleet(21, 4), fleet(8, 4)]
 print(json.dumps(rows))')
     step files_kernels 60 "$PYTHON" -c 'import sys; from pathlib import Path; from framefuse.engines import EngineOptions, open_engine
 open_engine("cudnn", Path(sys.argv[1]), EngineOptions("cuda")).execution(8, 384, 640)' "$V8" # measured once, not by the first row
-    bench files 160 gpu_files "$CLIP" --model "$V8" --seconds 30 --total "${FILES_SECONDS:-125}" --plans "$plans" \
+    bench files $((${FILES_SECONDS:-125} + 45)) gpu_files "$CLIP" --model "$V8" --seconds 45 --total "${FILES_SECONDS:-125}" --plans "$plans" \
         --out benchmarks/results/gpu_files.json
 }
 

@@ -60,6 +60,16 @@ except FramefuseError as error:
     print(f"error: {type(error).__name__}: {error.message}\\n  -> {error.remedy}", file=sys.stderr)
     sys.exit(error.exit_code)
 """,
+    "interrupt.py": """
+import signal, subprocess, sys, time
+from pathlib import Path
+
+run = subprocess.Popen(["framefuse", *sys.argv[2:]])
+while run.poll() is None and not (Path(sys.argv[1]).exists() and Path(sys.argv[1]).stat().st_size > 1 << 16):
+    time.sleep(0.01)
+run.send_signal(signal.SIGINT)
+sys.exit(run.wait())
+""",
     "left.py": """
 import json, sys
 from pathlib import Path
@@ -76,7 +86,7 @@ for path in sorted(Path("runs/predict", sys.argv[1]).iterdir()):
 }
 """Written beside the clips: commands run there as they are shown."""
 NOTES = re.compile(
-    r"error|warning|choice +engine|  ->|choice .*(made anew|kernels measured|in flight|no room)|wrote|[\d,]+ frames"
+    r"error|warning|choice +engine|  ->|choice .*(anew|stale|kernels measured|in flight|no room)|wrote|[\d,]+ frames"
 )
 """How lines begin that are shown."""
 MOST = 12
@@ -134,13 +144,14 @@ FAULTS = (
     Fault("The same: 4:2:2 of 10 bits", f"framefuse predict 422.h264 {SURFACE}"),
     Fault("Two processes on one GPU", f"{PLAIN} --device cuda --name one & {PLAIN} --device cuda --name two; wait;"
           " cmp runs/predict/one/clip.jsonl runs/predict/two/clip.jsonl && echo '0 frames differ'"),
-    Fault("A file of measured kernels that says it is another GPU's",
-          f"{SCOUT} -q; sed -i 's/NVIDIA H200/NVIDIA L4/' {KERNELS}/*.json; {SCOUT}"),
-    Fault("Measurements that were cut off", f"truncate -s 1000 {KERNELS}/*.json; {SCOUT}"),
+    Fault("Kernels that were measured on another GPU",
+          f"{SCOUT} -q; sed -i 's/NVIDIA H200/NVIDIA L4/' {KERNELS}/*.json; mv {KERNELS}/*.json {KERNELS}/l4.json;"
+          f" {SCOUT}"),
+    Fault("Measurements that were cut off", f"rm {KERNELS}/l4.json; truncate -s 1000 {KERNELS}/*.json; {SCOUT}"),
     Fault("Built kernels that are damaged",
           f"for file in {KERNELS}/*/*; do echo damaged > $file; done; {SCOUT}"),
-    Fault("Ctrl-C in the middle", "timeout --preserve-status -s INT 5 framefuse predict long.mp4 squares --device cuda"
-          " --save --name stopped", left="stopped"),
+    Fault("Ctrl-C in the middle", "python interrupt.py runs/predict/stopped/long.jsonl predict long.mp4 squares"
+          " --device cuda --save --name stopped", left="stopped"),
 )  # fmt: skip
 
 

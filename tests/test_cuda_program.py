@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.program import Done, HostProgram, Program, Selection
 from framefuse.program_cuda import CudaProgram
+from framefuse.stages import begun
 from gpu_standin import LAUNCH_FAILURE, Array, Gpu, install
 from test_semantic import write_segmenter
 
@@ -181,6 +182,34 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.close()
 
 
+def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:
+    gpu.room = before = 10**9
+    on_cuda(segmenter, batch=1, slots=1).begin(pictures(1)[0])
+    captured = before - gpu.room
+    gpu.room = captured + need(gpu, segmenter, 1)
+    program = on_cuda(segmenter, batch=1, slots=2)
+    program.begin(pictures(1)[0])
+    gpu.room = None
+    assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
+    (reason,) = program.reasons
+    assert reason.startswith("1 batches in flight, not 2: the GPU has no room to capture batches of 1 x 96x64")
+    program.close()
+
+
+def test_what_is_closed_is_freed_at_once(gpu: Gpu, segmenter: Card) -> None:
+    """Not whenever Python looks for cycles: until then its memory would be missing."""
+    program = on_cuda(segmenter, batch=1)
+    run(program, pictures(2), 1)
+    models = [weakref.ref(model) for model in program._executions[64, 96]]
+    gc.collect()
+    gc.disable()
+    try:
+        program.close()
+        assert [model() for model in models] == [None, None]
+    finally:
+        gc.enable()
+
+
 def test_where_nothing_fits_the_sizes_are_named(gpu: Gpu, segmenter: Card) -> None:
     gpu.room = 1000
     program = on_cuda(segmenter, batch=1)
@@ -189,6 +218,8 @@ def test_where_nothing_fits_the_sizes_are_named(gpu: Gpu, segmenter: Card) -> No
     ) as error:
         program.prepare(80, 61)
     assert "smaller batch" in str(error.value.remedy)
+    with pytest.raises(GpuMemoryError, match=r"\[program\] the GPU has no room"):
+        list(begun(cast(Any, pictures(1)), program))  # of which nobody should say that decoding failed
     program.close()
 
 

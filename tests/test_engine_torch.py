@@ -5,6 +5,8 @@ Run where PyTorch is installed: pip install torch (CPU); it is left out of CI, w
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,38 @@ def test_a_pipeline_runs_it() -> None:
 def test_what_it_does_not_have(models: dict[str, Path], options: EngineOptions, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         open_engine("torch", models["tiny_v5"], options)
+
+
+FREED_MEANWHILE = """
+import gc
+import torch
+from framefuse.engines import EngineOptions
+from framefuse.engines.torch import TorchEngine
+
+class Outer(torch.nn.Module):
+    garbage = ()
+    def forward(self, x):
+        self.garbage = None
+        gc.collect()
+        return x * 2
+
+def execution(module):
+    return TorchEngine(module, EngineOptions("cuda")).execution(1, 32, 32)
+
+outer = Outer()
+other = execution(torch.nn.Identity())
+outer.garbage = [other]
+outer.garbage.append(outer.garbage)
+del other
+print(execution(outer).how)
+"""
+
+
+@pytest.mark.gpu
+def test_a_model_that_is_freed_while_another_runs() -> None:
+    """In a process of its own, since PyTorch would end it."""
+    done = subprocess.run([sys.executable, "-c", FREED_MEANWHILE], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "captured\n", done.stdout + done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

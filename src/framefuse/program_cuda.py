@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
@@ -225,12 +226,25 @@ class CudaProgram:
         return lanes
 
     def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[_Lane]:
+        """One for each model of that size; models for whose lanes there is no room are given back."""
         placement = self._preprocess.place(frame.width, frame.height)
-        with self._in_words(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
-            return [
-                _Lane(model, frame, placement, self._card, self._selection, self.ledger, self._way)
-                for model in self._models(size)
-            ]
+        models, lanes = self._models(size), list[_Lane]()
+        while len(lanes) < len(models):
+            try:
+                with self._in_words(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
+                    model = models[len(lanes)]
+                    lanes.append(_Lane(model, frame, placement, self._card, self._selection, self.ledger, self._way))
+                continue
+            except GpuMemoryError as error:
+                if len(models) == 1:
+                    raise
+                self._fewer(len(models) - 1, error)
+            del model, models[-1]  # behind the error, which holds what was half made
+            memory.give_back()
+        return lanes
+
+    def _fewer(self, count: int, error: GpuMemoryError) -> None:
+        self.reasons.append(f"{count} batches in flight, not {self._slots}: {error.message}")
 
     def _forget(self) -> bool:
         """Give back the memory of every size and format; False: there was none. Nothing may be in flight."""
@@ -255,7 +269,7 @@ class CudaProgram:
                 except GpuMemoryError as error:
                     if not made:
                         raise
-                    self.reasons.append(f"{number} batches in flight, not {self._slots}: {error.message}")
+                    self._fewer(number, error)
                     break
             self._executions[size] = made
         return self._executions[size]
@@ -305,7 +319,8 @@ class _Lane:
         # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one.
         self.ended = cp.cuda.Event(block=model.input.shape[0] > 1, disable_timing=True)
         self._batch = batch = model.input.shape[0]
-        with self._stream:
+        stream = self._stream
+        with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, way)
             memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
             self._table = PreprocessTable(frame.format, model.input, memory_format=memory_format, allocate=cuda.pinned)
@@ -322,9 +337,9 @@ class _Lane:
                 self._outlet.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
-            def run_model() -> None:
-                model.start(self._stream)
-                model.finish(self._stream)
+            def run_model() -> None:  # knows nothing of the lane that keeps it, which dies when nobody needs it
+                model.start(stream)
+                model.finish(stream)
 
             def after() -> None:
                 self._outlet.start(outputs, self._stream)
@@ -347,7 +362,7 @@ class _Lane:
             except Exception as error:  # CuPy's own, or an EngineError of a kernel
                 if not left or "captureinvalidated" not in str(error).replace("_", "").lower():
                     raise
-        return lambda: graph.launch(self._stream)
+        return partial(graph.launch, self._stream)
 
     def _capture(self, steps: Iterable[Callable[[], None]]) -> Any:
         self._stream.begin_capture(cuda.cupy().cuda.runtime.streamCaptureModeThreadLocal)

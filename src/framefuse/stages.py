@@ -8,6 +8,7 @@ from time import monotonic, perf_counter, thread_time
 
 from framefuse.batching import Batcher
 from framefuse.channel import EMPTY, Threaded
+from framefuse.errors import FramefuseError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.profiling import StageClock
@@ -27,10 +28,18 @@ def begun(source: Source, program: Program) -> Iterator[Frame]:
     try:
         first = list(itertools.islice(source, 1))
         for frame in first:
-            program.begin(frame)
+            _begin(program, frame)
     except Exception as error:
         return _failed(error)  # like everything that goes wrong, it surfaces in the results
     return itertools.chain(first, source)
+
+
+def _begin(program: Program, frame: Frame) -> None:
+    try:
+        program.begin(frame)
+    except FramefuseError as error:
+        error.stage = "program"  # it surfaces where frames are read
+        raise
 
 
 def _failed(error: Exception) -> Iterator[Frame]:

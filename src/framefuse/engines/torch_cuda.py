@@ -6,6 +6,7 @@ execution's memory comes from a pool of its own, filled by a first run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,6 +17,36 @@ import torch
 from framefuse.engines.device_lane import capture
 from framefuse.errors import EngineError, FramefuseError
 from framefuse.kernels import cuda
+
+
+class _Pools:
+    """PyTorch ends the process where a pool of memory is freed while any thread allocates from another one. So a pool
+    that nobody needs any more, which may be found at any time, waits until none is in use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # what is unused may be found by a thread that holds it
+        self._used = 0
+        self.unused: list[Any] = []
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        with self._lock:
+            self._used += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used -= 1
+            self.free()
+
+    def free(self) -> None:
+        """Free what is unused, if it is allowed now."""
+        with self._lock:
+            if not self._used:
+                self.unused.clear()
+
+
+_pools = _Pools()
 
 
 class Execution:
@@ -62,7 +93,7 @@ class Execution:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
             graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(), torch.cuda.graph(graph):
+            with _pools.used(), torch.inference_mode(), torch.cuda.graph(graph):
                 self._copy(self._run())
             self._graph = graph
 
@@ -76,10 +107,16 @@ class Execution:
     def finish(self, stream: Any) -> None:
         """Nothing: the model has written `results`."""
 
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            _pools.unused.append(self.__dict__.pop("_pool"))
+            _pools.free()
+
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
         """PyTorch on a stream of CuPy, with this execution's memory and the fastest kernels."""
         with (
+            _pools.used(),
             torch.inference_mode(),
             torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)),
             torch.cuda.use_mem_pool(self._pool),

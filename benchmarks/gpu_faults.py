@@ -268,7 +268,7 @@ def answer(fault: Fault, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="faults with this word in their title; the page stays as it is")
+    parser.add_argument("--only", default="", help="faults with this word in their title; the others stay on the page")
     parser.add_argument("--folder", type=Path, help="kept: clips, outputs and measured kernels")
     parser.add_argument("--leave", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--then", default="", help=argparse.SUPPRESS)
@@ -284,13 +284,19 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "eight").exists():
             make_clips(folder)
-        sections = []
+        sections = known() if args.only else {}
         for fault in FAULTS:
             if args.only.lower() in fault.title.lower():
-                sections.append(answer(fault, folder))
-                print(sections[-1], flush=True)
-                if not args.only:
-                    PAGE.write_text("\n".join([INTRODUCTION.format(gpu=gpu), *sections]), encoding="utf-8")
+                sections[fault.title] = answer(fault, folder)
+                print(sections[fault.title], flush=True)
+                found = [sections[fault.title] for fault in FAULTS if fault.title in sections]
+                PAGE.write_text("\n".join([INTRODUCTION.format(gpu=gpu), *found]), encoding="utf-8")
+
+
+def known() -> dict[str, str]:
+    """The page's sections, by title."""
+    sections = PAGE.read_text(encoding="utf-8").split("## ")[1:]
+    return {section.splitlines()[0]: f"## {section.rstrip()}\n" for section in sections}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from framefuse.models.card import Card, read_card
 from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.program import Done, HostProgram, Program, Selection
-from framefuse.program_cuda import CudaProgram
+from framefuse.program_cuda import CudaProgram, _Lane
 from framefuse.stages import begun
 from gpu_standin import LAUNCH_FAILURE, Array, Gpu, install
 from test_semantic import write_segmenter
@@ -182,13 +182,24 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.close()
 
 
+def lanes() -> int:
+    """How many there are; tests of a lost GPU leave some for ever."""
+    return sum(isinstance(item, _Lane) for item in gc.get_objects())
+
+
 def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:
     gpu.room = before = 10**9
     on_cuda(segmenter, batch=1, slots=1).begin(pictures(1)[0])
     captured = before - gpu.room
     gpu.room = captured + need(gpu, segmenter, 1)
     program = on_cuda(segmenter, batch=1, slots=2)
-    program.begin(pictures(1)[0])
+    before = lanes()
+    gc.disable()  # what was half made goes at once, or its memory would be missing
+    try:
+        program.begin(pictures(1)[0])
+        assert lanes() == before + 1
+    finally:
+        gc.enable()
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons

@@ -12,6 +12,7 @@ Title: three ways in
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -151,5 +152,6 @@ def together(shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[
 def give_back() -> None:
     """Return what CuPy's pools keep to the GPU and the system, where other sizes and other processes may use it."""
     cp = cuda.cupy()
+    gc.collect()  # what could not be made hangs in the frames of the error that says so, often in a cycle
     cp.get_default_memory_pool().free_all_blocks()
     cp.get_default_pinned_memory_pool().free_all_blocks()

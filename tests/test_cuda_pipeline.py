@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,15 @@ def test_the_pipeline_runs_on_the_gpu(clip: Path, model: Path, batch: int, tmp_p
         if number == 5:
             break
     again.close()
+
+
+def test_pipelines_leave_no_memory_on_the_gpu(clip: Path, model: Path) -> None:
+    """One after the other, each of another input size, in a process that goes on."""
+    import cupy
+
+    used = []
+    for size in (320, 352, 384, 416, 448, 480):
+        Pipeline(clip, model, device="cuda", engine="null", batch=4, imgsz=[size]).run()
+        gc.collect()
+        used.append(cupy.get_default_memory_pool().used_bytes())
+    assert max(used) - used[0] < 2 << 20, used

@@ -15,6 +15,7 @@ import pytest
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
+from framefuse.kernels.boxes_cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
@@ -264,12 +265,14 @@ def test_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path) -> None:
     card, spec = read_card(write_squares(tmp_path / "squares.onnx")), Preprocess(96, 96)
     selection = Selection(conf=0.2, max_det=20)
     host = HostProgram(NullEngine(lambda pixels: answers(batch, *pixels.shape[2:])), card, spec, selection, batch=batch)
+    scratch = [item for item in gc.get_objects() if isinstance(item, Scratch)]
     program = CudaProgram(CudaNullEngine(answers), card, spec, selection, batch=batch)
     for expected, found in zip(*(run(each, pictures(5), batch) for each in (host, program)), strict=True):
         assert len(found.result.detections) > 2
         np.testing.assert_allclose(expected.result.detections.xyxy, found.result.detections.xyxy, atol=1e-3)
         np.testing.assert_array_equal(expected.result.detections.class_id, found.result.detections.class_id)
     program.close()
+    assert [item for item in gc.get_objects() if isinstance(item, Scratch) and item not in scratch] == []
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,6 +228,22 @@ def test_the_command_line_needs_a_gpu_before_it_starts_anything(
     assert main(["predict", clip, "--gpus", "0,1", "--device", "cpu"]) == 2
     assert "--gpus and --device cpu contradict each other" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_processes_of_one_gpu_share_its_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    files = [tmp_path / f"{number}.mp4" for number in range(60)]
+    for file in files:
+        file.touch()
+
+    def readers(devices: list[str], count: int = 60, **options: Any) -> list[int]:
+        fleet = Fleet(files[:count], devices=devices, **options)
+        return [fleet._job(number)["readers"] for number in range(len(devices))]
+
+    assert readers(["cuda:0"]) == [8]
+    assert readers(["cuda:0", "cuda:0", "cuda:0", "cuda:1", "cpu"]) == [6, 6, 6, 8, 1]
+    assert readers(["cuda:0", "cuda:0", "cuda:0"], count=7) == [3, 3, 3]
+    assert readers(["cuda:0", "cuda:0", "cuda:0"], readers=9) == [9, 9, 9]
 
 
 def test_readers_take_the_next_item_when_they_are_free(tmp_path: Path) -> None:

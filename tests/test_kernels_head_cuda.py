@@ -78,9 +78,10 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("g++ stands in for the GPU")
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    for module, names in ((boxes_cuda, ("_workspace", "_wanted", "_uploaded")), (head_cuda, ("_cells", "_uploaded"))):
+    for module, names in ((boxes_cuda, ("_wanted", "_uploaded")), (head_cuda, ("_cells", "_uploaded"))):
         for name in names:
             getattr(module, name).cache_clear()
+    boxes_cuda._recent.clear()
 
 
 @pytest.mark.parametrize(("levels", "classes", "bins"), GRIDS)

@@ -195,7 +195,7 @@ run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here 
 run_fleet() { # a second GPU where CUDA shows one
     local plans=(0,0,0)
     ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
-    bench fleet 200 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 200 --files "${FLEET_FILES:-48}" --repeat 6
+    bench fleet 300 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
 run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu_faults; }

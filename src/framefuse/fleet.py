@@ -27,14 +27,16 @@ from typing import Any
 from framefuse import errors
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
+from framefuse.readers import READERS
 from framefuse.redact import brief, redact_source
 from framefuse.report import ErrorFacts, Report
 from framefuse.sinks.run_folder import make_run_folder
 from framefuse.sources import SCHEMES, is_camera
 from framefuse.sources.paths import videos_in
 
-READERS = 8
-"""Inputs that a worker on a GPU reads at once: that keeps the decoders busy. On a CPU it is one."""
+DECODERS = 16
+"""Inputs that the workers of one GPU read at once, together: enough for its decoders, and few, so that each of the last
+ones goes faster. Alone a worker reads READERS of them, on a CPU one."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Fleet:
         devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device
             named twice gets two processes: that pays where the threads of one wait for each other, not for the GPU.
         settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`,
-            and `readers` are those of each process: by default READERS on a GPU, but no more than its share.
+            and `readers` are those of each process: by default those of a GPU share DECODERS, but none reads more than
+            READERS, or than its share of the inputs.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -208,7 +211,8 @@ class Fleet:
         if self.folder is not None:
             values |= {"project": str(self.folder), "name": f"{number}_{device.replace(':', '_')}"}
         share = -(-len(self.inputs) // len(self._devices))
-        readers = self.settings.readers or (1 if on_cpu else min(READERS, share))
+        decoders = -(-DECODERS // self._devices.count(device))
+        readers = self.settings.readers or (1 if on_cpu else min(READERS, decoders, share))
         return {"model": self._model, "settings": values, "readers": readers}
 
     def _report(self, started: float) -> FleetReport:

@@ -16,6 +16,7 @@ from framefuse.errors import CardError, NonFiniteError
 from framefuse.kernels import cuda, masks, masks_cuda
 from framefuse.kernels.boxes import detections
 from framefuse.kernels.reference.boxes import Found
+from framefuse.kernels.workspace_cuda import Workspace
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
 from framefuse.prediction import Detections, Masks
@@ -59,6 +60,7 @@ class BoxesOutlet:
 
     def __init__(self, batch: int, layout: str, relative: bool, card: Card, selection: Selection) -> None:
         self._layout, self._relative, self._card, self._selection = layout, relative, card, selection
+        self._workspace = Workspace()  # of tens of megabytes at large batches: it goes with the graph
         cp = cuda.cupy()
         self._maps = cuda.pinned((batch, 8), np.float32)
         self._maps_there = cp.zeros((batch, 8), np.float32)
@@ -82,7 +84,7 @@ class BoxesOutlet:
         detections(
             outputs, self._layout, self._maps_there, conf=selection.conf, iou=selection.iou,
             max_det=selection.max_det, classes=selection.classes, agnostic=selection.agnostic,
-            activation=self._card.activation, out=Found(*self._there),
+            activation=self._card.activation, out=Found(*self._there), workspace=self._workspace,
         )  # fmt: skip
         _fetch(self._home, self._memory, stream)
 

@@ -20,13 +20,14 @@ from framefuse.kernels.instances import (
     mask_runs,
     native_content,
 )
-from framefuse.kernels.instances_cuda import DeviceRuns, Workspace
+from framefuse.kernels.instances_cuda import DeviceRuns
 from framefuse.kernels.layout import change_layout, normalize
 from framefuse.kernels.masks import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
 from framefuse.kernels.preprocess import preprocess, preprocess_batch
 from framefuse.kernels.preprocess_cuda import PreprocessTable
 from framefuse.kernels.projections import equirectangular_to_perspective, fisheye_to_perspective
 from framefuse.kernels.signals import SignalCounts, Signals, signals
+from framefuse.kernels.workspace_cuda import Workspace
 
 __all__ = [
     "DeviceRuns",

@@ -15,6 +15,7 @@ from framefuse.kernels import boxes_cuda, calls
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.plan import MAX_ELEMENTS
 from framefuse.kernels.reference.boxes import READERS, Found
+from framefuse.kernels.workspace_cuda import Workspace
 
 MAX_CANDIDATES = 30_000
 """Boxes that suppression looks at, those with the highest scores; bounds its time."""
@@ -48,6 +49,7 @@ def detections(
     agnostic: bool = False,
     activation: str | None = None,
     out: Found | None = None,
+    workspace: Workspace | None = None,
 ) -> Found:
     """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
 
@@ -57,6 +59,8 @@ def detections(
 
     Args:
         out: where to write; None makes new arrays.
+        workspace: on a GPU: where intermediate results lie; a captured graph needs it for as long as it lives. None:
+            memory that the process keeps.
 
     Raises:
         UsageError: an argument has a wrong value, shape or dtype; the message says which.
@@ -80,6 +84,7 @@ def detections(
             agnostic=agnostic,
             activation=activation,
             out=out,
+            workspace=workspace,
         )
     if out is None:
         out = _empty(batch, max_det)
@@ -110,6 +115,7 @@ def nms(
     iou: float,
     max_det: int | None = None,
     out: Any | None = None,
+    workspace: Workspace | None = None,
 ) -> Any:
     """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
 
@@ -121,6 +127,7 @@ def nms(
         out: (max_det,) int32 of which the result is the beginning; None makes a new array. On a GPU, a pair: that, and
             (1,) int32 for how many there are. Then nothing is waited for, the call may be captured in a CUDA graph, and
             the result is the pair; without `out` the host waits to learn how many there are.
+        workspace: as of `detections`.
 
     Raises:
         UsageError: an argument has a wrong shape.
@@ -135,7 +142,10 @@ def nms(
     if not isinstance(boxes, np.ndarray) or hasattr(boxes, "__cuda_array_interface__"):
         if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
             raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
-        kept = boxes_cuda.nms(boxes, scores, classes, threshold=_threshold(iou), max_det=max_det, out=out)
+        threshold = _threshold(iou)
+        kept = boxes_cuda.nms(
+            boxes, scores, classes, threshold=threshold, max_det=max_det, out=out, workspace=workspace
+        )
         return kept if out is not None else kept[0][: int(kept[1][0])]
     if out is not None and (out.ndim != 1 or len(out) < room or out.dtype != np.int32):
         raise UsageError(f"out is {out.dtype} {out.shape}", remedy=f"pass ({room},) int32")

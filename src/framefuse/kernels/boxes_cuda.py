@@ -1,14 +1,18 @@
 """Detections on CUDA: the same function as `boxes.detections`, on arrays of the GPU.
 
 Three launches on one stream, and one more for each WINDOW of candidates beyond the first CHUNK; their shapes depend on
-those of the arrays alone, nothing is read back, so they may be captured in a CUDA graph. The workspace and the table of
-classes are made at the first call with the same shapes and kept: call once before capturing. Each stream has a
-workspace of its own, so graphs that may run at the same time must have been captured on different streams. For a graph,
-pass `maps` on the GPU: it then reads what they hold when it runs.
+those of the arrays alone, nothing is read back, so they may be captured in a CUDA graph. Scratch memory and the table
+of classes are made at the first call with the same shapes: call once before capturing. Scratch lies in the `Workspace`
+that is passed, which must live as long as the graph. Without one it is the process's: what a graph has captured stays
+for ever, of the rest what the last RECENT calls used. Each stream has scratch of its own, so graphs that may run at the
+same time must have been captured on different streams. For a graph, pass `maps` on the GPU: it then reads what they
+hold when it runs.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -19,6 +23,7 @@ import numpy as np
 from framefuse.errors import UsageError
 from framefuse.kernels import calls, cuda, head_cuda, outputs_cuda
 from framefuse.kernels.reference.boxes import Found
+from framefuse.kernels.workspace_cuda import Workspace
 
 WINDOW, CHUNK = 8192, 1024
 """As in `tir/_boxes_cuda.py`."""
@@ -36,8 +41,11 @@ COMPARED = 16
 LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
 
+RECENT = 8
+"""Scratch memory of calls without a workspace that is kept."""
 
-class Workspace:
+
+class Scratch:
     """What the launches write between each other, on one stream.
 
     Attributes:
@@ -45,9 +53,7 @@ class Workspace:
         at: address of each array.
     """
 
-    def __init__(
-        self, batch: int, capacity: int, room: int, detections: int, suppressing: bool, sides: int = 4
-    ) -> None:
+    def __init__(self, batch: int, capacity: int, room: int, detections: int, suppressing: int, sides: int = 4) -> None:
         self.words = -(-min(room, WINDOW) // 32) if suppressing else 1
         chunks = -(-self.words // (CHUNK // 32))
         shapes: dict[str, tuple[Any, Any]] = {
@@ -80,6 +86,7 @@ def detections(
     agnostic: bool,
     activation: str | None,
     out: Found | None,
+    workspace: Workspace | None = None,
 ) -> Found:
     """`boxes.detections` on CuPy's current device and stream; the result stays on the GPU.
 
@@ -100,7 +107,7 @@ def detections(
     room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
     stream = cuda.current_stream()
     device = int(cuda.cupy().cuda.runtime.getDevice())
-    work = _workspace(device, stream, batch, max(capacity, 1), room, max_det, suppressing, 4)
+    work = _scratch(workspace, device, stream, batch, max(capacity, 1), room, max_det, suppressing)
     table = _wanted(device, None if classes is None else tuple(classes), heads.classes)
     if out is None:
         out = _empty(batch, max_det)
@@ -139,6 +146,7 @@ def nms(
     threshold: float,
     max_det: int | None,
     out: Any,
+    workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> tuple[Any, Any]:
     """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are.
@@ -155,7 +163,7 @@ def nms(
     stream = cuda.current_stream() if stream is None else stream
     device = int(cuda.cupy().cuda.runtime.getDevice())
     capacity = max(count, 1)
-    work = _workspace(device, stream, 1, capacity, capacity, room, True, 8 if rotated else 4)
+    work = _scratch(workspace, device, stream, 1, capacity, capacity, room, True, 8 if rotated else 4)
     target, counted = (cuda.cupy().empty(room, np.int32), cuda.cupy().empty(1, np.int32)) if out is None else out
     labels, words = (0, 1) if classes is None else outputs_cuda.integers("classes", classes)
     arguments: dict[str, Any] = {
@@ -197,7 +205,7 @@ LIKELY = 1 / 64
 """Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
 
 
-def _candidates(work: Workspace, batch: int, capacity: int) -> dict[str, Any]:
+def _candidates(work: Scratch, batch: int, capacity: int) -> dict[str, Any]:
     return {
         "batch": batch,
         "capacity": capacity,
@@ -209,7 +217,7 @@ def _candidates(work: Workspace, batch: int, capacity: int) -> dict[str, Any]:
 
 
 def _select(
-    work: Workspace,
+    work: Scratch,
     batch: int,
     capacity: int,
     room: int,
@@ -264,11 +272,30 @@ def _select(
             )
 
 
-@cache  # a captured graph may hold the addresses
-def _workspace(
-    device: int, stream: int, batch: int, capacity: int, room: int, detections: int, suppressing: bool, sides: int
-) -> Workspace:
-    return Workspace(batch, capacity, room, detections, suppressing, sides)
+_captured: dict[tuple[int, ...], Scratch] = {}
+_recent: OrderedDict[tuple[int, ...], Scratch] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int) -> Scratch:
+    """Of these `sizes` on this stream: that of the workspace or, without one, the process's."""
+    key = device, stream, *sizes
+
+    def make() -> Scratch:
+        with cuda.stream_at(stream):  # on which its memory is used again, in order
+            return Scratch(*sizes)
+
+    if workspace is not None:
+        return calls.keep(workspace.once("boxes", key, make))  # type: ignore[no-any-return]
+    with _lock:
+        found = _captured.get(key)
+        if found is None:
+            found = _recent.pop(key, None) or make()
+            kept = _captured if cuda.capturing(stream) else _recent
+            kept[key] = found
+            while len(_recent) > RECENT:
+                _recent.popitem(last=False)
+    return calls.keep(found)  # type: ignore[no-any-return]
 
 
 @cache

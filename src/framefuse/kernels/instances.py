@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.kernels import instances_cuda, masks_cuda
 from framefuse.kernels.cpu import _address, _function, _scratch
-from framefuse.kernels.instances_cuda import DeviceRuns, Workspace
+from framefuse.kernels.instances_cuda import DeviceRuns
 from framefuse.kernels.taps import Region, taps
+from framefuse.kernels.workspace_cuda import Workspace
 
 Crop = Literal["picture", "prototypes"]
 Size = tuple[int, int]

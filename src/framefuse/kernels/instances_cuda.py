@@ -11,36 +11,10 @@ from framefuse.errors import UsageError
 from framefuse.kernels import cubins, cuda
 from framefuse.kernels.masks_cuda import checked, device_table, device_taps, on, pitch, target
 from framefuse.kernels.taps import Region, taps
+from framefuse.kernels.workspace_cuda import Workspace
 
 TEXT_PER_RUN = 4
 """Characters kept for each run; one to two are usual."""
-
-
-class Workspace:
-    """Memory for what kernels hand to each other, so that calls need not allocate.
-
-    A call that is captured in a CUDA graph needs one that lives as long as the graph and has served the same call
-    before the capture. What calls return lies in it too, and is overwritten by the next one.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, Any] = {}
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of that shape, the same one each time.
-
-        Raises:
-            UsageError: it would have to be allocated during a capture.
-        """
-        found = self._arrays.get(name)
-        if found is None or found.shape != shape or found.dtype != dtype:
-            if cuda.cupy().cuda.runtime.streamIsCapturing(cuda.current_stream()):
-                raise UsageError(
-                    "memory cannot be allocated during the capture of a CUDA graph",
-                    remedy="make the same call with the same Workspace before the capture",
-                )
-            found = self._arrays[name] = cuda.cupy().empty(shape, dtype)
-        return found
 
 
 class DeviceRuns(NamedTuple):

@@ -11,9 +11,10 @@ Rows, each in a process of its own:
 - `detect`: `Pipeline([file, file, ...], model, device="cuda", batch=8)` with its default settings otherwise
 - `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU
 
-The clock runs while all streams are being read: from when each has given its first frames, to the end of the first.
-Of a fleet the rate from the first frame of any process to the last of any is kept too (`whole`), which comes nearer to
-the other the longer the files are: `"times"` in a row repeats the clip.
+The clock of `source`, `rgb`, `detect` and `fleet` runs while all streams are being read; that of `decode` begins when
+each has given its first batch, and ends with the last. So a fleet has a second rate, from the first frame of any of its
+processes to the last of any (`whole_fps`): that is what may be compared with decoding alone. It depends on how long the
+files are, and is compared with files of the same length: `"times"` in a row repeats the clip.
 """
 
 import argparse
@@ -273,12 +274,12 @@ def run(plan: dict[str, Any], clip: Path, model: Path, seconds: float) -> dict[s
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each number of streams the fastest decoding, and what the others keep of it."""
+    """For each number of streams and length of files the fastest decoding, and what the others keep of it."""
     found = []
-    for count in sorted({row["streams"] for row in rows}):
-        mine = [row for row in rows if row["streams"] == count and "fps" in row]
+    for count, times in sorted({(row["streams"], row.get("times", 1)) for row in rows}):
+        mine = [row for row in rows if (row["streams"], row.get("times", 1)) == (count, times) and "fps" in row]
         best = max((row["fps"] for row in mine if row["row"] == "decode"), default=0.0)
-        line: dict[str, Any] = {"streams": count, "decode_only_fps": best}
+        line: dict[str, Any] = {"streams": count, "times": times, "decode_only_fps": best}
         for name in ("source", "rgb", "detect", "fleet"):
             fps = max((row["fps"] for row in mine if row["row"] == name), default=None)
             if fps and best:

@@ -36,7 +36,7 @@ not that managed pages come back when the host writes the next frame.
 
 A batch is one graph launch, and with one batch at a time the only wait is that for its results. The pipeline mostly
 asks (`cudaEventQuery`) and does not wait, because frames are there meanwhile. What is left of `cuCtxSynchronize` and
-`cuStreamSynchronize` is a decoder that is closed at the end of a file, four in each run. Drawing on the host brings
+`cuStreamSynchronize` is decoders that are closed at the end of a file. Drawing on the host brings
 every picture down, and waits for it.
 """
 INTRODUCTION = """# The copy ledger, checked

@@ -160,10 +160,10 @@ def decode(streams, decoder="threaded", **more):
     return row("decode", streams, decoder=decoder, **more)
 def fleet(streams, processes, **more):
     return row("fleet", streams, processes=processes, **more)
-rows = [decode(14), decode(14, processes=3), fleet(14, 3), row("detect", 14), decode(8), decode(8, processes=3), fleet(8, 3),
-        row("rgb", 14, processes=2), row("detect", 8), fleet(14, 3, times=4), decode(14, processes=3, times=4),
-        decode(14, "core"), row("source", 14), decode(21), decode(21, processes=3), fleet(21, 3), row("detect", 21),
-        fleet(8, 3, times=4), fleet(21, 3, times=3), fleet(14, 4), fleet(21, 4), fleet(8, 4)]
+rows = [row("detect", 14), row("detect", 8), row("source", 14), row("rgb", 14, processes=2)]
+for streams, times in (14, 4), (8, 4), (21, 3), (14, 1), (8, 1), (21, 1): # beside each other: of files of one length
+    rows += [fleet(streams, 3, times=times), decode(streams, times=times), decode(streams, processes=3, times=times)]
+rows += [decode(14, "core", times=4), decode(14, "core"), row("detect", 21)]
 print(json.dumps(rows))')
     step files_kernels 60 "$PYTHON" -c 'import sys; from pathlib import Path; from framefuse.engines import EngineOptions, open_engine
 open_engine("cudnn", Path(sys.argv[1]), EngineOptions("cuda")).execution(8, 384, 640)' "$V8" # measured once, not by the first row

@@ -133,6 +133,13 @@ class HostArray(np.ndarray[Any, Any]):
         return self.__array_interface__
 
 
+class Stream(contextlib.nullcontext[None]):
+    def __init__(self, non_blocking: bool) -> None:
+        super().__init__()
+
+    def synchronize(self) -> None: ...
+
+
 def on_device(array: np.ndarray[Any, Any]) -> HostArray:
     """The same memory as an array of the pretended GPU."""
     return array.view(HostArray)
@@ -155,6 +162,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         cuda=SimpleNamespace(
             runtime=runtime,
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: None),
+            Stream=Stream,
         ),
     )
     kernels = kind()

@@ -163,7 +163,9 @@ def test_a_surface_that_nvdec_does_not_give() -> None:
 def test_nvdec_is_not_asked_where_it_would_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a decoder without memory for its context ends the process with SIGSEGV."""
     runtime = SimpleNamespace(memGetInfo=lambda: (80 << 20, 10**10), getDevice=lambda: 0)
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
+    monkeypatch.setattr(cuda, "cupy", lambda: cupy)
     shapes = PIXEL_FORMATS["yuv420p"].plane_shapes(64, 48)
     frame = Frame(tuple(np.zeros(shape, np.uint8) for shape in shapes), PIXEL_FORMATS["yuv420p"])
     module = SimpleNamespace(cudaVideoCodec=SimpleNamespace(H264=4))

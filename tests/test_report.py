@@ -13,7 +13,7 @@ import pytest
 
 from framefuse.errors import SinkError, UsageError
 from framefuse.profiling import Recorder
-from framefuse.report import CopyFacts, ModelFacts, Report, build_report
+from framefuse.report import CopyFacts, ErrorFacts, ModelFacts, Report, build_report
 from framefuse.sources import SourceInfo
 from measured import EVIL, measurements
 
@@ -36,7 +36,7 @@ def full_report(folder: Path) -> Report:
             folder / EVIL.replace("/", "").replace("\x00", ""),
         ],
         warnings=[EVIL],
-        error=error,
+        error=ErrorFacts.of(error),
     )
 
 
@@ -50,7 +50,7 @@ def test_summary() -> None:
 
 def test_summary_of_a_failed_run_names_error_and_stage(tmp_path: Path) -> None:
     assert full_report(tmp_path).summary().endswith("; ended by SinkError in write")
-    stopped = build_report(measurements(0), error=KeyboardInterrupt())
+    stopped = build_report(measurements(0), error=ErrorFacts.of(KeyboardInterrupt()))
     assert stopped.summary() == "0 frames in 3.6 s, 0.0 fps, 0 detections; ended by KeyboardInterrupt"
 
 
@@ -182,7 +182,7 @@ def test_what_was_copied_is_said_and_survives_json(tmp_path: Path) -> None:
 
 def test_html_of_an_empty_run(tmp_path: Path) -> None:
     empty = Recorder().snapshot()
-    page = Page(build_report(empty, error=UsageError("no such file")).to_html())
+    page = Page(build_report(empty, error=ErrorFacts.of(UsageError("no such file"))).to_html())
     assert "No frame was processed" in page.text and "no such file" in page.text
 
 

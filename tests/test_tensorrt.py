@@ -69,6 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
         ndarray=HostArray,
         float16=np.float16,
         zeros=lambda shape, dtype: on_device(np.zeros(shape, dtype)),
+        empty=lambda shape, dtype: on_device(np.zeros(shape, dtype)),
         asarray=lambda array, dtype=None: on_device(np.ascontiguousarray(array)),
         cuda=SimpleNamespace(
             runtime=runtime,

@@ -97,7 +97,10 @@ class Settings(BaseModel):
     start: float | None = Field(None, ge=0, description="seconds to start at")
     end: float | None = Field(None, gt=0, description="seconds to stop at")
     readers: int = Field(
-        0, ge=0, le=64, description="videos of a list, folder or glob that a process reads at the same time; 0: up to 8 on cuda, else 1"
+        0,
+        ge=0,
+        le=64,
+        description="videos of a list, folder or glob that a process reads at once; 0: up to 8 on cuda, else 1",
     )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
     low_latency: bool = Field(False, description="decode without reordering delay where the codec allows")

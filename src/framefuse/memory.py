@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -63,12 +63,12 @@ class Staging:
     """Brings planes from the host to the GPU: once each, as they were decoded.
 
     Args:
-        slots: frames of a batch; each has memory of its own for every plane shape that it saw.
+        slots: frames of a batch; each has memory of its own, for the largest planes that it saw.
         way: how they go; "managed" wants a GPU with concurrent access (`choose_way` looks).
     """
 
     def __init__(self, slots: int, stream: Any, ledger: Ledger, way: Way = "copy") -> None:
-        self._slots: list[dict[tuple[Any, ...], tuple[NDArray[Any], Any]]] = [{} for _ in range(slots)]
+        self._slots: list[dict[int, _Room]] = [{} for _ in range(slots)]
         self._stream, self._ledger, self._way = stream, ledger, way
 
     def bring(self, slot: int, frame: Frame) -> Frame:
@@ -83,10 +83,13 @@ class Staging:
             return frame
         planes = []
         for number, plane in enumerate(frame.planes):
-            key = number, plane.shape, plane.dtype
-            if key not in self._slots[slot]:
-                self._slots[slot][key] = self._room(plane.shape, plane.dtype)
-            here, there = self._slots[slot][key]
+            room = self._slots[slot].get(number)
+            if room is None or room.holds != (plane.shape, plane.dtype):
+                if room is None or room.memory[0].nbytes < plane.nbytes:
+                    self._slots[slot].pop(number, None)
+                    room = _Room(self._memory(plane.nbytes))
+                self._slots[slot][number] = room = room.another(plane)
+            here, there = room.planes
             np.copyto(here, plane)
             if self._way == "copy":
                 there.data.copy_from_host_async(here.ctypes.data, here.nbytes, self._stream)
@@ -98,20 +101,38 @@ class Staging:
             planes.append(there)
         return replace(frame, planes=tuple(planes), owner=None, lease=None, ready=None)
 
-    def _room(self, shape: tuple[int, ...], dtype: Any) -> tuple[NDArray[Any], Any]:
-        """Memory of a plane as the host writes it, and as the GPU reads it."""
+    def _memory(self, size: int) -> tuple[NDArray[np.uint8], Any]:
+        """So many bytes as the host writes them, and as the GPU reads them."""
         cp = cuda.cupy()
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         try:
-            if self._way == "copy":
-                return cuda.pinned(shape, dtype), cp.empty(shape, dtype)
-            pointer = _mapped(size) if self._way == "mapped" else cp.cuda.malloc_managed(size)
+            with self._stream:  # which alone uses them, so they come back in order
+                if self._way == "copy":
+                    return cuda.pinned((size,), np.uint8), cp.empty((size,), np.uint8)
+                pointer = _mapped(size) if self._way == "mapped" else cp.cuda.malloc_managed(size)
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            raise in_words(
-                error, f"make room for a plane of {shape} {np.dtype(dtype)} ({size / 1e6:.1f} MB)"
-            ) from error
-        bytes_here = np.frombuffer((ctypes.c_uint8 * size).from_address(int(pointer.ptr)), np.uint8)
-        return bytes_here.view(dtype).reshape(shape), cp.ndarray(shape, np.dtype(dtype), pointer)
+            raise in_words(error, f"make room for a plane of {size / 1e6:.1f} MB") from error
+        bytes_here: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
+        return np.frombuffer(bytes_here, np.uint8), cp.ndarray((size,), np.uint8, pointer)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where one plane of a slot goes.
+
+    Attributes:
+        memory: bytes on the host, and those that the GPU reads.
+        planes: the plane in both.
+        holds: its shape and dtype.
+    """
+
+    memory: tuple[NDArray[np.uint8], Any]
+    planes: tuple[Any, Any] = (None, None)
+    holds: tuple[tuple[int, ...], Any] | None = None
+
+    def another(self, plane: Any) -> _Room:
+        """The same memory for such a plane, which is not larger."""
+        here, there = (part[: plane.nbytes].view(plane.dtype).reshape(plane.shape) for part in self.memory)
+        return _Room(self.memory, (here, there), (plane.shape, plane.dtype))
 
 
 class _Mapped:

@@ -36,7 +36,7 @@ from framefuse.profiling import Recorder
 from framefuse.program import HostProgram, Program, Selection
 from framefuse.readers import count, open_sources, plan
 from framefuse.redact import brief
-from framefuse.report import CopyFacts, ModelFacts, Report, build_report
+from framefuse.report import CopyFacts, ErrorFacts, ModelFacts, Report, build_report
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
@@ -97,7 +97,7 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
-        self._error: BaseException | None = None
+        self._error: ErrorFacts | None = None
         self._closed = False
         self._lock = threading.Lock()
         if settings.show:
@@ -164,7 +164,7 @@ class Pipeline:
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
         except BaseException as error:
             known = self._explained(error)
-            self._error = None if isinstance(error, GeneratorExit) else known
+            self._error = None if isinstance(error, GeneratorExit) else ErrorFacts.of(known)
             if known is error:
                 raise
             raise known from error

@@ -10,6 +10,7 @@ Title: what is inside the graph
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
 from framefuse import memory
-from framefuse.errors import GpuLostError, GpuMemoryError
+from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels import cuda, cuda_queue
 from framefuse.kernels.cuda_errors import in_words
@@ -120,6 +121,7 @@ class CudaProgram:
         self._flights: deque[_Flight] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
+        self._closing, self._closed = threading.Lock(), False
         self.ledger = Ledger()
         self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
@@ -155,14 +157,14 @@ class CudaProgram:
             submitted = Moment.now()
             lane.launch()
         kept: list[Frame | None] = [None] * len(frames)
+        self._flights.append(_Flight(lane, self._stages.submitted(frames, kept, started, submitted), frames))
         if self._keep_frames:
             with self._in_words("bring frames to the host"):
-                kept = [self._to_host(frame) for frame in frames]
+                kept[:] = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=lane.ended)
         self.ledger.frame(len(frames))
-        self._flights.append(_Flight(lane, self._stages.submitted(frames, kept, started, submitted), frames))
 
     @property
     def in_flight(self) -> int:
@@ -190,15 +192,28 @@ class CudaProgram:
         return self._largest if any(self._largest) else (self._preprocess.width, self._preprocess.height)
 
     def close(self) -> None:
-        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
-        while self._flights:
-            with suppress(GpuLostError), self._in_words("finish a batch"):
-                self._flights[0].lane.wait(None)
-            if self._flights:
-                self._flights.popleft()
+        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended, or it is
+        refused. Any thread, any number of times."""
+        with self._closing:
+            self._closed = True
+            while self._flights:
+                with suppress(GpuLostError), self._in_words("finish a batch"):
+                    self._flights[0].lane.wait(None)
+                if self._flights:
+                    self._flights.popleft()
+            self._free()
+            self._engine.close()
+
+    def _free(self) -> None:
+        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error."""
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.free()
+            lanes.clear()
+        for models in self._executions.values():
+            models.clear()
         self._lanes.clear()
         self._executions.clear()
-        self._engine.close()
 
     def _captured(self, frame: Frame) -> Generator[Done, None, list[_Lane]]:
         """The lanes for frames like this one; yields what had to be finished to make room for them."""
@@ -222,6 +237,9 @@ class CudaProgram:
                 memory.give_back()
                 lanes = self._make_lanes(size, frame)
         self._lanes[key] = lanes
+        if self._closed:  # while it captured
+            self._free()
+            raise EngineError("the program was closed", remedy="make a new one for each run")
         self._largest = max(self._largest, (size[1], size[0]))
         return lanes
 
@@ -251,8 +269,7 @@ class CudaProgram:
         if not self._executions:
             return False
         self.reasons.append("the GPU has no room for another input size beside those before, which were forgotten")
-        self._lanes.clear()
-        self._executions.clear()
+        self._free()
         return True
 
     def _is_running(self, model: Execution) -> bool:
@@ -406,6 +423,10 @@ class _Lane:
                 return False
             sleep(POLL_SECONDS)
         return True
+
+    def free(self) -> None:
+        """Hold nothing any more, whoever holds this. Nothing may be in flight."""
+        vars(self).clear()
 
     def read(self, count: int) -> list[Answer]:
         """What was found in each of `count` pictures.

@@ -3,7 +3,8 @@
 Cameras and live addresses are read side by side, since none of them ends. Videos of a list, a folder or a glob are
 read one after the other on the CPU, where one decoder keeps the cores busy. On CUDA they are read side by side: a
 decoder of the GPU gives 500 frames a second of 1080p, and a GPU has up to seven. Results of different files then come
-mixed, those of each file in their order. `readers` overrules both; processes that share a GPU read fewer each (`fleet`).
+mixed, those of each file in their order. `readers` overrules both; processes that share a GPU read fewer each
+(`fleet`).
 """
 
 from __future__ import annotations

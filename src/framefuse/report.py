@@ -261,7 +261,7 @@ def build_report(
     detections: Mapping[str, int] | None = None,
     outputs: Iterable[Path] = (),
     warnings: Iterable[str] = (),
-    error: BaseException | None = None,
+    error: ErrorFacts | None = None,
 ) -> Report:
     """Put a report together after a run, finished or failed.
 
@@ -314,7 +314,7 @@ def build_report(
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         warnings=list(warnings),
-        error=None if error is None else ErrorFacts.of(error),
+        error=error,
         environment=environment(),
     )
 

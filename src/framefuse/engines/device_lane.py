@@ -68,15 +68,13 @@ class Request:
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
         self.input = cuda.pinned(execution.input.shape, execution.input.dtype)
         self.outputs = tuple(cuda.pinned(result.shape, result.dtype) for result in execution.results)
-        self._begin: Callable[[], None] = self._launch
         self._launch()
         self._stream.synchronize()
-        if execution.capturable:
-            graph = capture(self._stream, self._launch)
-            self._begin = lambda: graph.launch(self._stream)
+        self._graph = capture(self._stream, self._launch) if execution.capturable else None
 
     def start(self) -> None:
-        self._checked(self._begin)
+        graph = self._graph
+        self._checked(self._launch if graph is None else lambda: graph.launch(self._stream))
         self._checked(lambda: self.ended.record(self._stream))
 
     def wait(self, timeout: float | None) -> bool:

@@ -255,7 +255,7 @@ class _Request:
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
         self.input: NDArray[Any] = cuda.pinned((batch, 3, height, width), np.float16)
         self.outputs = tuple(cuda.pinned(result.shape, result.dtype) for result in execution.results)
-        self._pictures = cp.zeros(self.input.shape, cp.float16)
+        self._pictures = cp.empty(self.input.shape, cp.float16)
 
     def start(self) -> None:
         runtime, stream = cuda.cupy().cuda.runtime, self.stream

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from framefuse.engines.device_lane import capture
-from framefuse.errors import EngineError, FramefuseError
+from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
 from framefuse.kernels import cuda
 
 
@@ -93,7 +93,11 @@ class Execution:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
             graph = torch.cuda.CUDAGraph()
-            with _pools.used(), torch.inference_mode(), torch.cuda.graph(graph):
+            with (
+                _pools.used(),
+                torch.inference_mode(),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads may allocate
+            ):
                 self._copy(self._run())
             self._graph = graph
 
@@ -130,7 +134,7 @@ class Execution:
         except FramefuseError:
             raise
         except torch.cuda.OutOfMemoryError as error:
-            raise EngineError(
+            raise GpuMemoryError(
                 f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}",
                 remedy="use a smaller batch, or close what else uses the GPU",
             ) from error

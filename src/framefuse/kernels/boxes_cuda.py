@@ -4,9 +4,9 @@ Three launches on one stream, and one more for each WINDOW of candidates beyond 
 those of the arrays alone, nothing is read back, so they may be captured in a CUDA graph. Scratch memory and the table
 of classes are made at the first call with the same shapes: call once before capturing. Scratch lies in the `Workspace`
 that is passed, which must live as long as the graph. Without one it is the process's: what a graph has captured stays
-for ever, of the rest what the last RECENT calls used. Each stream has scratch of its own, so graphs that may run at the
-same time must have been captured on different streams. For a graph, pass `maps` on the GPU: it then reads what they
-hold when it runs.
+for ever, of the rest what the last calls used. Each stream has scratch of its own, so graphs that may run at the same
+time must have been captured on different streams, of which none had gone before. For a graph, pass `maps` on the GPU:
+it then reads what they hold when it runs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ COMPARED = 16
 LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
 
-RECENT = 8
-"""Scratch memory of calls without a workspace that is kept."""
+RECENT = 4
+"""Scratch memory of calls without a workspace that is kept, besides that of `calls.remembered`."""
 
 
 class Scratch:
@@ -70,6 +70,7 @@ class Scratch:
         zeros = {"counters": (batch, 2), "progress": (batch, 2), "removed": (batch, WINDOW // 32)}
         self._arrays = {name: cuda.cupy().empty(*facts) for name, facts in shapes.items()}
         self._arrays |= {name: cuda.cupy().zeros(shape, np.int32) for name, shape in zeros.items()}
+        self.nbytes = sum(int(array.nbytes) for array in self._arrays.values())
         self.at = {name: cuda.address(array) for name, array in self._arrays.items()}
 
 
@@ -278,7 +279,7 @@ _lock = threading.Lock()
 
 
 def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int) -> Scratch:
-    """Of these `sizes` on this stream: that of the workspace or, without one, the process's."""
+    """Of these `sizes` on this stream: that of the workspace or, without one, the process's, by thread."""
     key = device, stream, *sizes
 
     def make() -> Scratch:
@@ -286,7 +287,8 @@ def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int)
             return Scratch(*sizes)
 
     if workspace is not None:
-        return calls.keep(workspace.once("boxes", key, make))  # type: ignore[no-any-return]
+        return workspace.once("boxes", key, make)  # type: ignore[no-any-return]
+    key = threading.get_ident(), *key  # threads share CuPy's default stream, and their launches would mix
     with _lock:
         found = _captured.get(key)
         if found is None:
@@ -302,14 +304,14 @@ def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int)
 def _wanted(device: int, classes: tuple[int, ...] | None, count: int) -> Any:
     """1 for each class to keep, on the GPU; `count` 0: as long as needed."""
     if classes is None:
-        return cuda.cupy().asarray(np.ones(max(count, 1), np.uint8))
+        return cuda.uploaded(np.ones(max(count, 1), np.uint8))
     table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
-    return cuda.cupy().asarray(table.astype(np.uint8))
+    return cuda.uploaded(table.astype(np.uint8))
 
 
 @lru_cache(maxsize=1024)
 def _uploaded(device: int, shape: tuple[int, ...], content: bytes) -> Any:
-    return cuda.cupy().asarray(np.frombuffer(content, np.float32).reshape(shape))
+    return cuda.uploaded(np.frombuffer(content, np.float32).reshape(shape))
 
 
 def _empty(batch: int, max_det: int) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -85,6 +86,12 @@ def _record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[s
 CALLS = 256
 """Calls of a function that are remembered."""
 
+HELD = 256 << 20
+"""Bytes of scratch memory that remembered calls of a function hold, together; the last of them may hold more."""
+
+_captured: dict[int, Recorded] = {}
+"""Remembered calls that a captured graph has made: what they hold stays for ever."""
+
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function that, on a GPU, does nothing but launch: the same call again only launches.
@@ -93,6 +100,7 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     given. The arrays are not kept alive: another array at the same place is as good.
     """
     calls: OrderedDict[Any, tuple[Recorded, Any]] = OrderedDict()
+    heavy: OrderedDict[Any, int] = OrderedDict()  # bytes that they hold
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -105,6 +113,10 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
         found = calls.get(key)
         if found is not None:
             launches, place = found
+            if launches._kept:
+                keep(launches)
+                if cuda.capturing(key[0]):
+                    _captured[id(launches)] = launches
             launches(key[0])
             return args[place] if isinstance(place, int) else options[place]  # type: ignore[return-value]
         launches = _record(function, args, options)
@@ -112,19 +124,24 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
         places = [place for place, value in [*enumerate(args), *options.items()] if value is result]
         if result is not None and places and launches._launches:
             calls[key] = launches, places[0]
+            if size := sum(getattr(item, "nbytes", 0) for item in launches._kept):
+                heavy[key] = size
             while len(calls) > CALLS:
-                calls.popitem(last=False)
+                heavy.pop(calls.popitem(last=False)[0], None)
+            while len(heavy) > 1 and sum(heavy.values()) > HELD:
+                calls.pop(heavy.popitem(last=False)[0], None)
         return result  # type: ignore[no-any-return]
 
     return call
 
 
 def _call_key(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """All that a call depends on, or None; its stream comes first."""
+    """All that a call depends on, or None; its stream comes first. Scratch memory belongs to a thread."""
     stream = options.get("stream")
     try:
         key = (
             cuda.current_stream() if stream is None else stream,
+            threading.get_ident(),
             *map(_identity, args),
             *((name, _identity(value)) for name, value in options.items()),
         )

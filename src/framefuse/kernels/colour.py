@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
-from framefuse.kernels import cpu
+from framefuse.kernels import calls, cpu
 from framefuse.kernels.picture import Picture, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.plan import LUMA_WEIGHTS, to_rgb
 from framefuse.kernels.reference.colour import Chroma, ImageLayout
@@ -131,7 +131,7 @@ def _yuv_to_rgb_cuda(
         rows = tuple(
             (*addresses, written + number * target.picture_pitch * size) for number, (addresses, _) in enumerate(lists)
         )
-        table = _table(cuda.cupy().cuda.runtime.getDevice(), rows)
+        table = calls.keep(_table(cuda.cupy().cuda.runtime.getDevice(), rows))
     (address0, address1, address2), (pitch0, pitch1, pitch2) = lists[0]
     shift_x, shift_y = (step.bit_length() - 1 for step in frames[0].format.subsample)
     pitches = (target.row_pitch, target.plane_pitch, target.picture_pitch)
@@ -182,7 +182,7 @@ def _table(device: int, rows: tuple[tuple[int, ...], ...]) -> Any:
     """Addresses of frames on the device. Kept, since a captured graph may read them again."""
     from framefuse.kernels import cuda
 
-    return cuda.cupy().asarray(np.array(rows, np.int64))
+    return cuda.uploaded(np.array(rows, np.int64))
 
 
 def rgb_to_yuv(

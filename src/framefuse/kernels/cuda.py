@@ -217,6 +217,23 @@ def bind(symbol: str, **arguments: Any) -> Bound:
     return Bound(_loaded(symbol), arguments)
 
 
+_uploads: dict[tuple[int, int], Any] = {}
+"""A stream of each device on which tables are copied there."""
+
+
+def uploaded(array: NDArray[Any]) -> Any:
+    """An array of the host on the current device, which is there when this returns, for kernels on any stream. What
+    other streams are at is not waited for."""
+    module = cupy()
+    key = id(module), int(module.cuda.runtime.getDevice())
+    if key not in _uploads:
+        _uploads[key] = module.cuda.Stream(non_blocking=True)
+    with _uploads[key]:
+        found = module.asarray(array)
+    _uploads[key].synchronize()
+    return found
+
+
 def capturing(stream: int | None) -> bool:
     """Whether a stream, None: CuPy's current one, is being captured in a graph."""
     return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))

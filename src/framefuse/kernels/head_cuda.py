@@ -103,7 +103,7 @@ def table_on_gpu(head: Head) -> Any:
 
 @cache  # a captured graph may hold the address
 def _uploaded(device: int, content: bytes) -> Any:
-    return cuda.cupy().asarray(np.frombuffer(content, np.int64))
+    return cuda.uploaded(np.frombuffer(content, np.int64))
 
 
 def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int) -> None:
@@ -148,4 +148,4 @@ def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
 
 @cache  # a captured graph may hold the address
 def _cells(device: int, levels: tuple[tuple[int, int], ...]) -> Any:
-    return cuda.cupy().asarray(cells(levels))
+    return cuda.uploaded(cells(levels))

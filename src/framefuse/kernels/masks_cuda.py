@@ -64,14 +64,21 @@ def batch(array: Any) -> Any:
     return array[None] if array.ndim == 2 else array
 
 
-@lru_cache(maxsize=1024)  # a captured graph reads its tables for as long as they are kept here
+_captured: dict[int, tuple[Any, ...]] = {}
+"""Tables that captured graphs read: never given up."""
+
+
+@lru_cache(maxsize=1024)
 def _device_table(device: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
-    return tuple(cuda.cupy().asarray(part) for part in make(*key))
+    return tuple(cuda.uploaded(part) for part in make(*key))
 
 
 def device_table(make: Any, *key: Any) -> tuple[Any, ...]:
     """The arrays of make(*key) on the current device, kept. A captured call needs one before the capture."""
-    return calls.keep(_device_table(cuda.cupy().cuda.runtime.getDevice(), key, make))  # type: ignore[no-any-return]
+    found = _device_table(cuda.cupy().cuda.runtime.getDevice(), key, make)
+    if cuda.capturing(None):
+        _captured[id(found)] = found
+    return calls.keep(found)  # type: ignore[no-any-return]
 
 
 def device_taps(size: tuple[int, int], content: Region, samples: tuple[int, int]) -> dict[str, Any]:

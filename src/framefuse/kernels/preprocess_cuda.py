@@ -163,8 +163,10 @@ class _Single(NamedTuple):
     keep: Any
 
     def start(self, stream: int | None) -> None:
-        if self.keep and cuda.capturing(stream):
-            _filters[id(self.keep)] = self.keep
+        if self.keep:
+            calls.keep(self.keep)
+            if cuda.capturing(stream):
+                _filters[id(self.keep)] = self.keep
         self.launch(stream)
 
 
@@ -178,7 +180,8 @@ class _Many(NamedTuple):
     arguments: dict[str, int]
 
     def start(self, stream: int | None) -> None:
-        table = _remembered(self.rows, self.content, self.keep, stream)
+        table = calls.keep(_remembered(self.rows, self.content, self.keep, stream))
+        calls.keep(self.keep)
         cuda.launch(self.symbol, stream=stream, table=int(table.data.ptr), frames=len(self.rows), **self.arguments)
 
 

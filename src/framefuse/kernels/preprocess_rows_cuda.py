@@ -192,4 +192,4 @@ def _filter(
     taps = axis_taps(region, length, count, subsample, interpolation)
     taps = (taps[::-1] if backwards else taps)[begin:end]
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])
-    return cuda.cupy().asarray(table)
+    return cuda.uploaded(table)

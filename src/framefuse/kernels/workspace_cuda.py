@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import UsageError
-from framefuse.kernels import cuda
+from framefuse.kernels import calls, cuda
 
 
 class Workspace:
@@ -44,4 +44,4 @@ class Workspace:
                 )
             found = make()
             self._kept[name] = key, found
-        return found
+        return calls.keep(found)

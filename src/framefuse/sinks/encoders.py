@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import cast
 
 import av
@@ -36,11 +35,20 @@ def choose_encoder(asked: str, gpu: int | None) -> tuple[str, str]:
     return NVENC, f"encoder {NVENC}: the GPU has one"
 
 
-@lru_cache
+_encodes: set[int] = set()
+"""GPUs that have encoded."""
+
+
 def nvenc_refuses(gpu: int) -> str | None:
-    """Why this GPU does not encode a small picture; None: it does. Asking takes up to a second, so it is done once."""
+    """Why this GPU does not encode a small picture; None: it does.
+
+    Asking takes up to a second, so what has worked is remembered. A refusal is not: a session or memory that is missing
+    now may be there for the next run.
+    """
     if not is_video_encoder(NVENC):
         return "this build of FFmpeg has no NVENC"
+    if gpu in _encodes:
+        return None
     width, height = SMALL
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(NVENC, "w"))
@@ -50,6 +58,7 @@ def nvenc_refuses(gpu: int) -> str | None:
         context.encode(None)
     except (av.FFmpegError, ValueError) as error:
         return f"NVENC does not open on this GPU ({getattr(error, 'strerror', None) or error})"
+    _encodes.add(gpu)
     return None
 
 

@@ -149,10 +149,13 @@ def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] |
 
 
 def free() -> int:
-    """Bytes of the GPU's memory that are free."""
+    """Bytes of the GPU's memory that are free; where ROOM is not, CuPy gives back first what it merely keeps."""
     from framefuse.kernels import cuda
 
-    return int(cuda.cupy().cuda.runtime.memGetInfo()[0])
+    module = cuda.cupy()
+    if module.cuda.runtime.memGetInfo()[0] < ROOM:
+        module.get_default_memory_pool().free_all_blocks()
+    return int(module.cuda.runtime.memGetInfo()[0])
 
 
 def device() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -126,6 +127,10 @@ def frontend() -> Any:
     return module
 
 
+_handles: dict[int, list[Any]] = {}
+"""Of cuDNN, by GPU, that no builder has."""
+
+
 class Builder:
     """Builds and measures plans on the current device.
 
@@ -136,7 +141,8 @@ class Builder:
 
     def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
         self.cudnn = frontend()
-        self.handle = self.cudnn.create_handle()
+        self._spare = _handles.setdefault(int(cuda.cupy().cuda.runtime.getDevice()), [])
+        self.handle = self._spare.pop() if self._spare else self.cudnn.create_handle()
         self.stream = cuda.cupy().cuda.Stream(non_blocking=True)
         self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
@@ -146,6 +152,14 @@ class Builder:
     def rest(self) -> None:
         """Put the handle on a stream of its own: one that is destroyed while the handle is on it crashes cuDNN."""
         self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
+
+    def __del__(self) -> None:
+        """The handle goes to the next builder: what cuDNN keeps for one is not given back by itself, and destroying it
+        would wait for all of the GPU."""
+        if hasattr(self, "handle"):
+            with suppress(Exception):  # the GPU may be lost, the interpreter at its end
+                self.cudnn.set_stream(handle=self.handle, stream=0)
+                self._spare.append(self.handle)
 
     def graph(self, layer: Layer) -> Any:
         """The cuDNN graph of a layer, validated and lowered, without plans."""

@@ -190,8 +190,10 @@ class Execution:
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
         pointers = self._pointers(step) | self.scaled.pointers(index)
-        self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
-        self.builder.rest()
+        try:
+            self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
+        finally:
+            self.builder.rest()
 
     def finish(self, stream: Any) -> None:
         """Write `results` from the raw outputs; where they are raw, there is nothing to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,8 @@ class Convolver:
 
     Attributes:
         calls: how many convolutions there were so far.
-        scratch: memory that kernels work in, by size; an execution puts its own there before it launches.
+        scratch: memory that kernels work in, by size; an execution lends its own while it launches.
+        lock: held by the execution that launches.
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,7 @@ class Convolver:
         self.plans = Plans(self.builder)
         self.calls = 0
         self.scratch: dict[int, Any] = {}
+        self.lock = threading.Lock()
         self._known: dict[Any, tuple[dict[str, Any], Plan]] = {}
 
     def __call__(self, x: Any, weight: Any, bias: Any, *rest: Any) -> None:
@@ -66,8 +69,10 @@ class Convolver:
             pointers[RESIDUAL] = address(residual[0]) + HALF * how["residual_first"]
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=cuda.cupy().cuda.get_current_stream().ptr)
-        plan.run(handle, pointers, int(self.scratch[plan.workspace].data.ptr))
-        self.builder.rest()
+        try:
+            plan.run(handle, pointers, int(self.scratch[plan.workspace].data.ptr))
+        finally:
+            self.builder.rest()
 
 
 def _layer(x: Any, weight: Any, y: Any, residual: Any, how: dict[str, Any]) -> Layer:

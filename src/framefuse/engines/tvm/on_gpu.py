@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -58,10 +60,21 @@ class TvmExecution:
 
         from framefuse.engines.tvm.engine import tensors
 
-        if self._convolver is not None:
-            self._convolver.scratch = self._scratch
-        with tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
+        with self._lent(), tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
             self._out = tensors(self._main(self._tensor, *self._memory))
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Its scratch memory is that of the convolver, which all executions on a GPU share."""
+        if self._convolver is None:
+            yield
+            return
+        with self._convolver.lock:
+            self._convolver.scratch = self._scratch
+            try:
+                yield
+            finally:
+                self._convolver.scratch = {}
 
     def finish(self, stream: Any) -> None:
         """Write `results`."""

@@ -1,0 +1,298 @@
+"""How long memory of a GPU lives, on a pretended one: neither longer than it is needed, nor shorter."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuda_on_cpu
+from cuda_on_cpu import on_device
+from framefuse import kernels
+from framefuse.engines.cudnn import convolutions
+from framefuse.engines.device_lane import device_lane
+from framefuse.errors import EngineError
+from framefuse.frame import Frame
+from framefuse.kernels import boxes, boxes_cuda, calls, cuda, preprocess_cuda
+from framefuse.kernels.reference.boxes import Found
+from framefuse.models.card import Card, read_card
+from gpu_standin import Array, Gpu, install
+from test_cuda_program import on_cuda, pictures, run, scores
+from test_semantic import write_segmenter
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return install(monkeypatch, sources=True)
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Nothing goes but what nobody refers to."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# --- programs
+
+
+def test_host_frames_of_many_sizes_share_memory(gpu: Gpu) -> None:
+    """As large as the largest of them, and not one beside the other."""
+    from framefuse.ledger import Ledger
+    from framefuse.memory import Staging
+
+    gpu.room = 10**9
+    staging = Staging(1, cuda.cupy().cuda.Stream(), Ledger())
+    rooms = []
+    for width, height in ((64, 48), (160, 120), (32, 24), (120, 160), (158, 2), (160, 120)):
+        (frame,) = pictures(1, width, height)
+        there = staging.bring(0, frame)
+        np.testing.assert_array_equal(np.asarray(there.planes[0]), frame.planes[0])
+        rooms.append(gpu.room)
+    assert rooms[1] == rooms[-1] < rooms[0]
+
+
+def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = on_cuda(segmenter, batch=1)
+    run(program, pictures(2), 1)
+    models = [weakref.ref(model) for model in program._executions[64, 96]]
+    with without_collector():
+        monkeypatch.setattr("framefuse.program_cuda._Lane.launch", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as caught:
+            list(program.submit(pictures(1)))
+        program.close()
+        assert [model() for model in models] == [None, None]
+    assert caught.value.__traceback__ is not None
+
+
+def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
+    """What a batch reads is kept until it has ended, also when another thread waits for the one before."""
+
+    class Owner:
+        pass
+
+    class Ended:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def synchronize(self) -> None:
+            time.sleep(0.1 + 0.2 * self.number)
+            seen.append((self.number, owners[self.number]() is not None))
+
+    program, owners, seen = on_cuda(segmenter, batch=1), list[Any](), list[Any]()
+    for picture in pictures(2):
+        owner = Owner()
+        owners.append(weakref.ref(owner))
+        planes = tuple(plane.view(Array) for plane in picture.planes)
+        list(program.submit([replace(picture, planes=planes, owner=owner)]))
+    for number, flight in enumerate(program._flights):
+        flight.lane.ended = Ended(number)
+    del owner, flight
+    threads = [threading.Thread(target=program.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(0, True), (1, True)]
+    assert program.in_flight == 0
+
+
+def test_a_program_that_is_closed_while_it_captures_keeps_nothing(gpu: Gpu, segmenter: Card) -> None:
+    models: list[Any] = []
+
+    def answer(batch: int, height: int, width: int) -> Any:
+        if models:
+            program.close()  # as another thread does that has waited long enough
+        models.append(None)
+        return scores(batch, height, width)
+
+    program = on_cuda(segmenter, batch=1, slots=2, answer=answer)
+    with pytest.raises(EngineError, match="was closed"):
+        list(program.submit(pictures(1)))
+    assert not program._lanes and not program._executions
+
+
+def test_what_was_launched_is_waited_for(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = on_cuda(segmenter, batch=1, keep_frames=True)
+    monkeypatch.setattr(program, "_to_host", lambda frame: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(program.submit(pictures(1)))
+    assert program.in_flight == 1
+    program.close()
+    assert program.in_flight == 0
+
+
+def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
+    class Execution:
+        memory_format, layout, capturable = "nchw", None, True
+
+        def __init__(self) -> None:
+            self.input = cuda.cupy().zeros((1, 3, 4, 4), np.float32)
+            self.results = [cuda.cupy().zeros((1, 3), np.float32)]
+
+        def start(self, stream: Any) -> None: ...
+        def finish(self, stream: Any) -> None: ...
+
+    execution: Any = Execution()
+    alive = weakref.ref(execution)
+    with without_collector():
+        lane = device_lane((1, 3, 4, 4), [execution])
+        del execution
+        lane.close()
+        del lane
+        assert alive() is None
+
+
+def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, streams = list[int](), dict[int, int]()
+
+    def create_handle() -> int:
+        made.append(len(made) + 1)
+        return made[-1]
+
+    def set_stream(handle: int, stream: int) -> None:
+        streams[handle] = stream
+
+    cudnn = SimpleNamespace(create_handle=create_handle, set_stream=set_stream, backend_version=lambda: 91900)
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)
+    monkeypatch.setattr(convolutions, "_handles", {})
+    first, second = convolutions.Builder(), convolutions.Builder()
+    assert (first.handle, second.handle) == (1, 2)
+    del first
+    assert streams[1] == 0  # its own has gone
+    third = convolutions.Builder()
+    assert third.handle == 1 and streams[1] == third.stream.ptr
+    assert made == [1, 2]
+
+
+# --- kernels
+
+
+class Launch:
+    """A launch that does nothing, and may be recorded."""
+
+    def __call__(self, stream: int | None = None) -> None:
+        if cuda.recording.launches is not None:
+            cuda.recording.launches.append(self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_on_cpu.install(monkeypatch)
+    monkeypatch.setattr(cuda, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
+    monkeypatch.setattr(cuda, "bind", lambda symbol, **arguments: Launch())
+    monkeypatch.setattr(boxes_cuda, "_captured", {})
+    monkeypatch.setattr(calls, "_captured", {})
+    boxes_cuda._recent.clear()
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> Any:
+    return on_device(np.zeros(shape, dtype))
+
+
+def scratches() -> list[boxes_cuda.Scratch]:
+    return [item for item in gc.get_objects() if isinstance(item, boxes_cuda.Scratch)]
+
+
+class Detect:
+    """A call of `detections` that can be made again."""
+
+    def __init__(self, anchors: int, batch: int = 1) -> None:
+        self.outputs, self.maps = [zeros(batch, 84, anchors)], zeros(batch, 8)
+        integers = [zeros(batch, *shape, dtype=np.int32) for shape in ((300,), (), ())]
+        self.out = Found(zeros(batch, 300, 4), zeros(batch, 300), *integers)
+        self.options: dict[str, Any] = {"conf": 0.3, "iou": 0.5, "max_det": 300, "out": self.out}
+
+    def __call__(self, **options: Any) -> Any:
+        return boxes.detections(self.outputs, "yolov8", self.maps, **self.options, **options)
+
+
+@pytest.mark.usefixtures("launches")
+def test_calls_with_ever_other_sizes_keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(map(id, scratches()))
+    monkeypatch.setattr(calls, "HELD", 4 << 20)
+    kept = [Detect(anchors) for anchors in range(1000, 1100)]
+    for call in kept:
+        call()
+    held = [item.nbytes for item in scratches() if id(item) not in before]
+    assert sum(held) < (4 << 20) + (1 + boxes_cuda.RECENT) * max(held)
+    assert len(kept) > 4 * len(held)
+
+
+@pytest.mark.usefixtures("launches")
+def test_what_a_graph_has_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Detect(8400)
+    call()
+    (scratch,) = boxes_cuda._recent.values()
+    alive = weakref.ref(scratch)
+    del scratch
+    with monkeypatch.context() as capture:
+        capture.setattr(cuda, "capturing", lambda stream: True)
+        call()
+    others = [Detect(anchors) for anchors in range(2000, 2300)]
+    for other in others:
+        other()
+    gc.collect()
+    assert alive() is not None
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_recorded_call_keeps_what_it_launches_on() -> None:
+    """Also where the same call was made before, or its tables lie in caches that forget."""
+
+    def batch(count: int) -> tuple[list[Frame], Any]:
+        arrays = [zeros(40, 60, 3, dtype=np.uint8) for _ in range(count)]
+        frames = [replace(Frame.from_array(np.zeros((40, 60, 3), np.uint8)), planes=(array,)) for array in arrays]
+        return frames, zeros(count, 3, 32, 32)
+
+    spec: dict[str, Any] = {"pad_value": 114, "mean": (0, 0, 0), "std": (255, 255, 255), "channel_order": "rgb"}
+    detect = Detect(840)
+    detect()
+    again = kernels.recorded(detect)
+    (scratch,) = boxes_cuda._recent.values()
+    tables = [weakref.ref(scratch)]
+    del scratch
+    frames, out = batch(2)
+    contents = [(0, 0, 32, 32)] * 2
+    batches = kernels.recorded(kernels.preprocess_batch, frames, out, contents=contents, interpolation="linear", **spec)
+    tables.append(weakref.ref(next(reversed(preprocess_cuda._tables.values())).rows))
+    held = []
+    for _ in range(80):
+        held.append(batch(2))
+        kernels.preprocess_batch(*held[-1], contents=contents, interpolation="linear", **spec)
+    for anchors in range(3000, 3300):
+        held.append(Detect(anchors))  # type: ignore[arg-type]
+        held[-1]()  # type: ignore[operator]
+    gc.collect()
+    assert all(table() is not None for table in tables)
+    del again, batches
+
+
+@pytest.mark.usefixtures("launches")
+def test_threads_do_not_share_scratch_memory() -> None:
+    """CuPy's default stream is that of every thread: their launches may come between each other."""
+    call = Detect(8400)
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert len(boxes_cuda._recent) == 2

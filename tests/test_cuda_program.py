@@ -152,9 +152,12 @@ def test_a_gpu_that_is_lost_while_frames_are_brought_to_the_host(gpu: Gpu, segme
 def test_closing_a_program_whose_gpu_was_lost(gpu: Gpu, segmenter: Card) -> None:
     program = on_cuda(segmenter, batch=1)
     list(program.submit(pictures(1)))
+    models = [weakref.ref(model) for model in program._executions[64, 96]]
     gpu.lost = LAUNCH_FAILURE
     program.close()
     assert program.in_flight == 0
+    gc.collect()
+    assert all(model() is not None for model in models)  # CUDA would refuse to free it, loudly
 
 
 def need(gpu: Gpu, card: Card, slots: int) -> int:

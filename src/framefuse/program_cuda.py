@@ -121,7 +121,7 @@ class CudaProgram:
         self._flights: deque[_Flight] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
-        self._closing, self._closed = threading.Lock(), False
+        self._closing, self._closed, self._gpu_lost = threading.Lock(), False, False
         self.ledger = Ledger()
         self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
@@ -205,7 +205,10 @@ class CudaProgram:
             self._engine.close()
 
     def _free(self) -> None:
-        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error."""
+        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error. What lies
+        on a lost GPU stays."""
+        if self._gpu_lost:
+            return
         for lanes in self._lanes.values():
             for lane in lanes:
                 lane.free()
@@ -300,8 +303,9 @@ class CudaProgram:
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = in_words(error, doing)
             if isinstance(found, GpuLostError):
-                _lost.extend((self._lanes.copy(), self._executions.copy(), list(self._flights), self._engine))
+                _lost.extend((self._lanes, self._executions, list(self._flights), self._engine))
                 self._flights.clear()
+                self._gpu_lost = True
             raise found from error
 
     def _to_host(self, frame: Frame) -> Frame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,30 @@ SMALL = heads
 
 class TestGpu:
     pytestmark = gpu
+
+    def test_threads_on_one_stream(self) -> None:
+        """CuPy's default stream is that of all threads; what one finds is not mixed up with what another does."""
+        rng, wrong = np.random.default_rng(3), list[int]()
+
+        def work(found: Any, scores: Any, expected: list[int]) -> None:
+            there = cp.asarray(found), cp.asarray(scores)
+            for turn in range(200):
+                if boxes.nms(*there, iou=0.5).tolist() != expected:
+                    wrong.append(turn)
+
+        threads = []
+        for _ in range(4):
+            corner, size = rng.uniform(0, 400, (500, 2)), rng.uniform(1, 60, (500, 2))
+            found = np.concatenate((corner, corner + size), 1).astype(np.float32)
+            scores = rng.permutation(np.linspace(0, 1, 500, dtype=np.float32))
+            threads.append(
+                threading.Thread(target=work, args=(found, scores, boxes.nms(found, scores, iou=0.5).tolist()))
+            )
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
 
     def test_ten_thousand_random_cases_are_those_of_torchvision(self) -> None:
         torch = pytest.importorskip("torch")

@@ -23,7 +23,7 @@ from framefuse.engines.cudnn import convolutions
 from framefuse.engines.device_lane import device_lane
 from framefuse.errors import EngineError
 from framefuse.frame import Frame
-from framefuse.kernels import boxes, boxes_cuda, calls, cuda, preprocess_cuda
+from framefuse.kernels import boxes, boxes_cuda, calls, cuda, masks_cuda, preprocess_cuda
 from framefuse.kernels.reference.boxes import Found
 from framefuse.models.card import Card, read_card
 from gpu_standin import Array, Gpu, install
@@ -137,8 +137,36 @@ def test_what_was_launched_is_waited_for(gpu: Gpu, segmenter: Card, monkeypatch:
     with pytest.raises(ZeroDivisionError):
         list(program.submit(pictures(1)))
     assert program.in_flight == 1
-    program.close()
+    assert list(program.drain()) == []  # without its frame a result is none
     assert program.in_flight == 0
+    program.close()
+
+
+def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the handler of a signal does that comes in the middle."""
+    program, entered = on_cuda(segmenter, batch=1), list[Any]()
+    list(program.submit(pictures(1)))
+
+    def wait(self: Any, timeout: float | None) -> bool:
+        if not entered:
+            entered.append(self)
+            program.close()
+        return True
+
+    monkeypatch.setattr("framefuse.program_cuda._Lane.wait", wait)
+    program.close()
+    assert entered and program.in_flight == 0
+
+
+def test_what_a_lane_has_captured_goes_with_it(gpu: Gpu, segmenter: Card) -> None:
+    """Tables of ever other sizes of pictures."""
+    before = len(calls._captured), len(masks_cuda._captured)
+    program = on_cuda(segmenter, batch=1)
+    for width in range(60, 120, 7):
+        list(program.submit(pictures(1, width, 61)))
+    list(program.drain())
+    program.close()
+    assert (len(calls._captured), len(masks_cuda._captured)) == before
 
 
 def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
@@ -174,14 +202,14 @@ def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPat
 
     cudnn = SimpleNamespace(create_handle=create_handle, set_stream=set_stream, backend_version=lambda: 91900)
     monkeypatch.setitem(sys.modules, "cudnn", cudnn)
-    monkeypatch.setattr(convolutions, "_handles", {})
+    monkeypatch.setattr(convolutions, "_spare", {})
     first, second = convolutions.Builder(), convolutions.Builder()
     assert (first.handle, second.handle) == (1, 2)
+    stream = first.stream
     del first
-    assert streams[1] == 0  # its own has gone
     third = convolutions.Builder()
-    assert third.handle == 1 and streams[1] == third.stream.ptr
-    assert made == [1, 2]
+    assert (third.handle, third.stream) == (1, stream)  # which has not gone: cuDNN would crash
+    assert streams[1] == stream.ptr and made == [1, 2]
 
 
 # --- kernels
@@ -239,15 +267,31 @@ def test_calls_with_ever_other_sizes_keep_little(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("launches")
-def test_what_a_graph_has_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Detect(8400)
-    call()
-    (scratch,) = boxes_cuda._recent.values()
-    alive = weakref.ref(scratch)
-    del scratch
+def test_calls_that_share_scratch_memory_are_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "HELD", 12 << 20)  # once, not five times
+    ring = [Detect(8400) for _ in range(5)]
+    for call in ring:
+        call()
+    monkeypatch.setattr(boxes_cuda, "detections", lambda *_, **__: pytest.fail("the whole call again"))
+    for call in ring:
+        call()
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("warm", ["here", "in another thread", "nowhere"])
+def test_what_a_graph_has_captured_stays(monkeypatch: pytest.MonkeyPatch, warm: str) -> None:
+    """After a call that comes before, made here or elsewhere, or without one."""
+    before, call = set(map(id, scratches())), Detect(8400)
+    if warm == "here":
+        call()
+    elif warm == "in another thread":
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
     with monkeypatch.context() as capture:
         capture.setattr(cuda, "capturing", lambda stream: True)
         call()
+    (alive,) = [weakref.ref(item) for item in scratches() if id(item) not in before]
     others = [Detect(anchors) for anchors in range(2000, 2300)]
     for other in others:
         other()

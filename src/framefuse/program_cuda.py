@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 from framefuse import memory
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
-from framefuse.kernels import cuda, cuda_queue
+from framefuse.kernels import calls, cuda, cuda_queue
 from framefuse.kernels.cuda_errors import in_words
 from framefuse.kernels.preprocess_cuda import PreprocessTable, is_cuda
 from framefuse.ledger import Ledger
@@ -81,9 +81,10 @@ class CudaEngine(Protocol):
 @dataclass(eq=False)
 class _Flight:
     lane: _Lane
-    batch: Batch
     read: Sequence[Frame]
     """What the GPU reads: kept until it has."""
+    batch: Batch | None = None
+    """None: something failed after the launch, which is waited for and gives no results."""
 
 
 class CudaProgram:
@@ -121,7 +122,7 @@ class CudaProgram:
         self._flights: deque[_Flight] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
-        self._closing, self._closed, self._gpu_lost = threading.Lock(), False, False
+        self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
         self.ledger = Ledger()
         self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
@@ -156,15 +157,17 @@ class CudaProgram:
             lane.load(frames, placements, self._preprocess)
             submitted = Moment.now()
             lane.launch()
+        flight = _Flight(lane, frames)
+        self._flights.append(flight)
         kept: list[Frame | None] = [None] * len(frames)
-        self._flights.append(_Flight(lane, self._stages.submitted(frames, kept, started, submitted), frames))
         if self._keep_frames:
             with self._in_words("bring frames to the host"):
-                kept[:] = [self._to_host(frame) for frame in frames]
+                kept = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=lane.ended)
         self.ledger.frame(len(frames))
+        flight.batch = self._stages.submitted(frames, kept, started, submitted)
 
     @property
     def in_flight(self) -> int:
@@ -179,6 +182,8 @@ class CudaProgram:
             if not flight.lane.wait(timeout):
                 return
         self._flights.popleft()
+        if flight.batch is None:
+            return
         finished = Moment.now()
         found = flight.lane.read(len(flight.batch.infos))
         yield from self._stages.finished(flight.batch, found, waiting, finished)
@@ -197,9 +202,10 @@ class CudaProgram:
         with self._closing:
             self._closed = True
             while self._flights:
+                flight = self._flights[0]
                 with suppress(GpuLostError), self._in_words("finish a batch"):
-                    self._flights[0].lane.wait(None)
-                if self._flights:
+                    flight.lane.wait(None)
+                if self._flights and self._flights[0] is flight:
                     self._flights.popleft()
             self._free()
             self._engine.close()
@@ -209,11 +215,11 @@ class CudaProgram:
         on a lost GPU stays."""
         if self._gpu_lost:
             return
-        for lanes in self._lanes.values():
+        for lanes in list(self._lanes.values()):
             for lane in lanes:
                 lane.free()
             lanes.clear()
-        for models in self._executions.values():
+        for models in list(self._executions.values()):
             models.clear()
         self._lanes.clear()
         self._executions.clear()
@@ -224,6 +230,7 @@ class CudaProgram:
         key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
         if self._card.task == "semantic":  # masks are as large as the picture
             key = *key, frame.width, frame.height
+        self._refuse_closed()
         lanes = self._lanes.pop(key, None)
         if lanes is None:
             yield from self.drain()  # capturing runs what may be in flight in another lane
@@ -239,12 +246,16 @@ class CudaProgram:
             if lanes is None:  # behind the error, which holds what was half made
                 memory.give_back()
                 lanes = self._make_lanes(size, frame)
-        self._lanes[key] = lanes
-        if self._closed:  # while it captured
-            self._free()
-            raise EngineError("the program was closed", remedy="make a new one for each run")
+        with self._closing:
+            self._lanes[key] = lanes
+            self._refuse_closed()  # while it captured
         self._largest = max(self._largest, (size[1], size[0]))
         return lanes
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            self._free()
+            raise EngineError("the program was closed", remedy="make a new one for each run")
 
     def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[_Lane]:
         """One for each model of that size; models for whose lanes there is no room are given back."""
@@ -369,10 +380,11 @@ class _Lane:
             for step in steps:  # whatever is loaded at a first launch is loaded here
                 step()
             self._stream.synchronize()
-            if getattr(model, "capturable", True):
-                self._launches = [self._recorded(steps)]
-            else:
-                self._launches = [self._recorded([before]), run_model, self._recorded([after])]
+            with calls.owner() as self._read:
+                if getattr(model, "capturable", True):
+                    self._launches = [self._recorded(steps)]
+                else:
+                    self._launches = [self._recorded([before]), run_model, self._recorded([after])]
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
         """What launches these steps as one graph."""

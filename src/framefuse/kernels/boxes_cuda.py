@@ -292,8 +292,11 @@ def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int)
     with _lock:
         found = _captured.get(key)
         if found is None:
-            found = _recent.pop(key, None) or make()
-            kept = _captured if cuda.capturing(stream) else _recent
+            found = _recent.pop(key, None)
+            if found is None and cuda.capturing(stream):  # another thread may have made the call that comes before
+                found = next((item for other, item in _recent.items() if other[1:] == key[1:]), None)
+            found = found or make()
+            kept = _captured if calls.captured(stream) else _recent
             kept[key] = found
             while len(_recent) > RECENT:
                 _recent.popitem(last=False)

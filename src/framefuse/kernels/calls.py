@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,6 +26,31 @@ def keep(arrays: Any) -> Any:
     if cuda.recording.launches is not None:
         cuda.recording.kept.append(arrays)
     return arrays
+
+
+@contextmanager
+def owner() -> Iterator[list[Any]]:
+    """What the calls inside of it launch on, for whoever captures them in a graph and lives as long: then the process
+    need not keep it for ever."""
+    outer = cuda.recording.launches, getattr(cuda.recording, "kept", [])
+    cuda.recording.launches, cuda.recording.kept = [], []
+    try:
+        yield cuda.recording.kept
+    finally:
+        cuda.recording.launches, cuda.recording.kept = outer
+
+
+def captured(stream: int | None) -> bool:
+    """Whether a call is being captured in a graph of which nobody keeps what it launches on."""
+    return cuda.recording.launches is None and cuda.capturing(stream)
+
+
+def pin(launches: Recorded, stream: int) -> None:
+    """Keep what they launch on, for whoever records them, or for ever where a graph captures them."""
+    if launches._kept:
+        keep(launches)
+        if captured(stream):
+            _captured[id(launches)] = launches
 
 
 class Recorded:
@@ -100,7 +126,7 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     given. The arrays are not kept alive: another array at the same place is as good.
     """
     calls: OrderedDict[Any, tuple[Recorded, Any]] = OrderedDict()
-    heavy: OrderedDict[Any, int] = OrderedDict()  # bytes that they hold
+    heavy: OrderedDict[Any, dict[int, int]] = OrderedDict()  # what they hold, and its bytes; several may hold the same
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -113,26 +139,29 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
         found = calls.get(key)
         if found is not None:
             launches, place = found
-            if launches._kept:
-                keep(launches)
-                if cuda.capturing(key[0]):
-                    _captured[id(launches)] = launches
+            pin(launches, key[0])
             launches(key[0])
             return args[place] if isinstance(place, int) else options[place]  # type: ignore[return-value]
         launches = _record(function, args, options)
+        pin(launches, key[0])
         result, launches.result = launches.result, None
         places = [place for place, value in [*enumerate(args), *options.items()] if value is result]
         if result is not None and places and launches._launches:
             calls[key] = launches, places[0]
-            if size := sum(getattr(item, "nbytes", 0) for item in launches._kept):
-                heavy[key] = size
+            if sizes := {id(item): item.nbytes for item in launches._kept if hasattr(item, "nbytes")}:
+                heavy[key] = sizes
             while len(calls) > CALLS:
                 heavy.pop(calls.popitem(last=False)[0], None)
-            while len(heavy) > 1 and sum(heavy.values()) > HELD:
+            while len(heavy) > 1 and _together(heavy.values()) > HELD:
                 calls.pop(heavy.popitem(last=False)[0], None)
         return result  # type: ignore[no-any-return]
 
     return call
+
+
+def _together(held: Iterable[dict[int, int]]) -> int:
+    """Bytes of all that is held, each once."""
+    return sum({at: size for sizes in held for at, size in sizes.items()}.values())
 
 
 def _call_key(args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -223,14 +223,14 @@ _uploads: dict[tuple[int, int], Any] = {}
 
 def uploaded(array: NDArray[Any]) -> Any:
     """An array of the host on the current device, which is there when this returns, for kernels on any stream. What
-    other streams are at is not waited for."""
+    other streams are at is not waited for, so it must not be given up while one of them may still read it: its memory
+    goes to the next upload."""
     module = cupy()
     key = id(module), int(module.cuda.runtime.getDevice())
-    if key not in _uploads:
-        _uploads[key] = module.cuda.Stream(non_blocking=True)
-    with _uploads[key]:
+    stream = _uploads.get(key) or _uploads.setdefault(key, module.cuda.Stream(non_blocking=True))
+    with stream:
         found = module.asarray(array)
-    _uploads[key].synchronize()
+    stream.synchronize()
     return found
 
 

@@ -76,7 +76,7 @@ def _device_table(device: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ..
 def device_table(make: Any, *key: Any) -> tuple[Any, ...]:
     """The arrays of make(*key) on the current device, kept. A captured call needs one before the capture."""
     found = _device_table(cuda.cupy().cuda.runtime.getDevice(), key, make)
-    if cuda.capturing(None):
+    if calls.captured(None):
         _captured[id(found)] = found
     return calls.keep(found)  # type: ignore[no-any-return]
 

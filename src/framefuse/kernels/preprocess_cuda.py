@@ -165,7 +165,7 @@ class _Single(NamedTuple):
     def start(self, stream: int | None) -> None:
         if self.keep:
             calls.keep(self.keep)
-            if cuda.capturing(stream):
+            if calls.captured(stream):
                 _filters[id(self.keep)] = self.keep
         self.launch(stream)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import cast
 
 import av
@@ -35,21 +36,25 @@ def choose_encoder(asked: str, gpu: int | None) -> tuple[str, str]:
     return NVENC, f"encoder {NVENC}: the GPU has one"
 
 
-_encodes: set[int] = set()
-"""GPUs that have encoded."""
+ASK_AGAIN = 60
+"""Seconds after which a GPU that refused to encode is asked again."""
+
+_answers: dict[int, tuple[float, str | None]] = {}
+"""Of GPUs: when they answered, and why they do not encode."""
 
 
 def nvenc_refuses(gpu: int) -> str | None:
     """Why this GPU does not encode a small picture; None: it does.
 
-    Asking takes up to a second, so what has worked is remembered. A refusal is not: a session or memory that is missing
-    now may be there for the next run.
+    Asking takes up to a second, so it is remembered; a refusal for a while, since a session or memory that is missing
+    now may be there later.
     """
     if not is_video_encoder(NVENC):
         return "this build of FFmpeg has no NVENC"
-    if gpu in _encodes:
-        return None
+    if gpu in _answers and (_answers[gpu][1] is None or monotonic() - _answers[gpu][0] < ASK_AGAIN):
+        return _answers[gpu][1]
     width, height = SMALL
+    why: str | None = None
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(NVENC, "w"))
         context.width, context.height, context.pix_fmt = width, height, "yuv420p"
@@ -57,9 +62,9 @@ def nvenc_refuses(gpu: int) -> str | None:
         context.encode(av.VideoFrame(width, height, "yuv420p"))
         context.encode(None)
     except (av.FFmpegError, ValueError) as error:
-        return f"NVENC does not open on this GPU ({getattr(error, 'strerror', None) or error})"
-    _encodes.add(gpu)
-    return None
+        why = f"NVENC does not open on this GPU ({getattr(error, 'strerror', None) or error})"
+    _answers[gpu] = monotonic(), why
+    return why
 
 
 def options_of(encoder: str, crf: int, preset: str, gpu: int | None) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -127,8 +126,8 @@ def frontend() -> Any:
     return module
 
 
-_handles: dict[int, list[Any]] = {}
-"""Of cuDNN, by GPU, that no builder has."""
+_spare: dict[int, list[tuple[Any, Any]]] = {}
+"""Handles of cuDNN that no builder has, each with the stream that it is on, by GPU."""
 
 
 class Builder:
@@ -141,9 +140,11 @@ class Builder:
 
     def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
         self.cudnn = frontend()
-        self._spare = _handles.setdefault(int(cuda.cupy().cuda.runtime.getDevice()), [])
-        self.handle = self._spare.pop() if self._spare else self.cudnn.create_handle()
-        self.stream = cuda.cupy().cuda.Stream(non_blocking=True)
+        self._spare = _spare.setdefault(int(cuda.cupy().cuda.runtime.getDevice()), [])
+        try:
+            self.handle, self.stream = self._spare.pop()
+        except IndexError:
+            self.handle, self.stream = self.cudnn.create_handle(), cuda.cupy().cuda.Stream(non_blocking=True)
         self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
         """Plans that could not be built or run, with the reason."""
@@ -154,12 +155,10 @@ class Builder:
         self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
 
     def __del__(self) -> None:
-        """The handle goes to the next builder: what cuDNN keeps for one is not given back by itself, and destroying it
-        would wait for all of the GPU."""
-        if hasattr(self, "handle"):
-            with suppress(Exception):  # the GPU may be lost, the interpreter at its end
-                self.cudnn.set_stream(handle=self.handle, stream=0)
-                self._spare.append(self.handle)
+        """Handle and stream go to the next builder: what cuDNN keeps for a handle is not given back by itself, and
+        destroying it would wait for all of the GPU."""
+        if hasattr(self, "stream"):
+            self._spare.append((self.handle, self.stream))
 
     def graph(self, layer: Layer) -> Any:
         """The cuDNN graph of a layer, validated and lowered, without plans."""

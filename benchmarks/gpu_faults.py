@@ -66,7 +66,7 @@ from pathlib import Path
 
 run = subprocess.Popen(["framefuse", *sys.argv[2:]])
 while run.poll() is None and not (Path(sys.argv[1]).exists() and Path(sys.argv[1]).stat().st_size > 1 << 16):
-    time.sleep(0.01)
+    time.sleep(0.01)  # nobody tells when another process has written
 run.send_signal(signal.SIGINT)
 sys.exit(run.wait())
 """,

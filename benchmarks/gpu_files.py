@@ -253,18 +253,8 @@ def command(plan: dict[str, Any], clip: Path, model: Path) -> list[str]:
 
 def run(plan: dict[str, Any], clip: Path, model: Path, seconds: float) -> dict[str, Any]:
     """A row in a process of its own, given up after `seconds`."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu_files",
-        str(clip),
-        "--model",
-        str(model),
-        "--row",
-        json.dumps(plan),
-    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command(plan, clip, model), capture_output=True, text=True, timeout=seconds)
         lines = done.stdout.strip().splitlines()
         if done.returncode or not lines:
             return plan | {"error": done.stderr.strip()[-1500:]}

@@ -167,6 +167,7 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
     )
     kernels = kind()
     monkeypatch.setattr(cuda, "cupy", lambda: module)
+    monkeypatch.setattr(cuda, "_uploads", {})
     monkeypatch.setattr(cuda, "current_stream", lambda: 0)
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "prepare", lambda symbols: None)

@@ -396,6 +396,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     gpu = Array.gpu = Table.installed = Gpu(count)
     cupy, module = gpu.cupy(), module or codec()
     monkeypatch.setattr(cuda, "cupy", lambda: cupy)
+    monkeypatch.setattr(cuda, "_uploads", {})
     monkeypatch.setattr(cuda, "current_stream", gpu.current_stream)
     monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))

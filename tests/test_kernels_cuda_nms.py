@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import threading
 from typing import Any
@@ -56,43 +55,6 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     boxes_cuda._recent.clear()
     boxes_cuda._wanted.cache_clear()
     boxes_cuda._uploaded.cache_clear()
-
-
-def scratches() -> int:
-    return sum(isinstance(item, boxes_cuda.Scratch) for item in gc.get_objects())
-
-
-def test_scratch_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of calls with ever other numbers of boxes; what a graph has captured stays."""
-    install(monkeypatch)
-    monkeypatch.setattr(cuda, "launch", lambda *_, **__: None)
-    monkeypatch.setattr(boxes_cuda, "_captured", {})
-    boxes_cuda._recent.clear()
-
-    def call(count: int, **options: Any) -> None:
-        arrays = [on_device(np.zeros(shape, np.float32)) for shape in ((count, 4), (count,))]
-        boxes_cuda.nms(*arrays, None, threshold=0.5, max_det=None, out=None, **options)
-
-    before = scratches()
-    for count in range(1, 40):
-        call(count)
-    assert scratches() == before + boxes_cuda.RECENT
-    with monkeypatch.context() as capture:
-        capture.setattr(cuda, "capturing", lambda stream: True)
-        call(39)
-    (captured,) = boxes_cuda._captured.values()
-    for count in range(1, 40):
-        call(count)
-    assert list(boxes_cuda._captured.values()) == [captured]
-    workspace = boxes_cuda.Workspace()
-    call(50, workspace=workspace)
-    assert scratches() == before + boxes_cuda.RECENT + 2
-    with pytest.raises(UsageError, match="during the capture"), monkeypatch.context() as capture:
-        capture.setattr(cuda, "capturing", lambda stream: True)
-        call(51, workspace=workspace)
-    del workspace
-    assert scratches() == before + boxes_cuda.RECENT + 1
-    boxes_cuda._recent.clear()
 
 
 @pytest.mark.usefixtures("fibres")

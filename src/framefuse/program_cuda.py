@@ -380,7 +380,7 @@ class _Lane:
             for step in steps:  # whatever is loaded at a first launch is loaded here
                 step()
             self._stream.synchronize()
-            with calls.owner() as self._read:
+            with calls.owner() as self._launched_on:  # kept as long as the graphs
                 if getattr(model, "capturable", True):
                     self._launches = [self._recorded(steps)]
                 else:

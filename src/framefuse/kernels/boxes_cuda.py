@@ -287,7 +287,7 @@ def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int)
             return Scratch(*sizes)
 
     if workspace is not None:
-        return workspace.once("boxes", key, make)  # type: ignore[no-any-return]
+        return workspace.once("boxes", key, make)
     key = threading.get_ident(), *key  # threads share CuPy's default stream, and their launches would mix
     with _lock:
         found = _captured.get(key)
@@ -300,7 +300,7 @@ def _scratch(workspace: Workspace | None, device: int, stream: int, *sizes: int)
             kept[key] = found
             while len(_recent) > RECENT:
                 _recent.popitem(last=False)
-    return calls.keep(found)  # type: ignore[no-any-return]
+    return calls.keep(found)
 
 
 @cache

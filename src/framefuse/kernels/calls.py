@@ -21,7 +21,7 @@ SMALL = 4096
 """Bytes of an array on the host that is an option like others, such as a matrix."""
 
 
-def keep(arrays: Any) -> Any:
+def keep(arrays: R) -> R:
     """Arrays that launches read and that only a cache keeps alive: whoever records the call keeps them from here on."""
     if cuda.recording.launches is not None:
         cuda.recording.kept.append(arrays)
@@ -45,12 +45,15 @@ def captured(stream: int | None) -> bool:
     return cuda.recording.launches is None and cuda.capturing(stream)
 
 
-def pin(launches: Recorded, stream: int) -> None:
-    """Keep what they launch on, for whoever records them, or for ever where a graph captures them."""
-    if launches._kept:
-        keep(launches)
-        if captured(stream):
-            _captured[id(launches)] = launches
+_captured: dict[int, Any] = {}
+"""What graphs launch on that were captured without an owner: it stays for ever."""
+
+
+def pin(arrays: R, stream: int | None) -> R:
+    """As `keep`; where a graph is being captured of which nobody keeps what it launches on, they stay for ever."""
+    if captured(stream):
+        _captured[id(arrays)] = arrays
+    return keep(arrays)
 
 
 class Recorded:
@@ -96,16 +99,12 @@ def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> Record
 
 
 def _record(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Recorded:
-    outer = cuda.recording.launches, getattr(cuda.recording, "kept", [])
-    cuda.recording.launches, cuda.recording.kept = [], []
-    try:
+    with owner() as kept:
         result = function(*args, **options)
-        launches, kept = cuda.recording.launches, cuda.recording.kept
-    finally:
-        cuda.recording.launches, cuda.recording.kept = outer
-    if outer[0] is not None:
-        outer[0].extend(launches)
-        outer[1].extend(kept)
+        launches = cuda.recording.launches or []
+    if cuda.recording.launches is not None:
+        cuda.recording.launches.extend(launches)
+        cuda.recording.kept.extend(kept)
     return Recorded(launches, kept, result)
 
 
@@ -114,9 +113,6 @@ CALLS = 256
 
 HELD = 256 << 20
 """Bytes of scratch memory that remembered calls of a function hold, together; the last of them may hold more."""
-
-_captured: dict[int, Recorded] = {}
-"""Remembered calls that a captured graph has made: what they hold stays for ever."""
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
@@ -139,11 +135,13 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
         found = calls.get(key)
         if found is not None:
             launches, place = found
-            pin(launches, key[0])
+            if launches._kept:
+                pin(launches, key[0])
             launches(key[0])
             return args[place] if isinstance(place, int) else options[place]  # type: ignore[return-value]
         launches = _record(function, args, options)
-        pin(launches, key[0])
+        if launches._kept:
+            pin(launches, key[0])
         result, launches.result = launches.result, None
         places = [place for place, value in [*enumerate(args), *options.items()] if value is result]
         if result is not None and places and launches._launches:

@@ -217,7 +217,7 @@ def bind(symbol: str, **arguments: Any) -> Bound:
     return Bound(_loaded(symbol), arguments)
 
 
-_uploads: dict[tuple[int, int], Any] = {}
+_uploads: dict[int, Any] = {}
 """A stream of each device on which tables are copied there."""
 
 
@@ -226,8 +226,8 @@ def uploaded(array: NDArray[Any]) -> Any:
     other streams are at is not waited for, so it must not be given up while one of them may still read it: its memory
     goes to the next upload."""
     module = cupy()
-    key = id(module), int(module.cuda.runtime.getDevice())
-    stream = _uploads.get(key) or _uploads.setdefault(key, module.cuda.Stream(non_blocking=True))
+    device = int(module.cuda.runtime.getDevice())
+    stream = _uploads.get(device) or _uploads.setdefault(device, module.cuda.Stream(non_blocking=True))
     with stream:
         found = module.asarray(array)
     stream.synchronize()

@@ -64,10 +64,6 @@ def batch(array: Any) -> Any:
     return array[None] if array.ndim == 2 else array
 
 
-_captured: dict[int, tuple[Any, ...]] = {}
-"""Tables that captured graphs read: never given up."""
-
-
 @lru_cache(maxsize=1024)
 def _device_table(device: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
     return tuple(cuda.uploaded(part) for part in make(*key))
@@ -75,10 +71,7 @@ def _device_table(device: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ..
 
 def device_table(make: Any, *key: Any) -> tuple[Any, ...]:
     """The arrays of make(*key) on the current device, kept. A captured call needs one before the capture."""
-    found = _device_table(cuda.cupy().cuda.runtime.getDevice(), key, make)
-    if calls.captured(None):
-        _captured[id(found)] = found
-    return calls.keep(found)  # type: ignore[no-any-return]
+    return calls.pin(_device_table(cuda.cupy().cuda.runtime.getDevice(), key, make), None)
 
 
 def device_taps(size: tuple[int, int], content: Region, samples: tuple[int, int]) -> dict[str, Any]:

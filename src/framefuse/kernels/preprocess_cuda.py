@@ -164,9 +164,7 @@ class _Single(NamedTuple):
 
     def start(self, stream: int | None) -> None:
         if self.keep:
-            calls.keep(self.keep)
-            if calls.captured(stream):
-                _filters[id(self.keep)] = self.keep
+            calls.pin(self.keep, stream)
         self.launch(stream)
 
 
@@ -189,8 +187,6 @@ CALLS = 256
 """Calls remembered."""
 
 _calls: OrderedDict[Any, list[_Single | _Many]] = OrderedDict()
-_filters: dict[int, Any] = {}
-"""Tables of filters that captured graphs read: never given up."""
 
 
 def _key(frames: Sequence[Frame], out: Any, contents: Sequence[Content], options: dict[str, Any]) -> Any:

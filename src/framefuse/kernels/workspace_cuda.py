@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from framefuse.errors import UsageError
 from framefuse.kernels import calls, cuda
+
+Made = TypeVar("Made")
 
 
 class Workspace:
@@ -29,12 +31,13 @@ class Workspace:
         """
         return self.once(name, (shape, np.dtype(dtype)), lambda: cuda.cupy().empty(shape, dtype))
 
-    def once(self, name: str, key: Hashable, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` gave when it was last asked for under that name, if the key was the same; else made anew.
 
         Raises:
             UsageError: it would have to be made during a capture.
         """
+        found: Made | None
         known, found = self._kept.get(name, (None, None))
         if found is None or known != key:
             if cuda.capturing(None):

@@ -28,6 +28,7 @@ GROUPS = {
     "engines": ("bench*.py", "engines/onnxruntime*.py", "engines/torch*.py", "engines/device_lane.py"),
     "program": (
         "program_cuda.py",
+        "lane_cuda.py",
         "program.py",
         "memory.py",
         "ledger.py",

@@ -390,7 +390,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
         sources: kernels are the CUDA kernels' own source, not those of the CPU.
         count: GPUs.
     """
-    from framefuse import choices, outlets_cuda, program_cuda
+    from framefuse import choices, lane_cuda, outlets_cuda
     from framefuse.sources import decoders
 
     gpu = Array.gpu = Table.installed = Gpu(count)
@@ -404,7 +404,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(decoders, "load", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:
-        monkeypatch.setattr(program_cuda, "PreprocessTable", Table)
+        monkeypatch.setattr(lane_cuda, "PreprocessTable", Table)
         monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
         return gpu
     compiled = Fibres()

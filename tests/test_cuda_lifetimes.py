@@ -76,7 +76,7 @@ def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkey
     run(program, pictures(2), 1)
     models = [weakref.ref(model) for model in program._executions[64, 96]]
     with without_collector():
-        monkeypatch.setattr("framefuse.program_cuda._Lane.launch", lambda self: 1 / 0)
+        monkeypatch.setattr("framefuse.lane_cuda.Lane.launch", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             list(program.submit(pictures(1)))
         program.close()
@@ -153,7 +153,7 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
             program.close()
         return True
 
-    monkeypatch.setattr("framefuse.program_cuda._Lane.wait", wait)
+    monkeypatch.setattr("framefuse.lane_cuda.Lane.wait", wait)
     program.close()
     assert entered and program.in_flight == 0
 

@@ -16,11 +16,12 @@ from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
 from framefuse.kernels.boxes_cuda import Scratch
+from framefuse.lane_cuda import Lane
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.program import Done, HostProgram, Program, Selection
-from framefuse.program_cuda import CudaProgram, _Lane
+from framefuse.program_cuda import CudaProgram
 from framefuse.stages import begun
 from gpu_standin import LAUNCH_FAILURE, Array, Gpu, install
 from test_semantic import write_segmenter
@@ -188,7 +189,7 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
 
 def lanes() -> int:
     """How many there are; tests of a lost GPU leave some for ever."""
-    return sum(isinstance(item, _Lane) for item in gc.get_objects())
+    return sum(isinstance(item, Lane) for item in gc.get_objects())
 
 
 def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:

@@ -1,7 +1,6 @@
 """The end of a captured batch: from the model's results on the GPU to what is found, in one copy to pinned memory.
 
-An outlet is made for one lane of `program_cuda`. `upload` and `start` only launch, so they are captured; `place` and
-`read` are not.
+An outlet is made for one `Lane`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
 """
 
 from __future__ import annotations

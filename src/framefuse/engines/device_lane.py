@@ -17,7 +17,7 @@ POLL = 0.0005
 
 @runtime_checkable
 class DeviceExecution(Protocol):
-    """A model of one shape with memory of its own on the GPU; as `framefuse.program_cuda.Execution`."""
+    """A model of one shape with memory of its own on the GPU; as `framefuse.lane_cuda.Execution`."""
 
     input: Any
     """On the GPU: what a slot's input is copied into."""

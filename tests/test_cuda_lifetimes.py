@@ -24,6 +24,7 @@ from framefuse.engines.device_lane import device_lane
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import boxes, boxes_cuda, calls, cuda, preprocess_cuda
+from framefuse.kernels.cuda_lent import Lender
 from framefuse.kernels.reference.boxes import Found
 from framefuse.models.card import Card, read_card
 from gpu_standin import Array, Gpu, install
@@ -202,7 +203,7 @@ def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPat
 
     cudnn = SimpleNamespace(create_handle=create_handle, set_stream=set_stream, backend_version=lambda: 91900)
     monkeypatch.setitem(sys.modules, "cudnn", cudnn)
-    monkeypatch.setattr(convolutions, "_spare", {})
+    monkeypatch.setattr(convolutions, "_handles", Lender(convolutions._handles._make))
     first, second = convolutions.Builder(), convolutions.Builder()
     assert (first.handle, second.handle) == (1, 2)
     stream = first.stream
@@ -210,6 +211,30 @@ def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPat
     third = convolutions.Builder()
     assert (third.handle, third.stream) == (1, stream)  # which has not gone: cuDNN would crash
     assert streams[1] == stream.ptr and made == [1, 2]
+
+
+def test_what_is_lent_outlives_a_user_that_is_garbage(gpu: Gpu) -> None:
+    """In a cycle, where Python ends all of it, in any order, also what comes back: CuPy destroys a stream then."""
+    destroyed = []
+
+    class Stream:
+        def __del__(self) -> None:
+            destroyed.append(id(self))
+
+    class User:
+        def __init__(self) -> None:
+            self.itself = self
+            self.stream, self.give_back = lender.lend()
+
+        def __del__(self) -> None:
+            self.give_back()
+
+    lender = Lender(Stream)
+    for _ in range(3):
+        User()
+        gc.collect()
+        assert not destroyed
+    assert len(lender._all) == 1
 
 
 # --- kernels

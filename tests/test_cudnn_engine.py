@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -158,6 +159,19 @@ class TestGpu:
     def cudnn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("cudnn")
         monkeypatch.setattr(convolutions, "CANDIDATES", 1)  # a second for every three
+
+    def test_a_handle_comes_back_from_garbage(self) -> None:
+        """CuPy destroyed its stream, and what measured on it next crashed."""
+        builder = convolutions.Builder()
+        builder.itself = builder  # type: ignore[attr-defined]
+        handle = builder.handle
+        del builder
+        gc.collect()
+        following = convolutions.Builder()
+        assert following.handle == handle
+        with following.stream:
+            assert int(cp.random.standard_normal(1000, cp.float32).size) == 1000
+        following.stream.synchronize()
 
     @pytest.mark.parametrize(("height", "width", "batch"), [(64, 96, 2), (160, 64, 1), (96, 136, 3)])
     def test_equals_onnx_runtime(self, tmp_path: Path, height: int, width: int, batch: int) -> None:

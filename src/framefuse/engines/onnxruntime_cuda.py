@@ -22,6 +22,7 @@ from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.kernels import cuda
+from framefuse.kernels.cuda_lent import Lender, new_stream
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 from framefuse.ort import SILENT, onnxruntime
 
@@ -32,6 +33,8 @@ PROVIDERS = {
 }
 """Engine -> the provider of ONNX Runtime that it is."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+
+_streams = Lender(new_stream)
 
 
 class OnnxRuntimeCudaEngine:
@@ -192,7 +195,7 @@ class Execution:
 
     def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
         cp = cuda.cupy()
-        self._stream = cp.cuda.Stream(non_blocking=True)
+        self._stream, self._give_back = _streams.lend()
         self.input = cp.zeros(shape, dtype)
         cp.cuda.get_current_stream().synchronize()
         self._session = open_session(model, self._stream, own_graph=False)
@@ -213,6 +216,8 @@ class Execution:
 
     def __del__(self) -> None:
         self._binding = self._session = None  # they give memory back on the stream, which must outlive them
+        if hasattr(self, "_give_back"):
+            self._give_back()
 
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)

@@ -19,6 +19,7 @@ from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.kernels import cuda
+from framefuse.kernels.cuda_lent import Lender, new_stream
 
 X, WEIGHT, BIAS, Y, RESIDUAL, FACTOR, SHARE, OUT = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where numbers of 8 bits are read or written:
@@ -126,8 +127,9 @@ def frontend() -> Any:
     return module
 
 
-_spare: dict[int, list[tuple[Any, Any]]] = {}
-"""Handles of cuDNN that no builder has, each with the stream that it is on, by GPU."""
+_handles = Lender(lambda: (frontend().create_handle(), new_stream()))
+"""Each with the stream that it is on. What cuDNN keeps for a handle is not given back by itself, and destroying it
+waits for the whole GPU."""
 
 
 class Builder:
@@ -140,11 +142,7 @@ class Builder:
 
     def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
         self.cudnn = frontend()
-        self._spare = _spare.setdefault(int(cuda.cupy().cuda.runtime.getDevice()), [])
-        try:
-            self.handle, self.stream = self._spare.pop()
-        except IndexError:
-            self.handle, self.stream = self.cudnn.create_handle(), cuda.cupy().cuda.Stream(non_blocking=True)
+        (self.handle, self.stream), self._give_back = _handles.lend()
         self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
         """Plans that could not be built or run, with the reason."""
@@ -155,10 +153,8 @@ class Builder:
         self.cudnn.set_stream(handle=self.handle, stream=self.stream.ptr)
 
     def __del__(self) -> None:
-        """Handle and stream go to the next builder: what cuDNN keeps for a handle is not given back by itself, and
-        destroying it would wait for all of the GPU."""
-        if hasattr(self, "stream"):
-            self._spare.append((self.handle, self.stream))
+        if hasattr(self, "_give_back"):
+            self._give_back()
 
     def graph(self, layer: Layer) -> Any:
         """The cuDNN graph of a layer, validated and lowered, without plans."""

@@ -1,0 +1,40 @@
+"""Streams and handles on a GPU that are lent to one user after another instead of being destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from framefuse.kernels import cuda
+
+
+class Lender:
+    """What is on the shelf, by GPU, and what is not.
+
+    What is lent is held here too. If only its user held it, and both were garbage in one cycle, Python would end a
+    stream of CuPy, which destroys it, before or after its user gives it back, in any order.
+
+    Args:
+        make: one for the current device.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._all: list[Any] = []
+        self._shelf: dict[int, list[Any]] = {}
+
+    def lend(self) -> tuple[Any, Callable[[], None]]:
+        """One for the current device, and what gives it back; from any thread."""
+        shelf = self._shelf.setdefault(int(cuda.cupy().cuda.runtime.getDevice()), [])
+        try:
+            lent = shelf.pop()
+        except IndexError:
+            lent = self._make()
+            self._all.append(lent)
+        return lent, partial(shelf.append, lent)
+
+
+def new_stream() -> Any:
+    """A stream that waits for no other."""
+    return cuda.cupy().cuda.Stream(non_blocking=True)

@@ -132,7 +132,8 @@ FAULTS = (
     Fault("Too little memory for the batch", "framefuse predict clip.mp4 scout-n --device cuda --batch 64 --imgsz 1920",
           1400),
     Fault("The same in ONNX Runtime", f"{PLAIN} --device cuda --batch 64 --imgsz 1920", 1400),
-    Fault("Memory for one batch, not for two", f"{PLAIN} --device cuda --engine null --batch 64 --imgsz 1920", 5200),
+    Fault("Memory for the batches, not for the decoder", f"{PLAIN} --device cuda --engine null --batch 64 --imgsz 1920",
+          5200),
     Fault("Memory that runs out in flight: the next video needs another graph",
           "framefuse predict -s long.mp4 -s tall.mp4 -m squares --device cuda --engine null --readers 1 --batch 8"
           " --imgsz 1920 --name flight", 2900, then="runs/predict/flight/*.jsonl", left="flight"),

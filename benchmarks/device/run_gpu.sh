@@ -9,6 +9,9 @@
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=1 WORK=/tmp/lane1 OUT=$OUT/lane1 benchmarks/device/run_gpu.sh second; wait
 #
+# Parity runs CPU engines on all cores, which halves what hangs on the CPU (program, central, memory, files, fleet): beside it
+# only what the GPU itself times, such as network and precision, is worth recording.
+#
 # A call ends within TOTAL seconds (560); a step that fails or runs out of its time does not stop the next. Kernels have a
 # script of their own, run_kernels.sh. Packages of bundle.sh (groups core, engines, video, checks) are installed into $SITE
 # where .whl/ holds them; framefuse is that of the checkout where its kernels are built there, else the wheel's.

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.parity import relayout
 from framefuse.cli import main
 from framefuse.engines import onnxruntime
-from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.models.clip import squares_clip
 from framefuse.parity import certify
@@ -275,6 +275,24 @@ def test_an_engine_that_breaks_down_is_outside(clip: Path, monkeypatch: pytest.M
     monkeypatch.setattr("framefuse.parity.certificate.reference_stage", _right)
     certificate = certify("squares", clip, engines=["onnxruntime"], frames=1)
     assert verdict(certificate) == "NOT CERTIFIED" and "TypeError: no such thing" in certificate.summary()[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [(EngineError("the library's own failure"), True), (GpuMemoryError("no room"), False),
+     (CapabilityError("no such GPU"), False), (ModelError("operators are missing"), False)],
+)  # fmt: skip
+def test_an_engine_that_cannot_start_is_absent_unless_it_breaks(
+    error: FramefuseError, broken: bool, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: Path, options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("framefuse.engines.openvino.open_engine", fail)
+    certificate = certify("squares", clip, engines=["onnxruntime", "openvino"], frames=1)
+    openvino = certificate.engines[1]
+    assert certificate.ok is not broken and bool(openvino.absent) is not broken
+    assert error.message in certificate.summary()[1]
 
 
 def test_pages_say_the_same(clip: Path) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from enum import IntFlag
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +354,19 @@ def test_a_plan_that_tensorrt_itself_refuses(two: Path, gpu: Any, tmp_path: Path
     other = tensorrt_build.Plan(b"junk" + plan.content[4:], "fp32", SHAPES, 0, 0, 1)
     tensorrt_plans.write(path, other, about)
     with pytest.raises(EngineError, match=r"this GPU, .* of compute capability \d+\.\d+: .*kEXPECTED_MAGIC_TAG"):
+        opened(path)
+
+
+def test_a_gpu_that_tensorrt_for_rtx_does_not_support(
+    two: Path, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tensorrt_plans.build(two, SHAPES, output=tmp_path / "two.plan")
+    about = json.loads(Path(f"{path}.json").read_text())["key"]
+    tensorrt_plans.write(path, tensorrt_build.Plan(b"junk" + plan.content[4:], "fp32", SHAPES, 0, 0, 1), about)
+    kinds = IntFlag("EngineInvalidityDiagnostics", ["VERSION_MISMATCH", "UNSUPPORTED_CC"])
+    monkeypatch.setattr(bindings().trt, "EngineInvalidityDiagnostics", kinds, raising=False)
+    monkeypatch.setattr(fake_tensorrt.Runtime, "get_engine_validity", lambda self, content: (0, 2), raising=False)
+    with pytest.raises(CapabilityError, match=r"refuses two.plan on this GPU, .*UNSUPPORTED_CC"):
         opened(path)
 
 

@@ -15,7 +15,14 @@ from framefuse import gpus
 from framefuse.choices import CUDA_ENGINES, check_cuda, choose_preprocess
 from framefuse.config import Settings, settings_from
 from framefuse.engines import ENGINES
-from framefuse.errors import CapabilityError, FramefuseError, UsageError
+from framefuse.errors import (
+    CapabilityError,
+    EngineError,
+    FramefuseError,
+    GpuMemoryError,
+    HostMemoryError,
+    UsageError,
+)
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
@@ -207,14 +214,10 @@ class _Work:
         chosen = settings_from({"precision": precision, "device": device}, base=self.settings)
         try:
             pipeline = Pipeline(self._video, self.chain.card.path, settings=chosen, engine=name)
-        except CapabilityError as error:
-            result.absent = error.message
-            return result
-        except FramefuseError as error:
-            result.absent = f"{type(error).__name__}: {error.message}"
-            return result
-        except Exception as error:  # an engine that breaks down is what a certificate has to say
-            result.checks.append(_broken(name, error))
+        except Exception as error:
+            result.absent = _absent(error)
+            if not result.absent:
+                result.checks.append(_broken(name, error))
             return result
         with closing(pipeline):
             result.precision = pipeline.engine.precision
@@ -323,6 +326,15 @@ def _devices(name: str, asked: str) -> list[str]:
         cuda.cupy()
         return ["cpu", "cuda"]
     return ["cpu"]
+
+
+def _absent(error: Exception) -> str:
+    """Why an engine does not run here; empty where it breaks down, which is what a certificate has to say."""
+    if isinstance(error, CapabilityError):
+        return error.message
+    if isinstance(error, EngineError) and not isinstance(error, (GpuMemoryError, HostMemoryError)):
+        return ""
+    return f"{type(error).__name__}: {error.message}" if isinstance(error, FramefuseError) else ""
 
 
 def _broken(name: str, error: Exception) -> Check:

@@ -12,6 +12,9 @@ import pytest
 from cuda_fibres import Fibres
 from cuda_on_cpu import Compiled, install
 from framefuse.kernels import build
+from framefuse.models.card import Card, read_card
+from gpu_standin import Gpu
+from gpu_standin import install as install_gpu
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
 
@@ -37,6 +40,19 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
     return install(monkeypatch, Fibres)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A pretended one, which runs the kernels' own source."""
+    return install_gpu(monkeypatch, sources=True)
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    from test_semantic import write_segmenter
+
+    return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
 
 
 @pytest.fixture

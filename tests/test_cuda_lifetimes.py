@@ -7,8 +7,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,32 +24,9 @@ from framefuse.frame import Frame
 from framefuse.kernels import boxes, boxes_cuda, calls, cuda, preprocess_cuda
 from framefuse.kernels.cuda_lent import Lender
 from framefuse.kernels.reference.boxes import Found
-from framefuse.models.card import Card, read_card
-from gpu_standin import Array, Gpu, install
-from test_cuda_program import on_cuda, pictures, run, scores
-from test_semantic import write_segmenter
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return install(monkeypatch, sources=True)
-
-
-@pytest.fixture(scope="module")
-def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
-    return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Nothing goes but what nobody refers to."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
+from framefuse.models.card import Card
+from gpu_standin import Array, Gpu
+from test_cuda_program import on_cuda, pictures, run, scores, without_collector
 
 # --- programs
 

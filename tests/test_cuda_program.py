@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,21 +24,21 @@ from framefuse.preprocess import Preprocess
 from framefuse.program import Done, HostProgram, Program, Selection
 from framefuse.program_cuda import CudaProgram
 from framefuse.stages import begun
-from gpu_standin import LAUNCH_FAILURE, Array, Gpu, install
-from test_semantic import write_segmenter
+from gpu_standin import LAUNCH_FAILURE, Array, Gpu
 
 SIZE = 96, 64
 """Width and height of the model's input."""
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return install(monkeypatch, sources=True)
-
-
-@pytest.fixture(scope="module")
-def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
-    return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Nothing goes but what nobody refers to."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def scores(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
@@ -198,13 +199,10 @@ def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segment
     captured = before - gpu.room
     gpu.room = captured + need(gpu, segmenter, 1)
     program = on_cuda(segmenter, batch=1, slots=2)
-    before = lanes()
-    gc.disable()  # what was half made goes at once, or its memory would be missing
-    try:
+    with without_collector():  # what was half made goes at once, or its memory would be missing
+        before = lanes()
         program.begin(pictures(1)[0])
         assert lanes() == before + 1
-    finally:
-        gc.enable()
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons
@@ -217,13 +215,9 @@ def test_what_is_closed_is_freed_at_once(gpu: Gpu, segmenter: Card) -> None:
     program = on_cuda(segmenter, batch=1)
     run(program, pictures(2), 1)
     models = [weakref.ref(model) for model in program._executions[64, 96]]
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         program.close()
         assert [model() for model in models] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_where_nothing_fits_the_sizes_are_named(gpu: Gpu, segmenter: Card) -> None:

@@ -32,8 +32,6 @@ PLANS = (".plan", ".engine")
 CHANNELS = 8
 """Of an input picture: three, and zeros up to what the format HWC8 wants."""
 RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
-UNSUPPORTED = "UNSUPPORTED_CC"
-"""What TensorRT for RTX says of a GPU that it runs nothing on."""
 """Of the GPUs that TensorRT for RTX 1.7 runs on."""
 POLL = 0.0005
 """Seconds between looks at a slot that may time out."""
@@ -160,16 +158,16 @@ class TensorrtEngine:
         """Deserialize a plan.
 
         Raises:
-            CapabilityError: TensorRT for RTX does not support this GPU.
+            CapabilityError: TensorRT for RTX says that it does not support this GPU's compute capability.
             EngineError: TensorRT refuses it: foreign, damaged, or for a GPU that this one is not.
         """
         self._said.forget()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
-            why = f"{self._said.errors()}{self._validity(content)}"
-            kind = CapabilityError if UNSUPPORTED in why else EngineError
+            said, diagnosis = self._said.errors(), self._validity(content)
+            kind = CapabilityError if "UNSUPPORTED_CC" in diagnosis else EngineError
             raise kind(
-                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {why}",
+                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {said}{diagnosis}",
                 remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
                 if self._found.rtx
                 else "build it again on this machine, or use --engine cudnn",

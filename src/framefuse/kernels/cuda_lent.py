@@ -10,10 +10,10 @@ from framefuse.kernels import cuda
 
 
 class Lender:
-    """What is on the shelf, by GPU, and what is not.
+    """Makes one for each user at a time, and keeps all of them for ever.
 
-    What is lent is held here too. If only its user held it, and both were garbage in one cycle, Python would end a
-    stream of CuPy, which destroys it, before or after its user gives it back, in any order.
+    Also what is lent: if only its user held a stream of CuPy, and both were garbage in one cycle, Python would end the
+    stream too, which destroys it, and the user's end would give back what is no stream any more.
 
     Args:
         make: one for the current device.

@@ -18,7 +18,7 @@ GLIBC = "manylinux_2_28"
 
 
 class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
-    """Adds `framefuse/kernels/_lib`, the libraries of one machine and the CUDA sources, to the wheel."""
+    """Adds `framefuse/_lib`, the libraries of one machine and the CUDA sources, to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         machine = os.environ.get("FRAMEFUSE_WHEEL_MACHINE", platform.machine())

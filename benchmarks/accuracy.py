@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks.protocol import ROOT, save
 from framefuse.errors import FramefuseError
-from framefuse.evaluation import Dataset, Scores, open_data, validate
-from framefuse.evaluation.compare import Row, Wanted, class_table, legend, markdown_table, table
-from framefuse.evaluation.data import Key
+from framefuse.lab.evaluation import Dataset, Scores, open_data, validate
+from framefuse.lab.evaluation.compare import Row, Wanted, class_table, legend, markdown_table, table
+from framefuse.lab.evaluation.dataset import Key
 from framefuse.models import list_models
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.synthetic import World
+from framefuse.world import World
 
 PAGE = ROOT / "docs" / "results" / "accuracy.md"
 BY_CLASS = "openvino", "auto"

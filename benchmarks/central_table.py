@@ -27,13 +27,13 @@ import numpy as np
 from benchmarks.gpu_program import HEIGHT, WIDTH, frames, pictures
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.kernels import cuda
 from framefuse.models.card import read_card
 from framefuse.postprocess import postprocess
 from framefuse.preprocess import Preprocess
-from framefuse.program import Selection
-from framefuse.program_cuda import CudaProgram
+from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.program import Selection
 
 SIZE, CONF, IOU, MAX_DET = 640, 0.25, 0.7, 300
 LEFT, TOP, RATIO = 0, 140, SIZE / WIDTH
@@ -44,7 +44,7 @@ class Model:
     """The captured network: host or device pictures in, raw outputs (1, 84, 8400) out."""
 
     def __init__(self, path: Path) -> None:
-        self.cp = cp = cuda.cupy()
+        self.cp = cp = device.cupy()
         self.engine = open_engine("cudnn", path, EngineOptions("cuda"))
         self.execution = self.engine.execution(1, SIZE, SIZE)  # type: ignore[attr-defined]
         self.stream = cp.cuda.Stream(non_blocking=True)
@@ -244,7 +244,7 @@ def main() -> None:
         options.model = model("yolov8n")
     import cv2
 
-    cp = cuda.cupy()
+    cp = device.cupy()
     made = pictures(8, noise=False)
     bgr = [cv2.cvtColor(one, cv2.COLOR_YUV2BGR_NV12) for one in made]
     host = frames(made)

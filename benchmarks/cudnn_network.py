@@ -29,14 +29,14 @@ import numpy as np
 
 from benchmarks import gpu_sources
 from benchmarks.protocol import save
+from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled, plan
 from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
+from framefuse.engines.cudnn.importer import read
 from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.reading import read
-from framefuse.engines.cudnn.rewriting import prepare
-from framefuse.kernels import cuda
+from framefuse.engines.cudnn.rewrites import prepare
 
 LAUNCHES = 50
 NOTE = (
@@ -47,7 +47,7 @@ NOTE = (
 
 def device_us(graph: Any, stream: Any, launches: int = LAUNCHES) -> float:
     """Median microseconds of a graph launch between two events."""
-    cp = cuda.cupy()
+    cp = device.cupy()
     start, stop, times = cp.cuda.Event(), cp.cuda.Event(), []
     for index in range(launches + 3):
         start.record(stream)
@@ -83,7 +83,7 @@ def measure(
     path: Path, batch: int, size: int, plans: Plans, pictures: Any, variants: tuple[tuple[bool, int], ...]
 ) -> dict[str, Any]:
     """Variants at one batch."""
-    cp = cuda.cupy()
+    cp = device.cupy()
     stream = cp.cuda.Stream(non_blocking=True)
     row: dict[str, Any] = {"batch": batch}
     for merge, streams in variants:
@@ -168,7 +168,7 @@ def second_process(path: Path, size: int, batch: int) -> dict[str, Any]:
         "x=e.execution(int(sys.argv[3]),int(sys.argv[2]),int(sys.argv[2]));t2=time.perf_counter()\n"
         "from framefuse.kernels import cuda\n"
         "from framefuse.engines.cudnn.execution import capture\n"
-        "s=cuda.cupy().cuda.Stream(non_blocking=True);g=capture(s,lambda:x.start(s));t3=time.perf_counter()\n"
+        "s=device.cupy().cuda.Stream(non_blocking=True);g=capture(s,lambda:x.start(s));t3=time.perf_counter()\n"
         "print(json.dumps({'open_s':t1-t,'build_s':t2-t1,'capture_s':t3-t2,'reasons':list(e.reasons)}))"
     )
     return in_process(code, path, size, batch)
@@ -195,7 +195,7 @@ def main() -> None:
         from benchmarks.models import model
 
         options.model = model("yolov8n")
-    cp = cuda.cupy()
+    cp = device.cupy()
     pictures = np.random.default_rng(3).random((max(options.batches), 3, options.size, options.size), np.float32)
     builder = Builder()
     rows, wanted = [], expected(options.model, pictures[:2])

@@ -30,14 +30,14 @@ import numpy as np
 
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
-from framefuse.engines.cudnn import mixing
-from framefuse.engines.cudnn.choosing import Chooser
+from framefuse.engines.cudnn import mixed_precision as mixing
+from framefuse.engines.cudnn.autotune import Chooser
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Builder
 from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.lowering.frames import read_footage
+from framefuse.lab.lowering.frames import read_footage
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 

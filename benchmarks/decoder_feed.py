@@ -70,7 +70,7 @@ class Graph:
         import cupy as cp
 
         from framefuse.frame import PIXEL_FORMATS
-        from framefuse.kernels.preprocess_cuda import PreprocessTable
+        from framefuse.kernels.preprocess.cuda import PreprocessTable
 
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.done = cp.cuda.Event(block=True, disable_timing=True)

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import gpu_sources
 from benchmarks.models import model
 from benchmarks.protocol import RESULTS, ROOT
-from framefuse.bench import bench_engines
+from framefuse.lab.bench import bench_engines
 
 MODELS = ("yolov8n", "yolov5s")
 LONGEST = 300

@@ -28,7 +28,7 @@ from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
 from framefuse import Fleet
 from framefuse.errors import FramefuseError
-from framefuse.fleet import FleetReport, parse_devices
+from framefuse.fleet.fleet import FleetReport, parse_devices
 
 Samples = list[tuple[float, int]]
 """When, and how many frames there were in all."""

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from benchmarks.accuracy import drawn_once, world
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import ROOT, save
-from framefuse.evaluation import Dataset, open_data, validate
-from framefuse.parity.compare import overlap
+from framefuse.lab.evaluation import Dataset, open_data, validate
+from framefuse.lab.parity.compare import overlap
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections
 

@@ -27,8 +27,8 @@ import av
 import numpy as np
 
 from benchmarks.protocol import ROOT, environment
+from framefuse.common.ort import onnxruntime
 from framefuse.models.squares import squares_clip
-from framefuse.ort import onnxruntime
 
 PAGE = ROOT / "docs" / "results" / "faults_gpu.md"
 SECONDS = 90
@@ -54,7 +54,7 @@ pipeline = Pipeline("clip.mp4", "squares", device="cuda", save=True, save_json=T
 try:
     for number, result in enumerate(pipeline):
         if number == 100:
-            cuda.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
+            kernel.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
                         target_item=0, n=1, classes=1, pixels=1024, foreground=-1)
 except FramefuseError as error:
     print(f"error: {type(error).__name__}: {error.message}\\n  -> {error.remedy}", file=sys.stderr)

@@ -23,14 +23,14 @@ import numpy as np
 
 from benchmarks import gpu_sources
 from benchmarks.protocol import save
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.kernels import cuda
 from framefuse.models.card import read_card
 from framefuse.preprocess import Preprocess
-from framefuse.profiling import Recorder
-from framefuse.program import HostProgram, Selection
-from framefuse.program_cuda import CudaProgram
+from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.program import HostProgram, Selection
 
 WIDTH, HEIGHT = 1920, 1080
 SURFACES = 64
@@ -93,7 +93,7 @@ def throughput(program: Any, surfaces: list[Frame], batch: int, seconds: float =
 
 def graph_us(program: Any) -> float:
     """Device microseconds of the captured graph."""
-    cp = cuda.cupy()
+    cp = device.cupy()
     lane = next(iter(program._lanes.values()))[0]
     start, stop, times = cp.cuda.Event(), cp.cuda.Event(), []
     for _ in range(60):
@@ -126,7 +126,7 @@ def main() -> None:
         from benchmarks.models import model
 
         options.model = model("yolov8n")
-    cp = cuda.cupy()
+    cp = device.cupy()
     card = read_card(options.model)
     preprocess = Preprocess(640, 640, rectangular=options.rectangular)
     selection = Selection()

@@ -22,20 +22,20 @@ PACKAGE = Path(framefuse.__file__).parent
 """What is imported, which may be a wheel."""
 
 GROUPS = {
-    "kernel": ("kernels/tir/*_cuda.py", "kernels/tir/_[!_]*.py", "kernels/*_cuda.py", "kernels/*.cuh"),
+    "kernel": ("kernels/tir/*.py", "kernels/*/*tir_*.py", "kernels/*/*cuda*.py", "cuda/*"),
     "engine": ("engines/cudnn/*.py",),
     "tvm": ("engines/tvm/*.py",),
-    "engines": ("bench*.py", "engines/onnxruntime*.py", "engines/torch*.py", "engines/device_lane.py"),
+    "engines": ("lab/bench*.py", "engines/onnxruntime/*.py", "engines/torch/*.py", "engines/device_requests.py"),
     "program": (
-        "program_cuda.py",
-        "lane_cuda.py",
-        "program.py",
-        "memory.py",
-        "ledger.py",
-        "outlets_cuda.py",
+        "runtime/cuda/*.py",
+        "runtime/program.py",
+        "runtime/ledger.py",
         "sources/nvdec.py",
     ),
-    "feed": ("pipeline.py", "stages.py", "channel.py", "batching.py", "readers.py", "fleet*.py", "sources/*.py"),
+    "feed": (
+        *("pipeline.py", "runtime/stages.py", "runtime/channel.py", "runtime/batching.py", "runtime/readers.py"),
+        *("fleet/*.py", "sources/*.py"),
+    ),
 }
 
 

@@ -66,7 +66,7 @@ class LockWaits:
 def undo(changes: tuple[str, ...]) -> None:
     """Take changes back in this process."""
     if "driver" in changes:
-        from framefuse.kernels import cuda_queue
+        from framefuse.cuda import driver as cuda_queue
 
         keeping, ctypes.PyDLL = ctypes.PyDLL, ctypes.CDLL  # type: ignore[misc, assignment]
         cuda_queue._library()

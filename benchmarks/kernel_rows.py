@@ -23,8 +23,8 @@ import framefuse
 from benchmarks.protocol import Measurement, Stats
 
 OURS = "framefuse"
-TIR = Path(framefuse.__file__).parent / "kernels" / "tir"
-"""The sources of the kernels that are imported here, in the checkout or in an installed wheel."""
+KERNELS = Path(framefuse.__file__).parent / "kernels"
+"""The kernels that are imported here, in the checkout or in an installed wheel."""
 
 SECTOR = 32
 """Bytes that memory hands out at once, on the GPU (a sector of L2) and, in halves of a cache line, on the CPU."""
@@ -48,14 +48,16 @@ def kernel(name: str, *families: str) -> Callable[..., Any]:
     raise NotThere(f"framefuse.kernels.{name}")
 
 
-def source_hash(machine: str = "cpu", directory: Path = TIR) -> str:
+def source_hash(machine: str = "cpu", directory: Path = KERNELS) -> str:
     """Twelve hex digits that change with the source of any kernel of the machine, "cpu" or "gpu": what a recorded
     result was measured on. Of a GPU, what launches the kernels counts too; those of networks are measured elsewhere."""
-    files = [path for path in directory.glob("*.py") if path.stem.endswith("_cuda") == (machine == "gpu")]
-    files += directory.glob("_[!_]*.py") if machine == "gpu" else []
-    files += [*directory.parent.glob("*_cuda.py"), *directory.parent.glob("*.cuh")] if machine == "gpu" else []
+    patterns = {
+        "cpu": ("tir/base.py", "*/tir_cpu*.py", "*/_tir_[!c]*.py"),
+        "gpu": ("tir/*.py", "*/*tir_cuda*.py", "*/_tir_*.py", "*/*cuda*.py", "*/*.cu", "../cuda/*"),
+    }[machine]
+    files = {path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}
     digest = hashlib.sha256()
-    for path in sorted(path for path in set(files) if not path.stem.startswith("network")):
+    for path in sorted(path for path in files if path.parent.name != "network"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -21,7 +21,7 @@ from benchmarks.gpu_timing import Call, Gpu, optional
 from benchmarks.kernel_inputs import SIZES, frame_of, picture
 from benchmarks.kernel_rows import OURS, NotThere, Row, collect, input_bytes, kernel, payload
 from benchmarks.kernels_gpu_after import AFTER
-from framefuse.kernels import calls
+from framefuse.cuda import launch_plan as calls
 
 SIZE = "1920x1080 -> 640 letterbox"
 FOUR, FUSED = "CV-CUDA cvtcolor+resize+convertto+reformat", "CV-CUDA ResizeCropConvertReformat"
@@ -228,7 +228,7 @@ def _seconds(chain: Callable[[Any], Any], bgr: Any) -> float:
 
 def compile_time(gpu: Gpu) -> Iterator[Row]:
     """Milliseconds that NVRTC takes for each of our kernels, which their first use on a machine costs."""
-    from framefuse.kernels import cubins, nvrtc
+    from framefuse.cuda import cubins, nvrtc
 
     capability = int(cp.cuda.Device().compute_capability)
     row = Row("nvrtc", f"NVRTC {'.'.join(map(str, nvrtc.find().version))}, sm_{capability}: time of a first use")
@@ -237,7 +237,7 @@ def compile_time(gpu: Gpu) -> Iterator[Row]:
         nvrtc.find().compile(description.source, symbol, capability, description.options)
         row.us[symbol] = (time.perf_counter() - start) * 1e6
     if not row.us:
-        raise NotThere("CUDA kernels in framefuse/kernels/_lib/cuda")
+        raise NotThere("CUDA kernels in framefuse/_lib/cuda")
     row.note = f"{len(row.us)} kernels, {sum(row.us.values()) / 1e6:.1f} s in all"
     yield row
 

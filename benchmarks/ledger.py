@@ -92,8 +92,8 @@ def program_row(trace: Any, model: Path, engine: str, frames: list[Any], batch: 
     from framefuse.engines import EngineOptions, open_engine
     from framefuse.models.card import read_card
     from framefuse.preprocess import Preprocess
-    from framefuse.program import Selection
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
+    from framefuse.runtime.program import Selection
 
     opened = open_engine(engine, model, EngineOptions("cuda", layout="yolov8"))
     program = CudaProgram(

@@ -87,7 +87,7 @@ def copies(size: int, stream: Any) -> dict[str, Any]:
 
 def mapped(size: int, stream: Any) -> dict[str, Any]:
     """Kernels that read and write page-locked memory of the host."""
-    from framefuse.memory import _mapped
+    from framefuse.runtime.cuda.uploads import _mapped
 
     pointer = _mapped(size)
     host, device = cp.ndarray((size // 4,), np.int32, pointer), cp.empty(size // 4, np.int32)
@@ -140,12 +140,12 @@ def ways_in(model: Path | None) -> dict[str, Any]:
     from benchmarks.gpu_program import frames, one_by_one, pictures, throughput
     from framefuse.engines import EngineOptions, open_engine
     from framefuse.engines.null import CudaNullEngine
-    from framefuse.memory import choose_way
     from framefuse.models import find_model
     from framefuse.models.card import read_card
     from framefuse.preprocess import Preprocess
-    from framefuse.program import Selection
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
+    from framefuse.runtime.cuda.uploads import choose_way
+    from framefuse.runtime.program import Selection
 
     host = frames(pictures(8, noise=True))
     found: dict[str, Any] = {"chosen": choose_way("auto")[1]}

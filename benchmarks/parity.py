@@ -29,11 +29,11 @@ from benchmarks.gpu_sources import stamp
 from benchmarks.model_graph import Graph, Tensor
 from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
 from benchmarks.protocol import RESULTS, save
+from framefuse.lab.parity import certify
+from framefuse.lab.parity.clip import default_clip
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.models.clip import squares_clip
-from framefuse.parity import certify
-from framefuse.parity.clip import default_clip
 from framefuse.preprocess import Preprocess
 from framefuse.sources import open_source
 

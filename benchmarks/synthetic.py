@@ -35,9 +35,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from benchmarks.protocol import save
-from framefuse.synthetic import Snapshot, World
-from framefuse.synthetic.coco import CocoTruth
-from framefuse.synthetic.traffic import NAMES
+from framefuse.world import Snapshot, World
+from framefuse.world.coco import CocoTruth
+from framefuse.world.traffic import NAMES
 
 SIZES = ("640x360", "1280x720", "1920x1080")
 SCENES = {

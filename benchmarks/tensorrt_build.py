@@ -21,9 +21,9 @@ import onnx
 
 from benchmarks.models import calibration_images, model
 from benchmarks.protocol import ROOT, save
-from framefuse.engines.tensorrt_build import Shapes, bindings, build_plan
-from framefuse.engines.tensorrt_plans import FLAGS
-from framefuse.engines.tensorrt_qdq import symmetric, to_fp8
+from framefuse.engines.tensorrt.build import Shapes, bindings, build_plan
+from framefuse.engines.tensorrt.plans import FLAGS
+from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.models import find_model
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import calibrate, plan_int8, prepare, quantise

@@ -60,7 +60,8 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
     import tvm_ffi
 
     from framefuse.engines.cache import EngineCache
-    from framefuse.engines.tvm import compiling, jit, reading, targets
+    from framefuse.engines.tvm import compiling, jit, targets
+    from framefuse.engines.tvm import importer as reading
 
     target = targets.Target("cuda", arch)
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +108,7 @@ def source(library: Path) -> str:
 
 def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | None) -> tuple[Any, Any]:
     """Engine tvm's execution, and what calls cuDNN for it."""
-    from framefuse.engines.tvm import convolve
+    from framefuse.engines.tvm import cudnn_convolution as convolve
 
     convolver = convolve.register() if cudnn else None
     if convolver is not None and candidates:
@@ -124,8 +125,8 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
     import tvm_ffi
     from tvm.runtime.vm import VirtualMachine
 
+    from framefuse.engines.tvm.cuda import TvmExecution
     from framefuse.engines.tvm.jit import FUNCTION
-    from framefuse.engines.tvm.on_gpu import TvmExecution
 
     library = folder / f"{names(model, cudnn)}.so"
     code = library.with_suffix(".cubin").read_bytes()
@@ -178,16 +179,16 @@ class Runs:
     """What is compared: graphs by name, and what each puts out."""
 
     def __init__(self) -> None:
-        from framefuse.kernels import cuda
+        from framefuse.cuda import device
 
-        self.cupy = cuda.cupy()
+        self.cupy = device.cupy()
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
         self.graphs: dict[str, Any] = {}
         self.kept: list[Callable[[Any], None]] = []
 
     def capture(self, start: Callable[[Any], None]) -> Any:
         """A graph of what `start` launches on a stream; once run before, so that all is loaded and chosen."""
-        from framefuse.engines.device_lane import capture
+        from framefuse.engines.device_requests import capture
 
         self.cupy.cuda.runtime.deviceSynchronize()
         start(self.stream)
@@ -273,10 +274,10 @@ def cudnn_engine(model: Path, pictures: Any, streams: int, candidates: int | Non
     from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
     from framefuse.engines.cudnn.execution import Execution, Weights
+    from framefuse.engines.cudnn.importer import read
     from framefuse.engines.cudnn.network import Conv
     from framefuse.engines.cudnn.plans import Plans
-    from framefuse.engines.cudnn.reading import read
-    from framefuse.engines.cudnn.rewriting import prepare
+    from framefuse.engines.cudnn.rewrites import prepare
 
     plans = Plans(Builder(candidates=candidates))
     compiled = plan(prepare(read(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
@@ -304,10 +305,10 @@ def without_convolutions(runs: Runs, made: Any, convolver: Any) -> float:
 
 def two_slots(first: Any, second: Any, picture: Any) -> str:
     """Two executions beside each other against each alone."""
-    from framefuse.engines.device_lane import capture
-    from framefuse.kernels import cuda
+    from framefuse.cuda import device
+    from framefuse.engines.device_requests import capture
 
-    cp = cuda.cupy()
+    cp = device.cupy()
     first.input[...], second.input[...] = cp.asarray(picture), cp.asarray(picture[..., ::-1].copy())
     cp.cuda.runtime.deviceSynchronize()
     pairs = [(made, cp.cuda.Stream(non_blocking=True)) for made in (first, second)]
@@ -402,10 +403,10 @@ def main() -> None:
     if options.compiled:
         check(options.models, options.compiled)
         runtime_alone()
+    from framefuse.cuda import device
     from framefuse.engines.tvm.package import versions
-    from framefuse.kernels import cuda
 
-    properties = cuda.cupy().cuda.runtime.getDeviceProperties(0)
+    properties = device.cupy().cuda.runtime.getDeviceProperties(0)
     result: dict[str, Any] = {
         "benchmark": "tvm_cuda",
         "environment": environment(),

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import model as benchmark_model
-from framefuse.engines.tvm import artifact, compiling, engine, package, reading, records, targets, tuning
-from framefuse.machine import available_cores
+from framefuse.common.machine import available_cores
+from framefuse.engines.tvm import artifact, compiling, engine, package, records, targets, tuning
+from framefuse.engines.tvm import importer as reading
 
 SIZE = 640
 ROUNDS = 3

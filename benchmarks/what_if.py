@@ -31,8 +31,8 @@ from framefuse import Frame, Pipeline, Report, open_source
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.null import NullEngine
 from framefuse.preprocess import Preprocess
+from framefuse.runtime.threads import thread_named
 from framefuse.sources import SourceInfo
-from framefuse.threads import thread_named
 
 RECORDED = 24
 """Frames kept decoded, and answers kept, to be used in turn."""

@@ -6,7 +6,7 @@ Night vision: out = green tones of the luma of an RGB picture, brightened by `ga
 from tvm import tirx
 from tvm.script import tirx as T
 
-from framefuse.kernels.tir._base import stored
+from framefuse.kernels.tir.base import stored
 
 LARGE = 1 << 40
 """Elements of a buffer whose size nobody needs."""

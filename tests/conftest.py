@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def fibres(monkeypatch: pytest.MonkeyPatch) -> Compiled:
-    """`framefuse.kernels.cuda` launches on the CPU, where threads of a block may talk to each other."""
+    """`framefuse.cuda` launches on the CPU, where threads of a block may talk to each other."""
     if shutil.which("g++") is None:
         pytest.skip("g++ stands in for the GPU")
     return install(monkeypatch, Fibres)

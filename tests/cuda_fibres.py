@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from cuda_on_cpu import CALL, SHIM, Compiled
-from framefuse.kernels import cubins
+from framefuse.cuda import cubins
 
 TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot)")
 

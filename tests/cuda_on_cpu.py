@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framefuse.kernels import cubins, cuda
+from framefuse.cuda import cubins, device, kernel
 
 SHIM = r"""
 #include <cmath>
@@ -113,8 +113,8 @@ class Compiled:
 
     def launch(self, symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
         description = cubins.describe(symbol)
-        slots = ctypes.create_string_buffer(8 * cuda.SLOTS)
-        grid = cuda.Packing(description)(arguments, slots)
+        slots = ctypes.create_string_buffer(8 * kernel.SLOTS)
+        grid = kernel.Packing(description)(arguments, slots)
         self.library(symbol).run(slots, *grid, *description.block)
 
     def bind(self, symbol: str, **arguments: Any) -> Any:
@@ -166,11 +166,11 @@ def install(monkeypatch: pytest.MonkeyPatch, kind: type[Compiled] = Compiled) ->
         ),
     )
     kernels = kind()
-    monkeypatch.setattr(cuda, "cupy", lambda: module)
-    monkeypatch.setattr(cuda, "_uploads", {})
-    monkeypatch.setattr(cuda, "current_stream", lambda: 0)
-    monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
-    monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
-    monkeypatch.setattr(cuda, "launch", kernels.launch)
-    monkeypatch.setattr(cuda, "bind", kernels.bind)
+    monkeypatch.setattr(device, "cupy", lambda: module)
+    monkeypatch.setattr(device, "_uploads", {})
+    monkeypatch.setattr(device, "current_stream", lambda: 0)
+    monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
+    monkeypatch.setattr(kernel, "prepare", lambda symbols: None)
+    monkeypatch.setattr(kernel, "launch", kernels.launch)
+    monkeypatch.setattr(kernel, "bind", kernels.bind)
     return kernels

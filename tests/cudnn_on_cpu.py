@@ -14,12 +14,12 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from cuda_on_cpu import HostArray
+from framefuse.cuda import device
 from framefuse.engines.cudnn import reference
 from framefuse.engines.cudnn.convolutions import BIAS, FACTOR, OUT, RESIDUAL, SHARE, WEIGHT, Layer, X, Y
-from framefuse.engines.cudnn.eight_bits import decode, encode
 from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.low_precision import decode, encode
 from framefuse.engines.cudnn.network import Conv
-from framefuse.kernels import cuda
 
 TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uint8}
 
@@ -39,7 +39,7 @@ class Chain:
 
 def complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """What executions and choices take of CuPy, added to `cuda_on_cpu.install`'s."""
-    module = cuda.cupy()
+    module = device.cupy()
     names = "float16 float32 uint8 abs percentile clip rint frexp ldexp maximum lib"
     for name in names.split():
         setattr(module, name, getattr(np, name))

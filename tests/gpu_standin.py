@@ -24,8 +24,10 @@ import pytest
 
 from cuda_fibres import Fibres
 from framefuse import kernels
-from framefuse.kernels import boxes, cuda, cuda_queue
-from framefuse.kernels.reference.boxes import Found
+from framefuse.cuda import device, kernel
+from framefuse.cuda import driver as cuda_queue
+from framefuse.kernels.boxes import call as boxes
+from framefuse.kernels.boxes.reference import Found
 
 PITCH = 256
 """Rows of a surface begin at multiples of so many bytes."""
@@ -390,18 +392,20 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
         sources: kernels are the CUDA kernels' own source, not those of the CPU.
         count: GPUs.
     """
-    from framefuse import choices, lane_cuda, outlets_cuda
+    from framefuse.runtime import choices
+    from framefuse.runtime.cuda import captured_batch as lane_cuda
+    from framefuse.runtime.cuda import device_outputs as outlets_cuda
     from framefuse.sources import decoders
 
     gpu = Array.gpu = Table.installed = Gpu(count)
     cupy, module = gpu.cupy(), module or codec()
-    monkeypatch.setattr(cuda, "cupy", lambda: cupy)
-    monkeypatch.setattr(cuda, "_uploads", {})
-    monkeypatch.setattr(cuda, "current_stream", gpu.current_stream)
-    monkeypatch.setattr(cuda, "stream_at", contextlib.nullcontext)
-    monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(device, "cupy", lambda: cupy)
+    monkeypatch.setattr(device, "_uploads", {})
+    monkeypatch.setattr(device, "current_stream", gpu.current_stream)
+    monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setattr(cuda_queue, "driver", gpu.driver)
-    monkeypatch.setattr(decoders, "load", lambda: module)
+    monkeypatch.setattr(decoders, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:
         monkeypatch.setattr(lane_cuda, "PreprocessTable", Table)
@@ -412,7 +416,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     def bind(symbol: str, **arguments: Any) -> Callable[..., None]:
         return lambda stream=None: gpu.do(stream, lambda: compiled.launch(symbol, **arguments))
 
-    monkeypatch.setattr(cuda, "prepare", lambda symbols: None)
-    monkeypatch.setattr(cuda, "bind", bind)
-    monkeypatch.setattr(cuda, "launch", lambda symbol, *, stream=None, **options: bind(symbol, **options)(stream))
+    monkeypatch.setattr(kernel, "prepare", lambda symbols: None)
+    monkeypatch.setattr(kernel, "bind", bind)
+    monkeypatch.setattr(kernel, "launch", lambda symbol, *, stream=None, **options: bind(symbol, **options)(stream))
     return gpu

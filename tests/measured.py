@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from framefuse.profiling import Histogram, Measurements, Spread, StageStats
+from framefuse.runtime.profiling import Histogram, Measurements, Spread, StageStats
 
 EVIL = "<script>alert('1')</script>&\"\x00</style>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from framefuse.batching import Batcher
+from framefuse.runtime.batching import Batcher
 
 
 def test_a_full_batch_leaves_at_once() -> None:

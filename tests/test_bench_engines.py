@@ -12,11 +12,12 @@ import pytest
 
 import small_models
 from benchmarks.engines import keep, markdown
-from framefuse.bench import bench_engines, fill
-from framefuse.bench_report import BenchReport, Row, Timing
-from framefuse.cli import main
-from framefuse.engines import ENGINES, Slot, onnxruntime
+from framefuse.cli.app import main
+from framefuse.engines import ENGINES, Slot
+from framefuse.engines.onnxruntime import engine as onnxruntime
 from framefuse.errors import CapabilityError, UsageError
+from framefuse.lab.bench import bench_engines, fill
+from framefuse.lab.bench_report import BenchReport, Row, Timing
 
 SIZE = (small_models.HEIGHT, small_models.WIDTH)
 
@@ -118,7 +119,9 @@ def test_what_was_asked_for_by_name_and_is_missing_fails(
     printed = capsys.readouterr()
     assert "median ms" in printed.out  # what was measured is there
     assert "engine cudnn was not measured: engine cudnn runs on NVIDIA GPUs only" in printed.err.replace("\n", " ")
-    monkeypatch.setattr("framefuse.bench.engine_names", lambda: {"null": ENGINES["null"], "cudnn": ENGINES["cudnn"]})
+    monkeypatch.setattr(
+        "framefuse.lab.bench.engine_names", lambda: {"null": ENGINES["null"], "cudnn": ENGINES["cudnn"]}
+    )
     report = bench_engines(model, devices=["cpu"], imgsz=SIZE, warmups=0, runs=1)
     with pytest.raises(CapabilityError, match="no engine could be measured on tiny_v5"):
         report.check()

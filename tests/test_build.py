@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from framefuse import Pipeline
-from framefuse.cli import main
+from framefuse.cli.app import main
+from framefuse.common.plain_yaml import read_mapping
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import (
     CapabilityError,
@@ -27,11 +28,10 @@ from framefuse.errors import (
     SourceError,
     UsageError,
 )
-from framefuse.lowering import BuildReport, _card_of, build_model
+from framefuse.lab.lowering import BuildReport, _card_of, build_model
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
-from framefuse.plain_yaml import read_mapping
 from tests.small_models import HEIGHT, WIDTH, pictures, write, write_segmenter
 
 FRAMES = list(pictures(40, seed=1))

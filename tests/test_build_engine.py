@@ -177,7 +177,7 @@ def test_a_plan_of_tensorrt_lies_where_its_engine_looks(
     model: Path, tmp_path: Path, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
-    from framefuse.engines.tensorrt_plans import cached
+    from framefuse.engines.tensorrt.plans import cached
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     built = framefuse.build_engine(
@@ -228,12 +228,12 @@ def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_what_was_there(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import framefuse.building
+    import framefuse.lab.building
 
     def broken(*_: Any) -> Any:
         raise CapabilityError("no such engine today")
 
-    monkeypatch.setattr(framefuse.building, "_run_once", broken)
+    monkeypatch.setattr(framefuse.lab.building, "_run_once", broken)
     mine = tmp_path / "mine.onnx"
     mine.write_bytes(b"mine")
     with pytest.raises(CapabilityError, match="no such engine today"):

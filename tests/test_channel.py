@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from framefuse.channel import EMPTY, Threaded
 from framefuse.errors import DecodeError
+from framefuse.runtime.channel import EMPTY, Threaded
 
 
 def numbers(count: int) -> Iterator[int]:

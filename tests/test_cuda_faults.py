@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from command_line import importable
-from framefuse.choices import choose_engine
 from framefuse.config import settings_from
+from framefuse.cuda import device
+from framefuse.cuda.errors import in_words
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.kernels import cuda
-from framefuse.kernels.cuda_errors import in_words
 from framefuse.models.squares import squares_clip, write_squares
-from framefuse.sources.decoders import _refusal
+from framefuse.runtime.choices import choose_engine
+from framefuse.sources.nvdec_support import refusal as _refusal
 from gpu_standin import CudaError, OutOfMemory
 
 
@@ -52,9 +52,9 @@ class Runtime(SimpleNamespace):
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    cuda.cupy.cache_clear()
+    device.cupy.cache_clear()
     yield
-    cuda.cupy.cache_clear()
+    device.cupy.cache_clear()
 
 
 DRIVER = (35, "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
@@ -81,7 +81,7 @@ def test_a_driver_without_gpus(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime(*answer))))
     with pytest.raises(CapabilityError, match=message) as error:
-        cuda.cupy()
+        device.cupy()
     assert remedy in str(error.value.remedy)
     assert error.value.exit_code == 3
 
@@ -100,7 +100,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("found", [None, SimpleNamespace(backend_version=lambda: 80907)])
 def test_cudnn_is_missing_or_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Any) -> None:
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace())
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cudnn", found)
     with pytest.raises(CapabilityError, match=r"cuDNN") as error:
         open_engine("cudnn", write_squares(tmp_path / "squares.onnx"), EngineOptions("cuda"))
@@ -130,7 +130,7 @@ def test_return_codes_in_words(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[EngineError], message: str
 ) -> None:
     runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**6, 10**9))
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     found = in_words(error, "load it")
     assert type(found) is kind
     assert message in found.message and "\n" not in found.message
@@ -165,7 +165,7 @@ def test_nvdec_is_not_asked_where_it_would_crash(monkeypatch: pytest.MonkeyPatch
     runtime = SimpleNamespace(memGetInfo=lambda: (80 << 20, 10**10), getDevice=lambda: 0)
     pool = SimpleNamespace(free_all_blocks=lambda: None)
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
-    monkeypatch.setattr(cuda, "cupy", lambda: cupy)
+    monkeypatch.setattr(device, "cupy", lambda: cupy)
     shapes = PIXEL_FORMATS["yuv420p"].plane_shapes(64, 48)
     frame = Frame(tuple(np.zeros(shape, np.uint8) for shape in shapes), PIXEL_FORMATS["yuv420p"])
     module = SimpleNamespace(cudaVideoCodec=SimpleNamespace(H264=4))
@@ -257,7 +257,7 @@ def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path
         pipeline = Pipeline(clip, model, save={save}, **options)
         for number, result in enumerate(pipeline):
             if number == 20:
-                cuda.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
+                kernel.launch("mask_argmax_f32", scores_address=64, score_item=0, class_pitch=0, target_address=64,
                             target_item=0, n=1, classes=1, pixels=1024, foreground=-1)
         """,
         clip, model, tmp_path,

@@ -17,13 +17,17 @@ import pytest
 import cuda_on_cpu
 from cuda_on_cpu import on_device
 from framefuse import kernels
+from framefuse.cuda import device, kernel
+from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.streams import Lender
 from framefuse.engines.cudnn import convolutions
-from framefuse.engines.device_lane import device_lane
+from framefuse.engines.device_requests import device_lane
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
-from framefuse.kernels import boxes, boxes_cuda, calls, cuda, preprocess_cuda
-from framefuse.kernels.cuda_lent import Lender
-from framefuse.kernels.reference.boxes import Found
+from framefuse.kernels.boxes import call as boxes
+from framefuse.kernels.boxes import cuda as boxes_cuda
+from framefuse.kernels.boxes.reference import Found
+from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.models.card import Card
 from gpu_standin import Array, Gpu
 from test_cuda_program import on_cuda, pictures, run, scores, without_collector
@@ -33,11 +37,11 @@ from test_cuda_program import on_cuda, pictures, run, scores, without_collector
 
 def test_host_frames_of_many_sizes_share_memory(gpu: Gpu) -> None:
     """As large as the largest of them, and not one beside the other."""
-    from framefuse.ledger import Ledger
-    from framefuse.memory import Staging
+    from framefuse.runtime.cuda.uploads import Staging
+    from framefuse.runtime.ledger import Ledger
 
     gpu.room = 10**9
-    staging = Staging(1, cuda.cupy().cuda.Stream(), Ledger())
+    staging = Staging(1, device.cupy().cuda.Stream(), Ledger())
     rooms = []
     for width, height in ((64, 48), (160, 120), (32, 24), (120, 160), (158, 2), (160, 120)):
         (frame,) = pictures(1, width, height)
@@ -52,7 +56,7 @@ def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkey
     run(program, pictures(2), 1)
     models = [weakref.ref(model) for model in program._executions[64, 96]]
     with without_collector():
-        monkeypatch.setattr("framefuse.lane_cuda.Lane.launch", lambda self: 1 / 0)
+        monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.Lane.launch", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             list(program.submit(pictures(1)))
         program.close()
@@ -129,7 +133,7 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
             program.close()
         return True
 
-    monkeypatch.setattr("framefuse.lane_cuda.Lane.wait", wait)
+    monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.Lane.wait", wait)
     program.close()
     assert entered and program.in_flight == 0
 
@@ -150,8 +154,8 @@ def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
         memory_format, layout, capturable = "nchw", None, True
 
         def __init__(self) -> None:
-            self.input = cuda.cupy().zeros((1, 3, 4, 4), np.float32)
-            self.results = [cuda.cupy().zeros((1, 3), np.float32)]
+            self.input = device.cupy().zeros((1, 3, 4, 4), np.float32)
+            self.results = [device.cupy().zeros((1, 3), np.float32)]
 
         def start(self, stream: Any) -> None: ...
         def finish(self, stream: Any) -> None: ...
@@ -219,7 +223,7 @@ class Launch:
     """A launch that does nothing, and may be recorded."""
 
     def __call__(self, stream: int | None = None) -> None:
-        launches: Any = cuda.recording.launches
+        launches: Any = kernel.recording.launches
         if launches is not None:
             launches.append(self)
 
@@ -227,8 +231,8 @@ class Launch:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_on_cpu.install(monkeypatch)
-    monkeypatch.setattr(cuda, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
-    monkeypatch.setattr(cuda, "bind", lambda symbol, **arguments: Launch())
+    monkeypatch.setattr(kernel, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
+    monkeypatch.setattr(kernel, "bind", lambda symbol, **arguments: Launch())
     monkeypatch.setattr(boxes_cuda, "_captured", {})
     monkeypatch.setattr(calls, "_captured", {})
     boxes_cuda._recent.clear()
@@ -267,7 +271,7 @@ def test_scratch_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         call(count)
     assert len(scratches()) == before + boxes_cuda.RECENT
     with monkeypatch.context() as capture:
-        capture.setattr(cuda, "capturing", lambda stream: True)
+        capture.setattr(device, "capturing", lambda stream: True)
         call(39)
     (captured,) = boxes_cuda._captured.values()
     for count in range(1, 40):
@@ -277,7 +281,7 @@ def test_scratch_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     call(50, workspace=workspace)
     assert len(scratches()) == before + boxes_cuda.RECENT + 2
     with pytest.raises(UsageError, match="during the capture"), monkeypatch.context() as capture:
-        capture.setattr(cuda, "capturing", lambda stream: True)
+        capture.setattr(device, "capturing", lambda stream: True)
         call(51, workspace=workspace)
     del workspace
     assert len(scratches()) == before + boxes_cuda.RECENT + 1
@@ -318,7 +322,7 @@ def test_what_a_graph_has_captured_stays(monkeypatch: pytest.MonkeyPatch, warm: 
         thread.start()
         thread.join()
     with monkeypatch.context() as capture:
-        capture.setattr(cuda, "capturing", lambda stream: True)
+        capture.setattr(device, "capturing", lambda stream: True)
         call()
     (alive,) = [weakref.ref(item) for item in scratches() if id(item) not in before]
     others = [Detect(anchors) for anchors in range(2000, 2300)]

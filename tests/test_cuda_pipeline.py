@@ -16,7 +16,7 @@ from framefuse.models.card import read_card
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
-from framefuse.program import HostProgram, Selection
+from framefuse.runtime.program import HostProgram, Selection
 from framefuse.sources import SourceOptions, open_source
 
 pytestmark = pytest.mark.gpu
@@ -131,7 +131,7 @@ def test_a_corrupt_stream_among_eight_is_the_only_one_that_suffers(model: Path, 
 
 
 def test_auto_takes_the_gpu(clip: Path) -> None:
-    from framefuse.choices import cuda_missing
+    from framefuse.runtime.choices import cuda_missing
 
     assert cuda_missing() is None
     pipeline = Pipeline(clip, "scout-n")
@@ -175,7 +175,7 @@ def answers(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("decoder", ["cuda", "cpu"])
 def test_the_captured_program_finds_what_the_host_finds(clip: Path, model: Path, batch: int, decoder: Any) -> None:
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
 
     card, spec = read_card(model), Preprocess(320, 320, rectangular=True)
     selection = Selection(conf=0.2, max_det=50)
@@ -209,7 +209,7 @@ def test_the_captured_program_finds_what_the_host_finds(clip: Path, model: Path,
 def test_the_model_sees_the_same_picture(clip: Path, model: Path) -> None:
     import cupy
 
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
 
     card, spec = read_card(model), Preprocess(320, 320, rectangular=True)
     program = CudaProgram(CudaNullEngine(answers), card, spec, Selection(), slots=1)

@@ -16,14 +16,14 @@ import pytest
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
-from framefuse.kernels.boxes_cuda import Scratch
-from framefuse.lane_cuda import Lane
+from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
-from framefuse.program import Done, HostProgram, Program, Selection
-from framefuse.program_cuda import CudaProgram
-from framefuse.stages import begun
+from framefuse.runtime.cuda.captured_batch import Lane
+from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.program import Done, HostProgram, Program, Selection
+from framefuse.runtime.stages import begun
 from gpu_standin import LAUNCH_FAILURE, Array, Gpu
 
 SIZE = 96, 64

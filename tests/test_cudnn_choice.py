@@ -17,14 +17,13 @@ import pytest
 from cudnn_nets import Net
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import precisions, workers
-from framefuse.engines.cudnn.choosing import Choice
+from framefuse.engines.cudnn.autotune import Choice
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer, Plan
-from framefuse.engines.cudnn.measuring import fastest
+from framefuse.engines.cudnn.plan_timing import fastest
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import CapabilityError, EngineError, UsageError
-from framefuse.kernels import cuda
 from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
 
@@ -103,26 +102,26 @@ def test_the_fastest_of_the_first_is_taken(stand_in: None) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A GPU that can be asked what it is; choosing is counted, and always gives INT8."""
-    device = SimpleNamespace(compute_capability="90")
-    module = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device))
-    monkeypatch.setattr(cuda, "cupy", lambda: module)
+    made = SimpleNamespace(compute_capability="90")
+    module = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: made))
+    monkeypatch.setattr(device, "cupy", lambda: module)
     monkeypatch.setattr(precisions, "environment", lambda builder: {"gpu": "none", "cudnn": "91900"})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    device.chosen = []
+    made.chosen = []
 
     class Chooser:
         def __init__(self, compiled: Any, plans: Any, weights: Any, pictures: Any, peaks: Any) -> None:
             self.compiled, self.given = compiled, (pictures, peaks)
 
         def choose(self, kinds: Any) -> Choice:
-            device.chosen.append((kinds, *self.given))
+            made.chosen.append((kinds, *self.given))
             types = ("int8",) * len(self.compiled.placement.sizes)
             layers = [{"name": "conv", "multiplies": "int8", "why": "1.0 us, 2.0 in fp16"}]
             us = {"fp16": 4.0, "tuned": 3.0, "chosen": 2.0}
             return Choice(types, (0.5,) * len(types), 0.97, us, layers)
 
     monkeypatch.setattr(precisions, "Chooser", Chooser)
-    return device
+    return made
 
 
 def network(tmp_path: Path, seed: int = 0) -> Path:

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from cudnn_nets import Net, anchored, backbone, onnx_runtime, pictures, relative, with_attention
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, ModelError, UsageError
-from framefuse.kernels import cuda
 
 try:
-    cp = cuda.cupy()
+    cp = device.cupy()
 except CapabilityError as error:
     cp, missing = None, error.message
 else:

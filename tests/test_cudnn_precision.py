@@ -14,18 +14,20 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, onnx_runtime, pictures, relative
 from cudnn_on_cpu import Chain, NumpyPlans, complete
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import choosing, convolutions, mixing, reference
+from framefuse.engines.cudnn import autotune as choosing
+from framefuse.engines.cudnn import convolutions, reference
+from framefuse.engines.cudnn import mixed_precision as mixing
 from framefuse.engines.cudnn.agreement import agreement
-from framefuse.engines.cudnn.choosing import Chooser, chosen
+from framefuse.engines.cudnn.autotune import Chooser, chosen
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.eight_bits import decode, encode, rounded
 from framefuse.engines.cudnn.execution import Execution, Weights
+from framefuse.engines.cudnn.low_precision import decode, encode, rounded
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.errors import CapabilityError
-from framefuse.kernels import cuda
 
 EIGHT: tuple[Type, ...] = ("fp8", "int8")
 
@@ -230,7 +232,7 @@ def test_a_detector_is_compared_by_what_it_finds(gpu: None, tmp_path: Path) -> N
 
 
 try:
-    cp: Any = cuda.cupy()
+    cp: Any = device.cupy()
 except CapabilityError as error:
     cp, missing = None, error.message
 else:

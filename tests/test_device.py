@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import gpu_standin
-from framefuse import choices
-from framefuse.choices import choose_batch, choose_device, choose_engine, cuda_missing
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.config import settings_from
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import CapabilityError, GpuMemoryError
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
+from framefuse.runtime import choices
+from framefuse.runtime.choices import choose_batch, choose_device, choose_engine, cuda_missing
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from onnx import TensorProto, helper
 
 import small_models
 from command_line import importable
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
-from framefuse.engines.onnxruntime_errors import cannot_load, first_line, no_room
+from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, GpuMemoryError, ModelError, UsageError
-from framefuse.kernels import cuda
 from framefuse.models import find_model
 
 HEIGHT, WIDTH = small_models.HEIGHT, small_models.WIDTH
@@ -100,7 +100,7 @@ WHERE = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::
 )  # fmt: skip
 def test_no_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**6, 10**9))
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     found = no_room("load a.onnx", RuntimeError(text))
     assert isinstance(found, GpuMemoryError)
     assert found.message.startswith("the GPU has no room to load a.onnx (5 of 1,000 MB are free): ")
@@ -109,7 +109,7 @@ def test_no_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, text: str, said: str)
 
 def test_what_a_library_of_cuda_said_is_found_among_where_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**9, 10**10))
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     error = RuntimeError(f"1 : FAIL : {WHERE} CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; hostname=a")
     assert no_room("load a.onnx", error) is None
     assert first_line(error) == "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR"
@@ -228,8 +228,8 @@ def test_the_program_of_the_gpu_finds_what_the_host_finds(
     """In one graph, and with the model between two graphs."""
     from framefuse.models.card import read_card
     from framefuse.preprocess import Preprocess
-    from framefuse.program import HostProgram, Selection
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
+    from framefuse.runtime.program import HostProgram, Selection
     from framefuse.sources import open_source
 
     card, spec, selection = read_card(model), Preprocess(WIDTH, HEIGHT), Selection(conf=0.1)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from framefuse.engines import EngineOptions, Slot, open_engine, openvino_head
-from framefuse.engines.openvino import _openvino
+from framefuse.engines import EngineOptions, Slot, open_engine
+from framefuse.engines.openvino import head as openvino_head
+from framefuse.engines.openvino.engine import _openvino
 from framefuse.errors import CapabilityError, ModelError
-from framefuse.kernels.boxes import detections
+from framefuse.kernels.boxes.call import detections
 from framefuse.models import find_model
 
 openvino = pytest.importorskip("openvino")

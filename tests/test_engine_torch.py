@@ -24,7 +24,7 @@ from framefuse.pipeline import Pipeline
 
 torch = pytest.importorskip("torch")
 
-from framefuse.engines.torch import TorchEngine  # noqa: E402
+from framefuse.engines.torch.engine import TorchEngine  # noqa: E402
 
 SHAPE = (2, 3, small_models.HEIGHT, small_models.WIDTH)
 Array = np.ndarray[Any, Any]
@@ -124,7 +124,7 @@ def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array)
 def test_a_pipeline_runs_a_module_of_the_caller(models: dict[str, Path]) -> None:
     """The card is that of the ONNX; the engine is an open one, over any module with those outputs."""
     from framefuse.engines.onnx_shapes import at_shape, load
-    from framefuse.engines.torch_onnx import OnnxNetwork
+    from framefuse.engines.torch.importer import OnnxNetwork
 
     class Wrapped(torch.nn.Module):
         def forward(self, x: Any) -> Any:

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from framefuse.errors import DecodeError, SourceError, UsageError
-from framefuse.evaluation import Dataset, Labels, open_data, validate
-from framefuse.evaluation.boxes import BoxCounter, confusion
+from framefuse.lab.evaluation import Dataset, Labels, open_data, validate
+from framefuse.lab.evaluation.boxes import BoxCounter, confusion
 from framefuse.models.clip import squares_scene
 from framefuse.models.squares import NAMES, write_squares
 
@@ -389,7 +389,7 @@ STREET = "synthetic://street?seed=5&frames=30&size=320x192&split=test"
 
 
 def test_the_world_and_its_coco_file_say_the_same(tmp_path: Path) -> None:
-    from framefuse.cli import main
+    from framefuse.cli.app import main
 
     assert main(["synth", STREET, "--out", str(tmp_path), "--quiet"]) == 0
     world = open_data(STREET)

@@ -14,11 +14,11 @@ from pathlib import Path
 import av
 import pytest
 
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.report import build_report
+from framefuse.report.report import build_report
 from framefuse.sinks import open_sink
 from framefuse.sinks.mp4 import remux
 from framefuse.sinks.sink_set import SinkSet

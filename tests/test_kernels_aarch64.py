@@ -99,12 +99,12 @@ def emulated(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", ["yuv420p", "nv12", "p010", "bgr24", "rgba", "gray12"])
 def test_preprocess_on_aarch64(name: str, emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arena, run = emulated
-    module = sys.modules["framefuse.kernels.preprocess"]
+    module = sys.modules["framefuse.kernels.preprocess.call"]
     monkeypatch.setattr(module, "_function", lambda kernel: lambda *arguments: run(kernel, *arguments))
     scratch = SimpleNamespace(get=lambda name, shape, dtype=np.float32: arena.put(np.zeros(shape, dtype)))
     monkeypatch.setattr(module, "_scratch", scratch)
     monkeypatch.setattr(module, "_tensor", lambda array: array)
-    plan = sys.modules["framefuse.kernels.plan"]
+    plan = sys.modules["framefuse.kernels.preprocess.plan"]
     monkeypatch.setattr(plan, "byte_level", lambda: "armv8-a")  # this machine's own kernels are not those under test
     monkeypatch.setattr(module, "_calls", SimpleNamespace(known={}))
     plan.plan.cache_clear()

@@ -16,9 +16,9 @@ from cuda_on_cpu import install, on_device
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import reference as kernel_references
-from framefuse.kernels.colour import rgb_to_yuv, yuv_to_rgb
-from framefuse.kernels.layout import change_layout, normalize
-from framefuse.kernels.reference import colour as reference
+from framefuse.kernels.colour import reference
+from framefuse.kernels.colour.call import rgb_to_yuv, yuv_to_rgb
+from framefuse.kernels.colour.layout import change_layout, normalize
 from preprocess_frames import random_frame
 
 Move = Callable[[np.ndarray[Any, Any]], Any]

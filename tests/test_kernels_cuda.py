@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from framefuse import kernels
+from framefuse.cuda import cubins, device, kernel
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels import cubins, cuda
-from framefuse.kernels.preprocess_cuda import PreprocessTable
+from framefuse.kernels.preprocess.cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
 from preprocess_frames import GREY, random_frame
 
 try:
-    cp = cuda.cupy()
+    cp = device.cupy()
 except CapabilityError as error:
     cp, missing = None, error.message
 else:
@@ -180,8 +180,8 @@ def test_every_kernel_loads_on_this_gpu(tmp_path: Path, monkeypatch: pytest.Monk
     """And where the cache cannot be written: a file lies in the place of its folder."""
     (tmp_path / "framefuse").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cuda, "_kernels", {})
-    cuda.prepare(cubins.descriptions())
+    monkeypatch.setattr(kernel, "_kernels", {})
+    kernel.prepare(cubins.descriptions())
 
 
 def test_arrays_on_the_host_are_refused() -> None:

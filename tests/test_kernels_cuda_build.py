@@ -16,11 +16,11 @@ import pytest
 
 from cuda_on_cpu import CACHE, install, on_device
 from framefuse import kernels
+from framefuse.cuda import cubins, device, kernel, nvrtc
+from framefuse.cuda.nvrtc import Nvrtc
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels import cubins, cuda, nvrtc
-from framefuse.kernels.nvrtc import Nvrtc
-from framefuse.kernels.preprocess_cuda import PreprocessTable
+from framefuse.kernels.preprocess.cuda import PreprocessTable
 from preprocess_cases import TOLERANCE, blank, cases, difference, moved
 from preprocess_frames import GREY, random_frame
 
@@ -81,14 +81,14 @@ def test_every_kernel_is_described() -> None:
     for symbol, description in cubins.descriptions().items():
         assert f"{description.entry}(" in description.source, symbol
         assert 0 < np.prod(description.block) <= 1024
-        assert len(description.parameters) <= cuda.SLOTS
-        cuda.Packing(description)
+        assert len(description.parameters) <= kernel.SLOTS
+        kernel.Packing(description)
 
 
 def test_arguments_are_checked_by_name_and_type() -> None:
-    packing = cuda.Packing(cubins.describe("preprocess_gray_u8_nchw"))
+    packing = kernel.Packing(cubins.describe("preprocess_gray_u8_nchw"))
     good = {"table": 0, "frames": 2, "width": 9, "height": 7, "channel_pitch": 63, "vectors": 0, "store": 0}
-    buffer = bytearray(8 * cuda.SLOTS)
+    buffer = bytearray(8 * kernel.SLOTS)
     assert packing(good, buffer) == (1, 2, 2)
     for wrong in ({"width": 2**31}, {"width": 1.5}, {"extra": 1}, {"frames": 65536}):
         with pytest.raises(UsageError, match="preprocess_gray_u8_nchw"):
@@ -102,9 +102,9 @@ def test_arguments_are_checked_by_name_and_type() -> None:
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    cuda.cupy.cache_clear()
+    device.cupy.cache_clear()
     with pytest.raises(CapabilityError, match="cuda13"):
-        cuda.prepare(["preprocess_gray_u8_nchw"])
+        kernel.prepare(["preprocess_gray_u8_nchw"])
 
 
 @requires_compiler

@@ -11,12 +11,15 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
+from framefuse.cuda import device
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.kernels import boxes, boxes_cuda, cuda, reference
-from framefuse.kernels.reference.boxes import Found
+from framefuse.kernels import reference
+from framefuse.kernels.boxes import call as boxes
+from framefuse.kernels.boxes import cuda as boxes_cuda
+from framefuse.kernels.boxes.reference import Found
 
 try:
-    cp = cuda.cupy()
+    cp = device.cupy()
 except CapabilityError as error:
     cp, missing = None, error.message
 else:

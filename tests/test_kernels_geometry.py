@@ -16,16 +16,10 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.kernels import geometry
-from framefuse.kernels.geometry import (
-    flip,
-    remap,
-    split_stereo,
-    warp_affine,
-    warp_perspective,
-)
-from framefuse.kernels.projections import equirectangular_to_perspective, fisheye_to_perspective
-from framefuse.kernels.reference import geometry as reference
+from framefuse.kernels.geometry import call as geometry
+from framefuse.kernels.geometry import reference
+from framefuse.kernels.geometry.call import flip, remap, split_stereo, warp_affine, warp_perspective
+from framefuse.kernels.geometry.projections import equirectangular_to_perspective, fisheye_to_perspective
 
 Move = Callable[[np.ndarray[Any, Any]], Any]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.kernels import reference
-from framefuse.kernels.boxes import detections
+from framefuse.kernels.boxes.call import detections
 
 MAPS = np.array([[640, 384, 0, 12, 3, 3, 1920, 1080]], np.float32)
 

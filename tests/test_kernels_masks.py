@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.kernels import drawing, instances, masks
-from framefuse.kernels.reference import masks as reference
+from framefuse.kernels.drawing import call as drawing
+from framefuse.kernels.masks import call as masks
+from framefuse.kernels.masks import instances, reference
 
 coco = pytest.importorskip("pycocotools.mask")
 

@@ -14,7 +14,7 @@ import pytest
 from framefuse import kernels
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import cpu
-from framefuse.kernels import plan as plan_module
+from framefuse.kernels.preprocess import plan as plan_module
 from framefuse.preprocess import Preprocess
 from preprocess_frames import (
     GREY,
@@ -28,7 +28,9 @@ from preprocess_frames import (
     random_frame,
 )
 
-preprocess_module = importlib.import_module("framefuse.kernels.preprocess")  # the package has a function of its name
+preprocess_module = importlib.import_module(
+    "framefuse.kernels.preprocess.call"
+)  # the package has a function of its name
 
 
 @pytest.fixture(params=["best", "x86-64-v3", "any"])

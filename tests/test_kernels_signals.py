@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.kernels import reference
-from framefuse.kernels.signals import signals
+from framefuse.kernels.signals.call import signals
 
 Move = Callable[[NDArray[Any]], Any]
 

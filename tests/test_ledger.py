@@ -12,13 +12,13 @@ import pytest
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.ledger import Copy, Ledger
 from framefuse.models.card import read_card
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
-from framefuse.program import Selection
-from framefuse.program_cuda import CudaProgram
+from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.ledger import Copy, Ledger
+from framefuse.runtime.program import Selection
 from gpu_standin import install
 from test_cuda_program import SIZE, scores
 from test_semantic import write_segmenter

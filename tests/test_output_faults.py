@@ -16,10 +16,10 @@ import pytest
 
 import media
 from framefuse import Pipeline
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.errors import SinkError
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.report import Report, build_report
+from framefuse.report.report import Report, build_report
 from framefuse.sinks import SinkContext, open_sink
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet

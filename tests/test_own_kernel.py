@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from cuda_on_cpu import install, on_device
-from framefuse.cli import main
+from framefuse.cli.app import main
+from framefuse.cuda import cubins, kernel
 from framefuse.errors import UsageError
-from framefuse.kernels import cpu, cubins, cuda
+from framefuse.kernels import cpu
 from framefuse.kernels.build import build_file
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_kernel.py"
@@ -46,17 +47,17 @@ def test_own_kernel_on_the_cpu(built: Path) -> None:
 def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = dict(cubins.descriptions())
     monkeypatch.setattr(cubins, "descriptions", lambda: known)
-    cuda.add(built / "cuda")
+    kernel.add(built / "cuda")
     assert cubins.describe("night").arguments == ("gain", "pixels", "source", "target")
     install(monkeypatch)
     out = np.zeros_like(PICTURE)
-    cuda.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)
+    kernel.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)
     assert np.abs(out - wanted(0.7)).max() <= 0.501
     (built / "other").mkdir()
     for path in (built / "cuda").iterdir():
         shutil.copy(path, built / "other")
     with pytest.raises(UsageError, match="already"):
-        cuda.add(built / "other")
+        kernel.add(built / "other")
 
 
 def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +86,7 @@ def test_what_cannot_be_shown_is_explained(capsys: pytest.CaptureFixture[str]) -
     assert main(["kernels", "show", "preprocess_gray_u8", "--emit", "ptx"]) == 2
     assert "one for cpu is" in capsys.readouterr().err
     assert main(["kernels", "show", "nonsense"]) == 2
-    code = "import sys; sys.modules['tvm'] = None; from framefuse.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; sys.modules['tvm'] = None; from framefuse.cli.app import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "kernels", "show", "preprocess_gray_u8_nchw"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3 and "framefuse[tvm]" in done.stderr

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from benchmarks.parity import relayout
-from framefuse.cli import main
-from framefuse.engines import onnxruntime
+from framefuse.cli.app import main
+from framefuse.engines.onnxruntime import engine as onnxruntime
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, ModelError, UsageError
 from framefuse.frame import PIXEL_FORMATS
+from framefuse.lab.parity import certify
+from framefuse.lab.parity.chain import Chain, decoded, on_host, read_input, write_input
+from framefuse.lab.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
+from framefuse.lab.parity.peer import run_peer
+from framefuse.lab.parity.report import verdict
 from framefuse.models.clip import squares_clip
-from framefuse.parity import certify
-from framefuse.parity.chain import Chain, decoded, on_host, read_input, write_input
-from framefuse.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
-from framefuse.parity.peer import run_peer
-from framefuse.parity.report import verdict
 from framefuse.sources import open_source
 
 
@@ -203,7 +203,7 @@ def test_every_layout_on_every_engine_here(layout: str, models: dict[str, str], 
 
 def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "decode":
-        from framefuse.parity import certificate as module
+        from framefuse.lab.parity import certificate as module
 
         real = module.on_host
 
@@ -233,7 +233,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
                 slot.outputs = tuple(output * np.float32(0.9) for output in slot.outputs)
 
         monkeypatch.setattr(onnxruntime, "open_engine", Wrong)
-        monkeypatch.setattr("framefuse.parity.certificate.reference_stage", _right)
+        monkeypatch.setattr("framefuse.lab.parity.certificate.reference_stage", _right)
     else:
         real_boxes = Chain.boxes
 
@@ -246,7 +246,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 def _right(card: Any) -> Any:
     from framefuse.engines import EngineOptions
-    from framefuse.parity.chain import Stage
+    from framefuse.lab.parity.chain import Stage
 
     return Stage(onnxruntime.OnnxRuntimeEngine(card.path, EngineOptions()), card)
 
@@ -272,7 +272,7 @@ def test_an_engine_that_breaks_down_is_outside(clip: Path, monkeypatch: pytest.M
             raise TypeError("no such thing")
 
     monkeypatch.setattr(onnxruntime, "open_engine", lambda model, options: Breaks(model, options))
-    monkeypatch.setattr("framefuse.parity.certificate.reference_stage", _right)
+    monkeypatch.setattr("framefuse.lab.parity.certificate.reference_stage", _right)
     certificate = certify("squares", clip, engines=["onnxruntime"], frames=1)
     assert verdict(certificate) == "NOT CERTIFIED" and "TypeError: no such thing" in certificate.summary()[0]
 
@@ -288,7 +288,7 @@ def test_an_engine_that_cannot_start_is_absent_unless_it_breaks(
     def fail(model: Path, options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("framefuse.engines.openvino.open_engine", fail)
+    monkeypatch.setattr("framefuse.engines.openvino.engine.open_engine", fail)
     certificate = certify("squares", clip, engines=["onnxruntime", "openvino"], frames=1)
     openvino = certificate.engines[1]
     assert certificate.ok is not broken and bool(openvino.absent) is not broken
@@ -461,7 +461,7 @@ def test_only_engines_that_run_are_announced(clip: Path) -> None:
 
 
 def test_without_the_reference_nothing_begins(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framefuse.parity.chain.find_spec", lambda name: None)
+    monkeypatch.setattr("framefuse.lab.parity.chain.find_spec", lambda name: None)
     said: list[str] = []
     with pytest.raises(CapabilityError, match="onnxruntime is not installed"):
         certify("squares", clip, say=said.append)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from framefuse.errors import NonFiniteError, UsageError
-from framefuse.kernels.boxes import nms
+from framefuse.kernels.boxes.call import nms
 from framefuse.postprocess import postprocess
 from framefuse.preprocess import Placement, Preprocess
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from command_line import importable
-from framefuse.profiling import Histogram, Recorder, Spread
-from framefuse.threads import cpu_by_thread_name, name_thread, thread_named
+from framefuse.runtime.profiling import Histogram, Recorder, Spread
+from framefuse.runtime.threads import cpu_by_thread_name, name_thread, thread_named
 
 linux = pytest.mark.skipif(cpu_by_thread_name() is None, reason="per-thread CPU time is known on Linux only")
 

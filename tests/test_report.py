@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from framefuse.errors import SinkError, UsageError
-from framefuse.profiling import Recorder
-from framefuse.report import CopyFacts, ErrorFacts, ModelFacts, Report, build_report
+from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
+from framefuse.report.report import Report, build_report
+from framefuse.runtime.profiling import Recorder
 from framefuse.sources import SourceInfo
 from measured import EVIL, measurements
 

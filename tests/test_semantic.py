@@ -15,10 +15,10 @@ from PIL import Image
 
 from framefuse import Pipeline
 from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
-from framefuse.evaluation import validate
-from framefuse.evaluation.coco import mask_tools
-from framefuse.evaluation.pixels import OTHER, PixelCounter
 from framefuse.frame import PIXEL_FORMATS
+from framefuse.lab.evaluation import validate
+from framefuse.lab.evaluation.coco import mask_tools
+from framefuse.lab.evaluation.pixels import OTHER, PixelCounter
 from framefuse.models.card import read_card
 from framefuse.postprocess.semantic import ClassMasks
 from framefuse.prediction import Detections, Masks

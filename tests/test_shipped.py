@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from framefuse import Pipeline, doctor
+from framefuse import Pipeline
 from framefuse.errors import ModelError
+from framefuse.lab import doctor
 from framefuse.models import find_model, list_models, shipped
 from framefuse.models.card import read_card
 from framefuse.models.cardfile import read_card_file

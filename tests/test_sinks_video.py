@@ -19,9 +19,9 @@ import pytest
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
+from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import class_colour, encode_colour
 from framefuse.sinks.encoders import choose_encoder, nvenc_refuses, options_of
-from framefuse.sinks.picture import planes_of
 from reading import decoded
 from sink_frames import (
     MS,

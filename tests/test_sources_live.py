@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from framefuse.common.redact import redact
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.frame import Frame
-from framefuse.redact import redact
 from framefuse.sources import Source, SourceOptions, open_source
 from framefuse.sources.connection import Address
 from framefuse.sources.live import open_live

@@ -13,9 +13,9 @@ from PIL import Image
 
 import gpu_standin
 import media
-from framefuse import gpus
+from framefuse.cuda import current as gpus
+from framefuse.cuda import driver as cuda_queue
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
-from framefuse.kernels import cuda_queue
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.sources import SourceOptions, nvdec, open_source

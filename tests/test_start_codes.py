@@ -11,7 +11,7 @@ import av
 import pytest
 
 import media
-from framefuse.sources.start_codes import START, StartCodes
+from framefuse.sources.annexb import START, StartCodes
 
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 SEI = 39

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from framefuse.errors import UsageError
-from framefuse.synthetic import Snapshot, Truth, World
-from framefuse.synthetic.address import write
-from framefuse.synthetic.chance import Chance, Split, stripe_owner
-from framefuse.synthetic.textures import BANK, texture
-from framefuse.synthetic.traffic import NAMES, Traffic
+from framefuse.world import Snapshot, Truth, World
+from framefuse.world.address import write
+from framefuse.world.chance import Chance, Split, stripe_owner
+from framefuse.world.textures import BANK, texture
+from framefuse.world.traffic import NAMES, Traffic
 
 STREET = "synthetic://street?seed=7&frames=900&size=320x180&split=test"
 BODIES = "synthetic://bodies?seed=4&frames=300&size=512x192&stereo=sbs&split=val"

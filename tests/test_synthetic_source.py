@@ -12,11 +12,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from framefuse import open_source
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.errors import UsageError
-from framefuse.evaluation.data import open_data
+from framefuse.lab.evaluation.data import open_data
 from framefuse.sources import SourceOptions
-from framefuse.synthetic import World
+from framefuse.world import World
 
 URI = "synthetic://street?seed=5&frames=40&size=320x180&fps=30000/1001&complexity=0.8"
 

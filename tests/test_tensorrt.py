@@ -21,15 +21,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
-from framefuse.building import build_engine
-from framefuse.engines import EngineOptions, Slot, open_engine, tensorrt_build, tensorrt_plans
+from framefuse.cuda import device
+from framefuse.engines import EngineOptions, Slot, open_engine
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.cudnn import selftest
-from framefuse.engines.tensorrt import Execution, TensorrtEngine
-from framefuse.engines.tensorrt_build import Messages, Shapes, bindings, build_plan, precision_of
-from framefuse.engines.tensorrt_qdq import symmetric, to_fp8
+from framefuse.engines.tensorrt import build as tensorrt_build
+from framefuse.engines.tensorrt import plans as tensorrt_plans
+from framefuse.engines.tensorrt.build import Messages, Shapes, bindings, build_plan, precision_of
+from framefuse.engines.tensorrt.engine import Execution, TensorrtEngine
+from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
-from framefuse.kernels import cuda
+from framefuse.lab.building import build_engine
 from framefuse.models import find_model
 
 SHAPES = Shapes((1, 32, 32), (4, 32, 48), (16, 64, 64))
@@ -80,8 +82,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
             get_elapsed_time=lambda start, end: 0.25,
         ),
     )
-    monkeypatch.setattr(cuda, "cupy", lambda: module)
-    monkeypatch.setattr(cuda, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(device, "cupy", lambda: module)
+    monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield facts

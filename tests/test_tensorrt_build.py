@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from framefuse.engines.cache import EngineCache
-from framefuse.engines.tensorrt_build import Bindings, Messages, Shapes, bindings, build_plan, rewrite
-from framefuse.engines.tensorrt_plans import build, cached, read
+from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, rewrite
+from framefuse.engines.tensorrt.plans import build, cached, read
 from framefuse.errors import CapabilityError, EngineError, ModelError
 from framefuse.models import find_model
 
@@ -114,7 +114,7 @@ def test_it_is_found(rtx: Bindings) -> None:
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    from framefuse.cli import main
+    from framefuse.cli.app import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

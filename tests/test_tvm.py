@@ -136,7 +136,8 @@ def test_at_half_precision_boxes_are_decoded_in_float32(tmp_path: Path) -> None:
 
 def test_layers_put_out_float16_whatever_follows(tmp_path: Path) -> None:
     """So that a function is the same wherever a layer stands, and schedules are found again."""
-    from framefuse.engines.tvm import compiling, reading, targets
+    from framefuse.engines.tvm import compiling, targets
+    from framefuse.engines.tvm import importer as reading
 
     module = reading.read(detector(tmp_path / "net.onnx"), (1, 3, 16, 16))
     lowered = compiling.lower(module, targets.this_cpu(1), "fp16")
@@ -204,13 +205,13 @@ def test_a_model_of_one_size_refuses_others(tmp_path: Path) -> None:
 
 
 def test_tvm_is_imported_only_when_it_is_chosen() -> None:
-    code = "import sys, framefuse.engines.tvm, framefuse.cli; print('tvm' in sys.modules)"
+    code = "import sys, framefuse.engines.tvm, framefuse.cli.app; print('tvm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_a_network_whose_shapes_are_computed_is_folded(tmp_path: Path) -> None:
-    from framefuse.engines.tvm.reading import static
+    from framefuse.engines.tvm.importer import static
     from tests.small_models import write
 
     model = static(write(tmp_path / "v8.onnx", "yolov8n"), (1, 3, 64, 96))

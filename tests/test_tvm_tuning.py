@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, EngineError, UsageError
 from tests.cudnn_nets import Net
 from tests.test_tvm import run

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from framefuse.cli import main, val
+from framefuse.cli import val
+from framefuse.cli.app import main
 from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
-from framefuse.evaluation import validate
-from framefuse.evaluation.compare import Row, Wanted, markdown, table
+from framefuse.lab.evaluation import validate
+from framefuse.lab.evaluation.compare import Row, Wanted, markdown, table
 from framefuse.models.clip import squares_scene
 from framefuse.models.squares import NAMES, write_squares
 

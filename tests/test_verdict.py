@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from framefuse.profiling import Histogram, Spread, StageStats
-from framefuse.verdict import Verdict, verdict
+from framefuse.report.verdict import Verdict, verdict
+from framefuse.runtime.profiling import Histogram, Spread, StageStats
 from measured import stats
 
 

@@ -78,14 +78,16 @@ def main() -> None:
     load(folder, log)
     import tvm_ffi
 
-    from framefuse.engines.tvm import compiling, jit, offload, on_gpu, package, reading, targets
-    from framefuse.kernels import cuda
+    from framefuse.cuda import device
+    from framefuse.engines.tvm import compiling, jit, offload, package, targets
+    from framefuse.engines.tvm import cuda as on_gpu
+    from framefuse.engines.tvm import importer as reading
     from gpu_standin import Array, Gpu
 
     tvm, gpu = package.tvm(), Gpu()
     Array.gpu, cupy = gpu, gpu.cupy()
     cupy.cuda.get_current_stream = cupy.cuda.Stream
-    cuda.cupy = lambda: cupy
+    device.cupy = lambda: cupy
     tvm_ffi.from_dlpack = lambda array: tvm.runtime.empty(array.shape, str(array.dtype), tvm.cuda(0))
     tvm_ffi.register_global_func(jit.FUNCTION, lambda source: b"\x7fELF", override=True)
     convolved: list[int] = []

@@ -2,7 +2,7 @@
 
     python -m training.export runs/train/scout-n/weights.pt [...]
 
-writes src/framefuse/data/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the line for
+writes src/framefuse/models/weights/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the line for
 src/framefuse/models/shipped.py. body-n gives two models: body-n, all body parts, and body-n-2, body and background.
 """
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from framefuse.errors import SinkError
-from framefuse.synthetic import World
+from framefuse.world import World
 from training.command import count, run
 
 LENGTH = 900

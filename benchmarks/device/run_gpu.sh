@@ -56,7 +56,7 @@ BEGUN=$WORK/begun
 touch "$BEGUN"
 [ -d "$WORK/cache" ] || [ -z "${PLANS:-}" ] || tar xf "$PLANS" -C "$WORK"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_CACHE_HOME=$WORK/cache
-[ -d src/framefuse/kernels/_lib ] && SOURCES=$PWD/src:$PWD || SOURCES=$PWD
+[ -d src/framefuse/_lib ] && SOURCES=$PWD/src:$PWD || SOURCES=$PWD
 export PYTHONPATH=$SOURCES:$SITE${PYTHONPATH:+:$PYTHONPATH}
 SUMMARY=$OUT/summary.txt
 : > "$SUMMARY"

@@ -10,33 +10,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from framefuse.common.version import __version__
+
 if TYPE_CHECKING:
-    from framefuse.building import BuiltEngine, build_engine
     from framefuse.config import Settings
     from framefuse.errors import FramefuseError
-    from framefuse.fleet import Fleet
+    from framefuse.fleet.fleet import Fleet
     from framefuse.frame import Frame
+    from framefuse.lab.building import BuiltEngine, build_engine
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Detections, Result
-    from framefuse.report import Report
+    from framefuse.report.report import Report
     from framefuse.sinks.callback import CallbackSink
     from framefuse.sources import SourceOptions, open_source
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "BuiltEngine": "building",
+    "BuiltEngine": "lab.building",
     "CallbackSink": "sinks.callback",
     "Detections": "prediction",
-    "Fleet": "fleet",
+    "Fleet": "fleet.fleet",
     "Frame": "frame",
     "FramefuseError": "errors",
     "Pipeline": "pipeline",
-    "Report": "report",
+    "Report": "report.report",
     "Result": "prediction",
     "Settings": "config",
     "SourceOptions": "sources",
-    "build_engine": "building",
+    "build_engine": "lab.building",
     "open_source": "sources",
 }
 

@@ -1,5 +1,5 @@
 """python -m framefuse"""
 
-from framefuse.entry import start
+from framefuse.cli.entry import start
 
 start()

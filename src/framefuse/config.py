@@ -25,9 +25,9 @@ from pydantic import (
     field_validator,
 )
 
+from framefuse.common.machine import available_cores
+from framefuse.common.redact import brief
 from framefuse.errors import ConfigError, UsageError
-from framefuse.machine import available_cores
-from framefuse.redact import brief
 
 Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
@@ -379,7 +379,7 @@ def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> No
 
 def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
     """Key -> (value, "file NAME, line N") of a YAML file that holds one flat mapping."""
-    from framefuse.plain_yaml import read_mapping
+    from framefuse.common.plain_yaml import read_mapping
 
     try:
         lines = read_mapping(path.read_bytes())

@@ -18,30 +18,38 @@ from time import monotonic, perf_counter, thread_time
 from types import TracebackType
 from typing import Any
 
-from framefuse import gpus
-from framefuse.batching import Batcher
-from framefuse.channel import Threaded
-from framefuse.choices import check_classes, check_task, choose_batch, choose_device, choose_engine, choose_preprocess
+from framefuse.common.machine import available_cores, lacks_memory, trim_heap
+from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
+from framefuse.cuda import current as gpus
 from framefuse.engines import Device, Engine, EngineOptions, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
 from framefuse.frame import Frame
-from framefuse.ledger import Copy, Ledger
-from framefuse.machine import available_cores, lacks_memory, trim_heap
 from framefuse.models import find_model
 from framefuse.models.card import Card, read_card
-from framefuse.outputs import SinkFactory, choose_encoder, sinks_for, writes
 from framefuse.prediction import Result
-from framefuse.profiling import Recorder
-from framefuse.program import HostProgram, Program, Selection
-from framefuse.readers import count, open_sources, plan
-from framefuse.redact import brief
-from framefuse.report import CopyFacts, ErrorFacts, ModelFacts, Report, build_report
+from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
+from framefuse.report.report import Report, build_report
+from framefuse.runtime.batching import Batcher
+from framefuse.runtime.channel import Threaded
+from framefuse.runtime.choices import (
+    check_classes,
+    check_task,
+    choose_batch,
+    choose_device,
+    choose_engine,
+    choose_preprocess,
+)
+from framefuse.runtime.ledger import Copy, Ledger
+from framefuse.runtime.outputs import SinkFactory, choose_encoder, sinks_for, writes
+from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.program import HostProgram, Program, Selection
+from framefuse.runtime.readers import count, open_sources, plan
+from framefuse.runtime.stages import begun, decode, infer, write
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
-from framefuse.stages import begun, decode, infer, write
 
 DEFAULT_MODEL = "squares"
 UNNAMED = f"no model was named: {DEFAULT_MODEL} finds red, green and blue squares only"
@@ -339,8 +347,8 @@ def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]
                 remedy="leave it out, or use --device cuda",
             )
         return HostProgram, []
-    from framefuse.memory import choose_way
-    from framefuse.program_cuda import CudaProgram
+    from framefuse.runtime.cuda.program import CudaProgram
+    from framefuse.runtime.cuda.uploads import choose_way
 
     way, reason = choose_way(settings.memory)
     return partial(CudaProgram, way=way), [reason]
@@ -364,9 +372,9 @@ def _engine_options(settings: Settings, card: Card) -> EngineOptions:
     device: Device = "cuda" if settings.on_gpu else "cpu"
     frames: Sequence[Any] = ()
     if settings.calib is not None:
-        from framefuse.lowering.frames import read_footage
+        from framefuse.runtime.calibration import read_inputs
 
-        frames = read_footage(settings.calib, card, CALIBRATION_FRAMES, judges=False).inputs
+        frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES)
     return EngineOptions(
         device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
     )

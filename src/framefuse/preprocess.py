@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from framefuse import kernels
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.kernels.plan import Interpolation, MemoryFormat, Region
+from framefuse.kernels.preprocess.filters import Interpolation
+from framefuse.kernels.preprocess.plan import MemoryFormat, Region
 
 Fit = Literal["letterbox", "stretch", "crop"]
 

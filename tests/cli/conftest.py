@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from framefuse.cli import main
+from framefuse.cli.app import main
 from framefuse.models.clip import squares_clip
 
 

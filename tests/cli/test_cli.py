@@ -192,15 +192,17 @@ def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
 
 def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path) -> None:
     """PyAV's libraries would keep OpenCV's windows from opening, so nothing may load it first."""
-    code = "import sys, framefuse.cli.run, framefuse.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
+    code = "import sys, framefuse.cli.run, framefuse.fleet.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = "import sys, framefuse.cli; sys.modules['cv2'] = None; framefuse.cli.main(sys.argv[1:])"
+    code = "import sys, framefuse.cli.app; sys.modules['cv2'] = None; framefuse.cli.app.main(sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, "predict", clip, "--show"], capture_output=True, text=True)
     assert "OpenCV is not installed" in done.stderr and "pip install opencv-python" in done.stderr
 
 
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
-    code = "import sys, framefuse.cli; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
+    code = (
+        "import sys, framefuse.cli.app; print(sorted({'numpy', 'av', 'openvino', 'onnx', 'rich'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -209,8 +211,8 @@ def test_what_libraries_print_does_not_stand_between_data() -> None:
     """As NVIDIA's decoder does on stdout where a picture is damaged."""
     program = """
 import ctypes
-import framefuse.cli
-from framefuse.entry import start
+import framefuse.cli.app
+from framefuse.cli.entry import start
 
 def main():
     print("data")
@@ -220,7 +222,7 @@ def main():
     print("more")
     return 0
 
-framefuse.cli.main = main
+framefuse.cli.app.main = main
 start()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

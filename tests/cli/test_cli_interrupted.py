@@ -20,7 +20,7 @@ from command_line import COMMAND, spawn
 
 IMPORTING = """
 import os, signal, sys
-from framefuse.entry import start
+from framefuse.cli.entry import start
 
 class Finder:
     def find_spec(self, name, path=None, target=None):

@@ -67,8 +67,8 @@ def test_doctor_says_what_works(run: Any) -> None:
 
 def test_doctor_names_the_extra_of_an_engine_that_is_absent() -> None:
     extras = {"onnxruntime": "ort", "torch": "torch", "tvm": "tvm"}
-    code = f"import sys, framefuse.cli; sys.modules.update(dict.fromkeys({list(extras)})); " + (
-        "framefuse.cli.main(['doctor', '--json'])"
+    code = f"import sys, framefuse.cli.app; sys.modules.update(dict.fromkeys({list(extras)})); " + (
+        "framefuse.cli.app.main(['doctor', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     rows = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
@@ -86,7 +86,7 @@ def test_doctor_in_words(run: Any) -> None:
 
 
 def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
-    code = "import sys, framefuse.cli; sys.modules['openvino'] = None; sys.exit(framefuse.cli.main(['doctor']))"
+    code = "import sys, framefuse.cli.app; sys.modules['openvino'] = None; sys.exit(framefuse.cli.app.main(['doctor']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3
     assert re.search(r"^ABSENT +engine openvino", done.stdout, re.MULTILINE)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_out, print_table, stderr
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import PrintJson
-from framefuse.entry import stop_if_interrupted
 from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.bench_report import BenchReport
+    from framefuse.lab.bench_report import BenchReport
 
 app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=None)
 
@@ -40,7 +40,7 @@ def engines(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print the result and errors only")] = False,
 ) -> int:
     """One model on every engine, by one protocol: times, build, size, and how far outputs are apart."""
-    from framefuse.bench import bench_engines
+    from framefuse.lab.bench import bench_engines
 
     engine = [name for words in engine or () for name in words.split(",")]
     precisions = precision.split(",")

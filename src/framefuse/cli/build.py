@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_out, print_table, stderr
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import PrintReport, Quiet
-from framefuse.entry import stop_if_interrupted
 from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
-    from framefuse.lowering import BuildReport
+    from framefuse.lab.lowering import BuildReport
 
 PRECISIONS = ("fp16", "int8")
 PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
@@ -71,11 +71,11 @@ def build(
             )
             raise UsageError(f"{name} {value} is not one of {', '.join(known)}", remedy=remedy)
     if engine:
-        from framefuse.engines.tensorrt_build import bindings
+        from framefuse.engines.tensorrt.build import bindings
 
         bindings()  # a plan that nothing can build is said before the model is lowered
 
-    from framefuse.lowering import build_model
+    from framefuse.lab.lowering import build_model
     from framefuse.models import find_model
 
     console = stderr()
@@ -131,7 +131,7 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
 def _written_as(model: str, precision: str) -> bool:
     """Whether the file needs no lowering for a plan of this precision."""
     from framefuse.engines.onnx_shapes import load
-    from framefuse.engines.tensorrt_build import precision_of
+    from framefuse.engines.tensorrt.build import precision_of
     from framefuse.models import find_model
 
     written = precision_of(load(find_model(model)))
@@ -142,8 +142,8 @@ def _build_plan(
     model: Path, precision: str, shapes: str | None, workspace: int, out: Path | None, exist_ok: bool, say: Any,
     print_report: bool,
 ) -> None:  # fmt: skip
-    from framefuse.engines.tensorrt_build import LARGEST_BATCH, Shapes, bindings
-    from framefuse.engines.tensorrt_plans import build as build_file
+    from framefuse.engines.tensorrt.build import LARGEST_BATCH, Shapes, bindings
+    from framefuse.engines.tensorrt.plans import build as build_file
     from framefuse.models.card import read_card
 
     if out is not None and out.exists() and not exist_ok:

@@ -11,9 +11,9 @@ import typer
 from framefuse.cli.console import print_table
 from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, text, with_settings
 from framefuse.cli.predict import DEFAULTS
+from framefuse.common.redact import redact_source
 from framefuse.config import GROUPS, Settings, group_of, load_settings
 from framefuse.errors import UsageError
-from framefuse.redact import redact_source
 
 app = typer.Typer(name="config", help="Show, start and document the options.")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.common.redact import redact
 from framefuse.errors import SinkError
-from framefuse.redact import redact
 
 if TYPE_CHECKING:
     from rich.console import Console

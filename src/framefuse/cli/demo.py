@@ -14,7 +14,7 @@ from framefuse.errors import QualityError
 
 if TYPE_CHECKING:
     from framefuse.config import Settings
-    from framefuse.evaluation import Dataset
+    from framefuse.lab.evaluation import Dataset
     from framefuse.models.card import Card
     from framefuse.prediction import Result
 
@@ -55,10 +55,10 @@ def demo(
 
     from framefuse.cli.run import run
     from framefuse.cli.synth import write_clip
-    from framefuse.evaluation import open_data
+    from framefuse.lab.evaluation import open_data
     from framefuse.pipeline import Pipeline
     from framefuse.sinks.run_folder import make_run_folder
-    from framefuse.synthetic import World
+    from framefuse.world import World
 
     folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
     world = World.parse(f"{SCENE}&frames={frames}")
@@ -95,7 +95,7 @@ class Score:
     def __init__(self, data: Dataset, card: Card) -> None:
         import numpy as np
 
-        from framefuse.evaluation.classes import BoxClasses
+        from framefuse.lab.evaluation.classes import BoxClasses
 
         self._data, self._shared = data, BoxClasses(card.names, data, card)
         classes = len(self._shared.names) + 1
@@ -104,7 +104,7 @@ class Score:
 
     def add(self, result: Result) -> None:
         """Count one frame."""
-        from framefuse.evaluation.boxes import confusion
+        from framefuse.lab.evaluation.boxes import confusion
 
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
         self._table += confusion(labels, *self._shared.found(result.detections), len(self._table) - 1)

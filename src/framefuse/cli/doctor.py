@@ -18,7 +18,7 @@ STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
 
 def doctor(print_json: PrintJson = False) -> int:
     """Run a tiny job on every part and say what works."""
-    from framefuse.doctor import checks, facts
+    from framefuse.lab.doctor import checks, facts
 
     if print_json:
         found = list(checks())

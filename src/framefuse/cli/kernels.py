@@ -41,7 +41,8 @@ FORMS = {Form.CUDA: Device.CUDA, Form.PTX: Device.CUDA, Form.ASM: Device.CPU}
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
     """List the compiled kernels by name: their family, and whether they are for the CPU or for CUDA."""
-    from framefuse.kernels import cpu, cubins
+    from framefuse.cuda import cubins
+    from framefuse.kernels import cpu
 
     rows = [(name, family, "cpu") for name, family in cpu.names().items()]
     rows += [(name, kernel.family, "cuda") for name, kernel in cubins.descriptions().items()]
@@ -60,7 +61,8 @@ def show(
     capability: Annotated[int, typer.Option(help="compute capability that the PTX is for, 89 for 8.9")] = 90,
 ) -> int:
     """Print one kernel in the form in which it was written, generated or compiled."""
-    from framefuse.kernels import cpu, cubins
+    from framefuse.cuda import cubins
+    from framefuse.kernels import cpu
 
     on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cubins.descriptions()}
     device = FORMS.get(emit) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
@@ -79,7 +81,7 @@ def show(
     if emit is Form.CUDA:
         typer.echo(cubins.describe(name).source)
     elif emit is Form.PTX:
-        from framefuse.kernels import nvrtc
+        from framefuse.cuda import nvrtc
 
         kernel = cubins.describe(name)
         code = nvrtc.find().compile(kernel.source, name, capability, kernel.options, True)
@@ -99,7 +101,7 @@ def show(
 
 def _preprocess_on_cuda(name: str) -> Any:
     """One of this family's 64 PrimFuncs, of which TVM parses one a second or two; other families are small."""
-    tir: Any = importlib.import_module("framefuse.kernels.tir.preprocess_cuda")
+    tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
     _, layout, sample, memory, *one = name.split("_")
     return tir.variant(layout, sample, memory, alone=one == ["one"])
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import check_out, print_table, stderr
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
-from framefuse.entry import stop_if_interrupted
 from framefuse.errors import CapabilityError, QualityError, SinkError, UsageError
 
 FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
@@ -49,8 +49,8 @@ def parity(
     settings = load_settings(config, None, given).settings
     check_out(out)
 
-    from framefuse.parity import certify
-    from framefuse.parity.report import LEGEND, head, verdict
+    from framefuse.lab.parity import certify
+    from framefuse.lab.parity.report import LEGEND, head, verdict
 
     console = stderr()
 

@@ -71,9 +71,9 @@ def predict(
             raise UsageError(
                 f"--gpus and --device {effective.settings.device} contradict each other", remedy="leave one of them out"
             )
-        from framefuse.choices import check_cuda
         from framefuse.cli.run import run_fleet
-        from framefuse.fleet import Fleet, parse_devices
+        from framefuse.fleet.fleet import Fleet, parse_devices
+        from framefuse.runtime.choices import check_cuda
 
         try:
             check_cuda()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from framefuse.cli.console import stderr
-from framefuse.entry import ReaderGone, stop_if_interrupted
+from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 
 if TYPE_CHECKING:
-    from framefuse.fleet import Fleet
+    from framefuse.fleet.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
 

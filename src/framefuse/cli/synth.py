@@ -17,7 +17,7 @@ from framefuse.errors import SinkError
 
 if TYPE_CHECKING:
     from framefuse.sinks.mp4 import Mp4File
-    from framefuse.synthetic import World
+    from framefuse.world import World
 
 
 def synth(
@@ -32,7 +32,7 @@ def synth(
     """Write a video of a seeded scene, and exactly what is in it."""
     from rich.progress import Progress
 
-    from framefuse.synthetic import World
+    from framefuse.world import World
 
     world = World.parse(uri if "://" in uri else f"synthetic://{uri}")
     console = stderr()
@@ -61,10 +61,10 @@ def write_clip(
     Raises:
         SinkError: they exist already, or cannot be written.
     """
-    from framefuse.entry import stop_if_interrupted
-    from framefuse.sinks.picture import planes_of
+    from framefuse.cli.interrupts import stop_if_interrupted
+    from framefuse.sinks.canvas import planes_of
     from framefuse.sources.synthetic import to_video
-    from framefuse.synthetic.coco import CocoTruth
+    from framefuse.world.coco import CocoTruth
 
     stem = f"{world.scene}-{world.split}-{world.seed}"
     video, truth = out / f"{stem}.mp4", out / f"{stem}.json"

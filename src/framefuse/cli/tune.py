@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from framefuse.cli.console import print_table, stderr
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.cli.options import Quiet
-from framefuse.entry import stop_if_interrupted
 from framefuse.errors import ModelError, UsageError
 
 
@@ -30,9 +30,10 @@ def tune(
     quiet: Quiet = False,
 ) -> int:
     """Measure schedules for a model's heaviest functions; a tuner that was stopped goes on where it was."""
-    from framefuse.engines.tvm import compiling, reading, records, targets, tuning
+    from framefuse.common.machine import available_cores
+    from framefuse.engines.tvm import compiling, records, targets, tuning
+    from framefuse.engines.tvm import importer as reading
     from framefuse.engines.tvm.package import check_tuner, tvm
-    from framefuse.machine import available_cores
     from framefuse.models import find_model
 
     if precision not in compiling.PRECISIONS:

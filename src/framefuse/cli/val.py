@@ -17,8 +17,8 @@ from framefuse.config import load_settings
 from framefuse.errors import FramefuseError, UsageError
 
 if TYPE_CHECKING:
-    from framefuse.evaluation.compare import Row, Wanted
-    from framefuse.evaluation.data import Dataset
+    from framefuse.lab.evaluation.compare import Row, Wanted
+    from framefuse.lab.evaluation.dataset import Dataset
 
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
@@ -61,8 +61,8 @@ def val(
     for precision in precisions:
         load_settings(None, None, {"precision": precision})
 
-    from framefuse.evaluation import open_data
-    from framefuse.evaluation.compare import Row, Wanted, save
+    from framefuse.lab.evaluation import open_data
+    from framefuse.lab.evaluation.compare import Row, Wanted, save
     from framefuse.sinks.run_folder import run_folder
 
     opened = open_data(data, images)
@@ -93,7 +93,7 @@ def val(
 
 
 def _show(rows: Sequence[Row], as_json: bool) -> None:
-    from framefuse.evaluation.compare import class_table, table, to_json
+    from framefuse.lab.evaluation.compare import class_table, table, to_json
 
     if as_json:
         typer.echo(to_json(rows), nl=False)
@@ -133,8 +133,8 @@ def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool)
     """The row with its scores, or with what is in their way."""
     from rich import progress
 
-    from framefuse.entry import stop_if_interrupted
-    from framefuse.evaluation import validate
+    from framefuse.cli.interrupts import stop_if_interrupted
+    from framefuse.lab.evaluation import validate
 
     console = stderr()
     columns = (

@@ -19,14 +19,14 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 
 ENGINES: dict[str, str] = {
     "null": "framefuse.engines.null",
-    "openvino": "framefuse.engines.openvino",
-    "onnxruntime": "framefuse.engines.onnxruntime",
-    "onnxruntime-tensorrt": "framefuse.engines.onnxruntime_cuda:open_tensorrt",
-    "onnxruntime-nvrtx": "framefuse.engines.onnxruntime_cuda:open_nvrtx",
-    "cudnn": "framefuse.engines.cudnn",
-    "tensorrt": "framefuse.engines.tensorrt",
-    "torch": "framefuse.engines.torch",
-    "tvm": "framefuse.engines.tvm",
+    "openvino": "framefuse.engines.openvino.engine",
+    "onnxruntime": "framefuse.engines.onnxruntime.engine",
+    "onnxruntime-tensorrt": "framefuse.engines.onnxruntime.cuda:open_tensorrt",
+    "onnxruntime-nvrtx": "framefuse.engines.onnxruntime.cuda:open_nvrtx",
+    "cudnn": "framefuse.engines.cudnn.engine",
+    "tensorrt": "framefuse.engines.tensorrt.engine",
+    "torch": "framefuse.engines.torch.engine",
+    "tvm": "framefuse.engines.tvm.engine",
 }
 """Engine name -> module whose `open_engine` opens it, or module:function, imported on use. Entry points of the group
 `framefuse.engines` add to it."""

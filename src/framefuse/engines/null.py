@@ -57,10 +57,10 @@ class NullExecution:
     """
 
     def __init__(self, batch: int, height: int, width: int, results: Sequence[NDArray[Any]]) -> None:
-        from framefuse.kernels import cuda
+        from framefuse.cuda import device
 
-        self.input = cuda.cupy().zeros((batch, height, width, 8), np.float16)
-        self.results = [cuda.cupy().asarray(result) for result in results]
+        self.input = device.cupy().zeros((batch, height, width, 8), np.float16)
+        self.results = [device.cupy().asarray(result) for result in results]
         self.layout: str | None = None
 
     def start(self, stream: Any) -> None:

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+from framefuse.cuda.launch_plan import Recorded, recorded
+from framefuse.cuda.workspace import Workspace
 from framefuse.kernels import reference
-from framefuse.kernels.boxes import detections, nms
-from framefuse.kernels.calls import Recorded, recorded
-from framefuse.kernels.colour import rgb_to_yuv, yuv_to_rgb
+from framefuse.kernels.boxes.call import detections, nms
+from framefuse.kernels.colour.call import rgb_to_yuv, yuv_to_rgb
+from framefuse.kernels.colour.layout import change_layout, normalize
 from framefuse.kernels.cpu import Library, describe
-from framefuse.kernels.drawing import draw_boxes, overlay
-from framefuse.kernels.geometry import flip, remap, split_stereo, warp_affine, warp_perspective
-from framefuse.kernels.instances import (
+from framefuse.kernels.drawing.call import draw_boxes, overlay
+from framefuse.kernels.geometry.call import flip, remap, split_stereo, warp_affine, warp_perspective
+from framefuse.kernels.geometry.projections import equirectangular_to_perspective, fisheye_to_perspective
+from framefuse.kernels.masks.call import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
+from framefuse.kernels.masks.instances import (
     Runs,
     instance_labels,
     instance_masks,
@@ -20,14 +24,10 @@ from framefuse.kernels.instances import (
     mask_runs,
     native_content,
 )
-from framefuse.kernels.instances_cuda import DeviceRuns
-from framefuse.kernels.layout import change_layout, normalize
-from framefuse.kernels.masks import argmax, box_blur, composite, ema, gaussian_blur, matte, upsample
-from framefuse.kernels.preprocess import preprocess, preprocess_batch
-from framefuse.kernels.preprocess_cuda import PreprocessTable
-from framefuse.kernels.projections import equirectangular_to_perspective, fisheye_to_perspective
-from framefuse.kernels.signals import SignalCounts, Signals, signals
-from framefuse.kernels.workspace_cuda import Workspace
+from framefuse.kernels.masks.instances_cuda import DeviceRuns
+from framefuse.kernels.preprocess.call import preprocess, preprocess_batch
+from framefuse.kernels.preprocess.cuda import PreprocessTable
+from framefuse.kernels.signals.call import SignalCounts, Signals, signals
 
 __all__ = [
     "DeviceRuns",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -30,9 +31,13 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LIBRARY_DIRECTORY = HERE / "_lib"
+LIBRARY_DIRECTORY = HERE.parent / "_lib"
 PACKAGE = "framefuse_tir"
-"""Name under which `tir` is imported here."""
+"""Name under which this folder is imported here."""
+
+CPU, CUDA = "tir_cpu", "tir_cuda"
+"""How the names of kernel sources begin: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `boxes/tir_cuda_rank.py`
+family `boxes_rank` for CUDA. What several of them share is in `_tir*.py` beside them and in `tir/`."""
 
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
@@ -98,7 +103,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
             for level in [family.LEVEL] if hasattr(family, "LEVEL") else TARGETS[machine]:
                 if level in functions:
                     functions[level] |= found
-                    kernels |= dict.fromkeys(found, source.stem)
+                    kernels |= dict.fromkeys(found, family_of(source))
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             made = {level: Path(scratch, path.name) for level, path in libraries.items()}
@@ -151,13 +156,13 @@ def build_file(source: Path, directory: Path) -> list[Path]:
 
 def function(symbol: str, family: str, *, cuda: bool = False) -> Any:
     """The PrimFunc of a kernel. Imports TVM."""
-    module = _load(HERE / "tir" / f"{family}{'_cuda' if cuda else ''}.py")
+    module = _load(_source(family, cuda))
     return (module.cuda_variants() if cuda else module.variants())[symbol]
 
 
 def own_level(family: str) -> str | None:
     """The one level that a family of kernels for the CPU is built for; None: all TARGETS. Imports TVM."""
-    level: str | None = getattr(_load(HERE / "tir" / f"{family}.py"), "LEVEL", None)
+    level: str | None = getattr(_load(_source(family, False)), "LEVEL", None)
     return level
 
 
@@ -172,7 +177,7 @@ def assembly(function: Any, level: str) -> str:
 
 def _generate(functions: dict[str, Any], index: Path, key: str) -> None:
     """Write what belongs to one family; its index last, since without it the family counts as not built."""
-    generator = _load(HERE / "tir" / "_generate.py")
+    generator = _load(HERE / "tir" / "generate.py")
     with tempfile.TemporaryDirectory(dir=index.parent.parent) as scratch:
         kernels = {}
         for symbol, function in functions.items():
@@ -191,11 +196,24 @@ def _write_index(index: Path, key: str, kernels: dict[str, Any], scratch: Path) 
 
 def _families(*, cuda: bool = False) -> list[Path]:
     """The files of kernels for the CPU, or those for CUDA."""
-    return [path for path in _sources("[!_]*.py") if path.stem.endswith("_cuda") == cuda]
+    return sorted(HERE.glob(f"*/{CUDA if cuda else CPU}*.py"))
 
 
-def _sources(pattern: str) -> list[Path]:
-    return sorted((HERE / "tir").glob(pattern))
+def family_of(source: Path) -> str:
+    """Name of the family of kernels that a source holds."""
+    return source.parent.name + source.stem.removeprefix(CUDA).removeprefix(CPU)
+
+
+def _source(family: str, cuda: bool) -> Path:
+    return next(source for source in _families(cuda=cuda) if family_of(source) == family)
+
+
+def _shared(*, cuda: bool) -> list[Path]:
+    """What sources share. Those for the CPU share nothing with what only CUDA's do."""
+    found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
+    if cuda:
+        return sorted([*found, HERE / "preprocess" / "frame_row.py", HERE / "boxes" / "levels.py"])
+    return sorted(path for path in found if "cuda" not in path.stem and path.stem != "generate")
 
 
 def _key(machine: str, sources: Sequence[Path]) -> str:
@@ -206,20 +224,15 @@ def _key(machine: str, sources: Sequence[Path]) -> str:
 
 
 def _cpu_key(machine: str) -> str:
-    shared = [
-        path
-        for path in _sources("_*.py")
-        if path.stem not in ("_generate", "_frame_row") and not path.stem.endswith("_cuda")
-    ]
-    return _key(machine, [*shared, *_families()])
+    return _key(machine, [*_shared(cuda=False), *_families()])
 
 
 def _cuda_key(source: Path) -> str:
-    return _key("cuda", [*_sources("_*.py"), source])
+    return _key("cuda", [*_shared(cuda=True), source])
 
 
 def _cuda_index(source: Path, directory: Path) -> Path:
-    return directory / f"{source.stem.removesuffix('_cuda')}.json"
+    return directory / f"{family_of(source)}.json"
 
 
 def _is_current_cpu(machine: str, directory: Path) -> bool:
@@ -242,16 +255,21 @@ def _read_key(stamp: Path) -> str | None:
 def _load(source: Path) -> ModuleType:
     """Import a kernel source.
 
-    `tir` is imported by its path as a package of its own: framefuse, of which it is a part, cannot be imported in a
-    build environment.
+    This folder is imported by its path as a package of its own, and the files that say what its folders export to
+    framefuse are left out: framefuse, of which it is a part, cannot be imported in a build environment.
     """
-    if PACKAGE not in sys.modules:
-        init = HERE / "tir" / "__init__.py"
-        spec = importlib.util.spec_from_file_location(PACKAGE, init, submodule_search_locations=[str(init.parent)])
-        assert spec is not None and spec.loader is not None
-        package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(package)
-    return importlib.import_module(f"{PACKAGE}.{source.stem}")
+    for name, folder in ((PACKAGE, HERE), (f"{PACKAGE}.{source.parent.name}", source.parent)):
+        _import_folder(name, folder)
+    for folder in {path.parent for path in _shared(cuda=True)}:
+        _import_folder(f"{PACKAGE}.{folder.name}", folder)
+    return importlib.import_module(f"{PACKAGE}.{source.parent.name}.{source.stem}")
+
+
+def _import_folder(name: str, folder: Path) -> None:
+    if name not in sys.modules:
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
 
 
 def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError
 
-LIBRARIES = Path(__file__).resolve().parent / "_lib"
+LIBRARIES = Path(__file__).resolve().parent.parent / "_lib"
 """Where `build.py` puts one library for each instruction-set level."""
 
 V3_FLAGS = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))

@@ -8,9 +8,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from framefuse.common.redact import brief, redact_source
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.shipped import SHIPPED, shipped_model
-from framefuse.redact import brief, redact_source
 
 MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
 """Models that framefuse makes itself, by name, and what each does."""

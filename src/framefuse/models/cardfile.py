@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
 
+from framefuse.common.plain_yaml import read_mapping
+from framefuse.common.redact import brief
 from framefuse.errors import CardError
 from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
-from framefuse.plain_yaml import read_mapping
 from framefuse.preprocess import Fit, Interpolation
-from framefuse.redact import brief
 
 Level = Annotated[float, Field(ge=-1e6, le=1e6)]
 Levels = tuple[Level, Level, Level]

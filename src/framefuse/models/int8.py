@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import QUANTISERS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
-from framefuse.ort import SILENT, onnxruntime
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from framefuse.common.redact import brief
 from framefuse.errors import ModelError
-from framefuse.redact import brief
 
 REMEDY = "pass a complete .onnx file"
 

@@ -1,4 +1,4 @@
-"""The models that come with framefuse: weights of our own making in `data/`, each with a card and a known hash.
+"""The models that come with framefuse: weights of our own making in `weights/`, each with a card and a known hash.
 
 How they were made is in `training/` of the repository: recipes, seeds, curves, scores.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from framefuse.errors import ModelError
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parent / "weights"
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """One file of `data/`."""
+    """One file of `weights/`."""
 
     file: str
     sha256: str

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import NonFiniteError
-from framefuse.kernels.boxes import HEAD, MAX_CANDIDATES, detections
+from framefuse.kernels.boxes.call import HEAD, MAX_CANDIDATES, detections
 from framefuse.prediction import Predictions
 from framefuse.preprocess import Placement
 

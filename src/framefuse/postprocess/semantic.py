@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import CardError, NonFiniteError
-from framefuse.kernels import masks
+from framefuse.kernels.masks import call as masks
 from framefuse.preprocess import Placement
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.redact import brief
 from framefuse.sinks import SinkContext
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from framefuse.errors import SinkError
 from framefuse.frame import Frame
-from framefuse.kernels.instances import mask_runs
+from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile, encode, write_error

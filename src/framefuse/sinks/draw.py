@@ -21,9 +21,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from framefuse.errors import UsageError
 from framefuse.frame import Matrix, PixelFormat
-from framefuse.kernels import drawing
-from framefuse.kernels.masks import composite
-from framefuse.kernels.plan import LUMA_WEIGHTS
+from framefuse.kernels.drawing import call as drawing
+from framefuse.kernels.masks.call import composite
+from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections, Masks
 
 Plane = NDArray[np.uint8]

@@ -14,8 +14,8 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import check_unmoved, write_error
+from framefuse.sinks.canvas import PictureReader
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.picture import PictureReader
 from framefuse.sinks.run_folder import shorten
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}

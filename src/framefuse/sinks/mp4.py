@@ -27,7 +27,7 @@ from framefuse.errors import SinkError
 from framefuse.frame import Matrix
 from framefuse.sinks._lines import check_unmoved, write_error
 from framefuse.sinks.audio import AudioCopy
-from framefuse.sinks.picture import planes_of
+from framefuse.sinks.canvas import planes_of
 
 FRAGMENT_SECONDS = 1.0
 MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}

@@ -12,10 +12,10 @@ from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
+from framefuse.sinks.canvas import PictureReader, Plane, upright
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, is_video_encoder, options_of
 from framefuse.sinks.mp4 import Encoding, Mp4File
-from framefuse.sinks.picture import PictureReader, Plane, upright
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",

@@ -6,160 +6,15 @@ Only live sources keep a thread, one a connection: FFmpeg's network reads cannot
 from __future__ import annotations
 
 import importlib
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
-from numbers import Integral, Real
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-
+from framefuse.common.redact import brief
 from framefuse.errors import UsageError
-from framefuse.frame import Frame
-from framefuse.redact import brief
-
-SCHEMES: dict[str, str] = {
-    scheme: "framefuse.sources.live"
-    for scheme in ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt")
-}
-"""Scheme of an address -> module with `open_live(uri, options)`, imported on use.
-
-Entry points of the group `framefuse.sources` add to it: their name is the scheme, their value a function of the same
-signature.
-"""
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """How a source is read."""
-
-    vid_stride: int = 1
-    """Deliver every n-th frame."""
-    start: float | None = None
-    """Seconds from the beginning of the video; frames before it are skipped (by seeking where the format allows)."""
-    end: float | None = None
-    """Seconds from the beginning of the video; reading stops before the first frame at or after it."""
-    decode_threads: int = 2
-    """Threads of the video decoder."""
-    low_latency: bool = False
-    """Decode without frame threads and without reordering delay, where the codec allows."""
-    max_age: float = 1.0
-    """Live sources: frames older than this many seconds are dropped."""
-    timeout: float = 10.0
-    """Live sources: seconds without data after which a connection counts as lost."""
-    reconnect: int = -1
-    """Live sources: attempts in a row before giving up; -1: for ever."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """cuda: files whose codec NVDEC knows are decoded by it, and their planes lie on the GPU."""
-    held: int = 1
-    """Frames that readers hold at the same time, as a batch does. A decoder that reuses its memory keeps so many."""
-    reconnect_max_delay: float = 10.0
-    """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
-        for name in ("max_age", "timeout", "reconnect_max_delay"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
-                raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a number of seconds above 0")
-        if not isinstance(self.low_latency, bool | np.bool_):
-            raise UsageError(f"low_latency is {brief(self.low_latency)}", remedy="low_latency takes True or False")
-        if self.device not in ("cpu", "cuda"):
-            raise UsageError(f"device is {brief(self.device)}", remedy="device takes cpu or cuda")
-        start, end = self.span
-        if start < 0 or (end is not None and end <= start):
-            raise UsageError(f"start {self.start} and end {self.end} are no range of seconds", remedy=SPAN)
-
-    @property
-    def span(self) -> tuple[Fraction, Fraction | None]:
-        """`start` (0 when not given) and `end` as the decimals they were written as: 0.92 is exactly 23/25."""
-        try:
-            start, end = (None if value is None else _seconds(value) for value in (self.start, self.end))
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"start {brief(self.start)} or end {brief(self.end)} is not a number of seconds", remedy=SPAN
-            ) from None
-        return start or Fraction(0), end
-
-
-SPAN = "start takes a number of seconds from 0, and end one above it"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _seconds(value: Any) -> Fraction:
-    """
-    Raises:
-        TypeError, ValueError: no number, or none that is finite.
-    """
-    if not _is_number(value):
-        raise TypeError(value)
-    return Fraction(str(value))
-
-
-@dataclass
-class SourceInfo:
-    """Facts known before the first frame; None where the source cannot know."""
-
-    uri: str
-    """As given, without password."""
-    kind: str
-    """file | images | array | camera | live | synthetic; of a chain: that of its first part; of a chain that has opened
-    none yet: unread"""
-    width: int | None = None
-    height: int | None = None
-    fps: Fraction | None = None
-    """Average frame rate."""
-    frames: int | None = None
-    """Expected number of frames to be delivered, for the progress bar (an estimate)."""
-    path: Path | None = None
-    """The local file, where there is one: a sink copies its audio."""
-    notes: list[str] = field(default_factory=list)
-    """What was assumed or found odd: "colour matrix not stated: BT.601 assumed", "damaged packets skipped: 3", ... It
-    grows while reading."""
-    drops: dict[str, int] = field(default_factory=dict)
-    """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
-    parts: dict[str, SourceInfo] = field(default_factory=dict)
-    """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
-    copied: int = 0
-    """Bytes of pictures that were copied from one place of a GPU to another while decoding; it grows while reading."""
-    mixed: bool = False
-    """Whether its pictures may be of many sizes, as those of a folder are."""
-    files: Sequence[Path] = ()
-    """All local files that it reads or will read, as far as it knows them: no sink writes over one."""
-
-    @property
-    def live(self) -> bool:
-        return self.kind in ("camera", "live")
-
-
-class Source(Protocol):
-    """Frames in presentation order, once: a source cannot be iterated again.
-
-    `Frame.source_id` names the file or stream that a frame is from. `Frame.index` counts its frames from 0; those
-    passed over by `vid_stride` count, those before `start` do not. `close` may be called from any thread at any
-    moment, any number of times; a running `__next__` then ends soon with StopIteration.
-    """
-
-    info: SourceInfo
-
-    def __iter__(self) -> Iterator[Frame]: ...
-    def close(self) -> None: ...
-
-
-def note(info: SourceInfo, text: str) -> None:
-    """Say something about a source, once."""
-    if text not in info.notes:
-        info.notes.append(text)
+from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
@@ -167,7 +22,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 
     Args:
         source: path, glob, folder, camera (0, "0", "/dev/video0"), rtsp:// http:// udp:// tcp:// address,
-            synthetic://street?seed=7 (see `framefuse.synthetic`), numpy array or PIL image or iterable of them, an
+            synthetic://street?seed=7 (see `framefuse.world`), numpy array or PIL image or iterable of them, an
             object that already is a Source, or a list of any of these, which is read one after the other.
 
     Raises:
@@ -192,20 +47,13 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if isinstance(source, (list, tuple)) and not all(is_image(item) for item in source):
         from framefuse.sources.chain import open_chain
 
-        return open_chain(source, options)
+        return open_chain(source, options, open_source)
     if is_image(source) or isinstance(source, Iterable):
         return open_arrays(source, options)
     raise UsageError(
         f"a {type(source).__name__} is no source of frames",
         remedy="pass a path, a glob, an address, a camera number, arrays, or a list of these",
     )
-
-
-def is_camera(source: Any) -> bool:
-    """Whether this names a camera: 0, "0" or "/dev/video0". A file called 0 is "./0"."""
-    if isinstance(source, (int, np.integer)):
-        return not isinstance(source, bool)
-    return isinstance(source, str) and re.fullmatch(r"[0-9]+|/dev/video[0-9]+", source) is not None
 
 
 def _open_text(source: str | Path, options: SourceOptions) -> Source:

@@ -12,8 +12,8 @@ import numpy as np
 
 from framefuse.errors import SourceError, UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.sources import SourceInfo, SourceOptions, note
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 SOURCE_ID = "array"
 

@@ -13,10 +13,10 @@ from typing import Any
 import av
 
 from framefuse.errors import CapabilityError, SourceError, StreamError
-from framefuse.sources import SourceInfo, SourceOptions, note
 from framefuse.sources.files import exact
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 NONBLOCK = "+4"
 """AVFMT_FLAG_NONBLOCK, which has no name among FFmpeg's options. A read of a device cannot be interrupted: if it

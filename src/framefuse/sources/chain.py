@@ -10,17 +10,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError, UsageError
-from framefuse.redact import redact_source
-from framefuse.sources import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note, open_source
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note
 
 Opener = tuple[str, Callable[[], Source]]
 """Name of a source, and what opens it."""
 
+OpenOne = Callable[[Any, SourceOptions], Source]
+"""`sources.open_source`."""
 
-def open_chain(sources: Sequence[Any], options: SourceOptions) -> Source:
-    """Open a list of sources of any kinds.
+
+def open_chain(sources: Sequence[Any], options: SourceOptions, open_one: OpenOne) -> Source:
+    """Open a list of sources of any kinds, each with `open_one`.
 
     Raises:
         SourceError: none of them can be opened.
@@ -33,8 +36,8 @@ def open_chain(sources: Sequence[Any], options: SourceOptions) -> Source:
                 remedy="give each camera or stream a pipeline of its own",
             )
     if len(sources) == 1:
-        return open_source(sources[0], options)
-    return chain([(_name(item), partial(open_source, item, options)) for item in sources])
+        return open_one(sources[0], options)
+    return chain([(_name(item), partial(open_one, item, options)) for item in sources])
 
 
 def _name(item: Any) -> str:
@@ -65,7 +68,8 @@ class SharedList:
     """
 
     items: Iterator[Any]
-    """What `open_source` takes, files above all. Other processes may take from it as well."""
+    """What `open_one` takes, files above all. Other processes may take from it as well."""
+    open_one: OpenOne
     readers: int
     """How many at most; there are fewer where there are fewer items."""
 
@@ -84,7 +88,7 @@ class SharedList:
                     item = next(self.items, None)
                 if item is None:
                     return
-                yield _name(item), partial(open_source, item, options)
+                yield _name(item), partial(self.open_one, item, options)
 
         chains = [
             _Chain(turns(), f"reader {number + 1} of a shared list", alone=False) for number in range(self.readers)

@@ -28,10 +28,10 @@ from urllib.parse import urlsplit
 import av
 from av.stream import Discard
 
+from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.redact import redact
-from framefuse.sources import SCHEMES, SourceOptions
 from framefuse.sources.files import NOT_VIDEO, exact
+from framefuse.sources.source import SCHEMES, SourceOptions
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",

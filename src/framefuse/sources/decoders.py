@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import av
 
 from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo, SourceOptions, note
-
-if TYPE_CHECKING:
-    from framefuse.sources.files import Decoder
-
-CODECS = {
-    "h264": "H264",
-    "hevc": "HEVC",
-    "av1": "AV1",
-    "vp9": "VP9",
-    "vp8": "VP8",
-    "mpeg2video": "MPEG2",
-    "mpeg4": "MPEG4",
-}
-"""FFmpeg's name of a codec -> PyNvVideoCodec's."""
-
-SURFACES = {"yuv420p": "nv12", "nv12": "nv12", "yuv420p10": "p010", "p010": "p010", "yuv420p12": "p016"}
-"""Pixel format that FFmpeg's decoder gives -> that of NVDEC's surface for the same stream."""
-
-ROOM = 600_000_000
-"""Free bytes on the GPU without which NVDEC is not asked: it makes a CUDA context of its own, and where there is no
-room for that, PyNvVideoCodec 2.2 crashes the process."""
+from framefuse.sources.decoder import Decoder, HostDecoder
+from framefuse.sources.nvdec_support import CODECS, load_nvdec, refusal
+from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 
-def load() -> Any:
-    """The module PyNvVideoCodec.
-
-    Raises:
-        CapabilityError: it is missing, or finds no driver.
-    """
-    try:
-        import PyNvVideoCodec
-    except ImportError as error:
-        raise CapabilityError(
-            f"PyNvVideoCodec cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
-        ) from error
-    except Exception as error:  # RuntimeError, of its own check of the driver
-        raise CapabilityError(
-            f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",
-            remedy="check the NVIDIA driver; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
-        ) from error
-    return PyNvVideoCodec
-
-
-def choose_decoder(stream: Any, path: Path, options: SourceOptions, info: SourceInfo) -> tuple[Decoder, str]:
+def choose_decoder(
+    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
+) -> tuple[Decoder, str]:
     """NVDEC where it can decode this stream, else FFmpeg on the host; and why.
 
-    The first picture is decoded on the host as well: it tells what the header leaves open (colours, rotation).
+    Args:
+        first_frame: decodes the first frame on the host; it tells what the header leaves open (colours, rotation).
     """
-    from framefuse.sources.files import HostDecoder
-
     try:
-        module = load()
+        module = load_nvdec()
     except CapabilityError as error:
         return HostDecoder(), f"decoded by FFmpeg on the host: {error.message}"
     name = stream.codec_context.name
     if name not in CODECS:
         return HostDecoder(), f"decoded by FFmpeg on the host: NVDEC has no {name}"
     try:
-        sample = _first_frame(path, info)
+        sample = first_frame()
     except FramefuseError as error:
         return HostDecoder(), f"decoded by FFmpeg on the host: its first picture cannot be looked at ({error.message})"
-    reason = _refusal(module, CODECS[name], sample)
+    reason = refusal(module, CODECS[name], sample)
     if reason:
         return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
     from framefuse.sources.nvdec import NvDecoder
@@ -84,81 +45,3 @@ def choose_decoder(stream: Any, path: Path, options: SourceOptions, info: Source
     if options.held > 1:
         note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
     return decoder, f"decoded by NVDEC ({name})"
-
-
-def _first_frame(path: Path, info: SourceInfo) -> Frame:
-    """Without its pixels' owner: what they mean is all that counts."""
-    from framefuse.sources.files import open_file
-
-    source = open_file(path, SourceOptions())
-    try:
-        frame = next(source)
-        meant = [*source.info.notes]  # closing adds what is odd about the frames so far, and they are counted again
-    except StopIteration:
-        raise CapabilityError("it has none") from None
-    finally:
-        source.close()
-    for text in meant:
-        note(info, text)
-    return frame
-
-
-def _refusal(module: Any, codec: str, sample: Frame) -> str | None:
-    """Why this GPU's decoder cannot take the stream; None: it can."""
-    width, height, format = sample.coded_width, sample.coded_height, sample.format
-    if format.name not in SURFACES:
-        return f"NVDEC gives no surface for {format.name}"
-    if width % 2 or height % 2:
-        return f"{width}x{height} is odd, and NVDEC rounds it up"
-    known = getattr(module.cudaVideoCodec, codec, None)
-    if known is None:
-        return f"this PyNvVideoCodec has no {codec}"
-    room = free()
-    if room < ROOM:
-        return f"{room / 1e6:.0f} MB of the GPU's memory are free, and NVDEC wants {ROOM / 1e6:.0f}"
-    limits = _limits(module, device(), known, format.bits)
-    if isinstance(limits, str):
-        return f"this GPU's NVDEC has no {codec} of {format.bits} bits ({limits})"
-    if not limits.get("num_decoder_engines"):
-        return f"this GPU's NVDEC has no {codec} of {format.bits} bits"
-    if not (limits["width_min"] <= width <= limits["width_max"]):
-        return f"a width of {width} is not {limits['width_min']} to {limits['width_max']}"
-    if not (limits["height_min"] <= height <= limits["height_max"]):
-        return f"a height of {height} is not {limits['height_min']} to {limits['height_max']}"
-    if width * height > limits["mb_num_max"] * 256:
-        return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
-    return None
-
-
-_asking = threading.Lock()
-_answers: dict[Any, dict[str, int]] = {}
-"""Of `_limits`, by what was asked."""
-
-
-def _limits(module: Any, device: int, codec: Any, bits: int) -> dict[str, int] | str:
-    """What the decoder can do, or why it cannot. Asking takes 0.2 s, so it is done once, by one thread at a time."""
-    asked = module, device, codec, bits
-    with _asking:
-        if asked not in _answers:
-            chroma = getattr(module.cudaVideoChromaFormat, "420")
-            try:
-                _answers[asked] = module.GetDecoderCaps(gpuid=device, codec=codec, chromaformat=chroma, bitdepth=bits)
-            except Exception as error:  # PyNvVCException, and plain RuntimeError where the driver refuses
-                return str(error).splitlines()[0][:120]
-        return _answers[asked]
-
-
-def free() -> int:
-    """Bytes of the GPU's memory that are free; where ROOM is not, CuPy gives back first what it merely keeps."""
-    from framefuse.kernels import cuda
-
-    module = cuda.cupy()
-    if module.cuda.runtime.memGetInfo()[0] < ROOM:
-        module.get_default_memory_pool().free_all_blocks()
-    return int(module.cuda.runtime.memGetInfo()[0])
-
-
-def device() -> int:
-    from framefuse.kernels import cuda
-
-    return int(cuda.cupy().cuda.runtime.getDevice())

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import av
 from av.stream import Disposition
 
-from framefuse.errors import DecodeError, SourceError
+from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo, SourceOptions, note
-from framefuse.sources.planes import check_size, wrap
+from framefuse.sources.decoder import Decoder, HostDecoder
+from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
+from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 READ_ERRORS_IN_A_ROW = 16
@@ -47,12 +49,29 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
         if options.device == "cuda":
             from framefuse.sources.decoders import choose_decoder
 
-            video.decoder, why = choose_decoder(video.stream, path, options, video.info)
+            video.decoder, why = choose_decoder(
+                video.stream, options, video.info, partial(_first_frame, path, video.info)
+            )
             note(video.info, why)
     except BaseException:
         container.close()
         raise
     return PullSource(video.info, video.frames, container.close)
+
+
+def _first_frame(path: Path, info: SourceInfo) -> Frame:
+    """Without its pixels' owner: what they mean is all that counts."""
+    source = open_file(path, SourceOptions())
+    try:
+        frame = next(source)
+        meant = [*source.info.notes]  # closing adds what is odd about the frames so far, and they are counted again
+    except StopIteration:
+        raise CapabilityError("it has none") from None
+    finally:
+        source.close()
+    for text in meant:
+        note(info, text)
+    return frame
 
 
 def open_container(path: Path) -> Any:
@@ -80,41 +99,6 @@ def open_container(path: Path) -> Any:
 def exact(value: Any) -> Fraction | None:
     """A rational of PyAV (Fraction, or since PyAV 19 AVRational) as a Fraction; None for unknown (None or 0)."""
     return Fraction(value.numerator, value.denominator) if value else None
-
-
-class Decoder(Protocol):
-    """From packets to pictures, and from pictures to frames.
-
-    A picture has pts, time_base, width, height and is_corrupt, as PyAV's have.
-    """
-
-    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        """Pictures that are ready once this packet is in; an empty packet asks for those that are left.
-
-        Raises:
-            EOFError: there are no more.
-            av.FFmpegError: the packet is damaged.
-        """
-
-    def restart(self) -> None:
-        """The next packet does not follow the last one."""
-
-    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
-        """The picture as a Frame; `facts` are those of `planes.wrap`."""
-
-
-class HostDecoder:
-    """FFmpeg on the CPU."""
-
-    def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        pictures: Iterable[Any] = packet.decode()
-        return pictures
-
-    def restart(self) -> None:
-        """PyAV does that when it seeks."""
-
-    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
-        return wrap(picture, info, **facts)
 
 
 @dataclass

@@ -12,12 +12,12 @@ from typing import Any
 import av
 
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
-from framefuse.sources import SourceInfo, SourceOptions, note
 from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, Facts
 from framefuse.sources.files import exact
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.resume import TIME_BASE, Backoff, Timeline
+from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 _logger = logging.getLogger(__name__)
 

@@ -21,13 +21,14 @@ from typing import Any
 import av
 import numpy as np
 
+from framefuse.cuda import device
+from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import EngineError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
-from framefuse.kernels import cuda, cuda_queue
-from framefuse.kernels.cuda_errors import LESS_MEMORY
-from framefuse.sources import SourceInfo
-from framefuse.sources.decoders import CODECS, ROOM, SURFACES, device, free
-from framefuse.sources.start_codes import KINDS, Kinds, StartCodes
+from framefuse.sources.annexb import KINDS, Kinds, StartCodes
+from framefuse.sources.nvdec_support import CODECS, ROOM, SURFACES, free_memory
+from framefuse.sources.source import SourceInfo
 
 NO_PTS = -(2**63)
 """A packet without pts, as FFmpeg marks it."""
@@ -115,8 +116,8 @@ class NvDecoder:
             "rotation": sample.rotation,
         }
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
-        self._cupy = cuda.cupy()
-        self._device = device()
+        self._cupy = device.cupy()
+        self._device = device.current_gpu()
         # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._queue = self._cupy.cuda.Stream(non_blocking=True)
         self._kinds = KINDS.get(name)
@@ -208,7 +209,7 @@ class NvDecoder:
             GpuMemoryError: the model has taken the memory that was there when NVDEC was chosen.
             EngineError: NVDEC does not start.
         """
-        if self._device not in _started and (room := free()) < ROOM:
+        if self._device not in _started and (room := free_memory()) < ROOM:
             raise GpuMemoryError(
                 f"the GPU has no room to start NVDEC: {room / 1e6:.0f} MB are free, and it wants {ROOM / 1e6:.0f}",
                 remedy=LESS_MEMORY,

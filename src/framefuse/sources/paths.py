@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
-from framefuse.redact import redact_source
-from framefuse.sources import Source, SourceOptions
+from framefuse.sources.source import Source, SourceOptions
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif"}
@@ -108,7 +108,7 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     """The images and videos among the paths."""
     found = [item for item in paths if Path(item).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not found:
-        from framefuse.synthetic.address import SCENES
+        from framefuse.world.address import SCENES
 
         remedy = "check the pattern, and what files it should find: 'photos/*.jpg'"
         if Path(text).is_dir():

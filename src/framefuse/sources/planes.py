@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
-from framefuse.sources import SourceInfo, note
+from framefuse.sources.source import SourceInfo, note
 
 MAX_SIDE = 16384
 """Pixels; a larger side is taken for a damaged header."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 
 from framefuse.frame import Frame
-from framefuse.sources import SourceInfo
+from framefuse.sources.source import SourceInfo
 
 Frames = Generator[Frame, None, None]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import av
 
-from framefuse.sources import SourceInfo, SourceOptions
 from framefuse.sources.planes import LIMITED, wrap
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.synthetic import World
+from framefuse.sources.source import SourceInfo, SourceOptions
+from framefuse.world import World
 
 BT709 = 1
 """ITU-T H.273, MatrixCoefficients."""

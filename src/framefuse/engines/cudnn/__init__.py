@@ -13,7 +13,3 @@ mixing.py        which buffers hold 8 bits          agreement.py, rounding.py   
 eight_bits.py    INT8 and FP8 as numbers            scaled.py              weights and factors in memory
 quantisers.py    ranges that a file states
 """
-
-from framefuse.engines.cudnn.engine import CudnnEngine, open_engine
-
-__all__ = ["CudnnEngine", "open_engine"]

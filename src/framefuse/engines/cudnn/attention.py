@@ -8,15 +8,13 @@ are put in the order queries, keys, values, so that each kind is a slice.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Attention, Conv, Split, attend
-from framefuse.engines.cudnn.nodes import attribute
-
-if TYPE_CHECKING:
-    from framefuse.engines.cudnn.reading import Reader
+from framefuse.engines.cudnn.onnx_nodes import attribute
 
 TOLERANCE = 1e-4
 LARGEST = 64, 128
@@ -25,7 +23,7 @@ EIGHT = 8
 """Those channels come in eights."""
 
 
-def take(reader: Reader, node: Any) -> bool:
+def take(reader: ImportState, node: Any) -> bool:
     """Whether a Reshape that was put off ends a block of attention, or its values: then its result is known."""
     nodes = reader.leading_to([node.output[0]])
     frontier = {reader.name(name) for other in nodes for name in other.input} & set(reader.shapes)
@@ -79,7 +77,7 @@ def _by_kind(heads: int, keys: int, values: int) -> list[int]:
     return [int(channel) for part in parts for channel in part.reshape(-1)]
 
 
-def _sizes(reader: Reader, split: Any) -> list[int]:
+def _sizes(reader: ImportState, split: Any) -> list[int]:
     """Of the three parts of a split; none where it is not known or not along the channels of a head."""
     if attribute(split, "axis", 0) not in (2, -2):
         return []

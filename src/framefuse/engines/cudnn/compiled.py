@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from framefuse.engines.cudnn import reading, rewriting
+from framefuse.engines.cudnn import importer as reading
+from framefuse.engines.cudnn import rewrites as rewriting
 from framefuse.engines.cudnn.network import Network, Type
 from framefuse.engines.cudnn.placement import Placement, View, place
 from framefuse.engines.cudnn.schedule import Memory, Schedule, plan_memory, schedule

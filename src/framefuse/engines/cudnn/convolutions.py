@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from framefuse.cuda import device
+from framefuse.cuda.streams import Lender, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
-from framefuse.kernels import cuda
-from framefuse.kernels.cuda_lent import Lender, new_stream
 
 X, WEIGHT, BIAS, Y, RESIDUAL, FACTOR, SHARE, OUT = range(1001, 1009)
 """Unique ids of the tensors in every cuDNN graph; the last three where numbers of 8 bits are read or written:
@@ -279,7 +279,7 @@ class Builder:
 
     def measurer(self, layer: Layer) -> Callable[[Plan], float]:
         """A function that gives microseconds of a plan, over buffers with random values."""
-        cp = cuda.cupy()
+        cp = device.cupy()
 
         def room(shape: Sequence[int], strides: Sequence[int], kind: str = "fp16", scale: float = 1.0) -> Any:
             size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))

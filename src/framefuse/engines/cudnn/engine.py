@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from framefuse.cuda import device
+from framefuse.cuda.errors import in_words
 from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
@@ -16,8 +18,6 @@ from framefuse.engines.cudnn.network import EIGHT_BITS, Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.errors import CapabilityError, EngineError, UsageError
-from framefuse.kernels import cuda
-from framefuse.kernels.cuda_errors import in_words
 
 STREAMS = 4
 """Steps that may run side by side: the branches of a detection head."""
@@ -50,7 +50,7 @@ class CudnnEngine:
             raise UsageError(
                 f"engine cudnn has no streams and threads ({options.streams}, {options.threads})", remedy="leave both 0"
             )
-        cuda.cupy()
+        device.cupy()
         self._precisions = Precisions(model, options)
         self._model, self._fold = model, options.layout == "yolov8"
         self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
@@ -112,7 +112,7 @@ class CudnnEngine:
         try:
             assert self._weights is not None
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
-        except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+        except device.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} pictures of {compiled.width}x{compiled.height}"
             raise in_words(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
         finally:
@@ -133,7 +133,7 @@ class Request:
     """A slot's memory on the host, and the graph that copies in, runs and copies out."""
 
     def __init__(self, execution: Execution) -> None:
-        cp = cuda.cupy()
+        cp = device.cupy()
         compiled = execution.compiled
         self.execution = execution
         self.stream = cp.cuda.Stream(non_blocking=True)
@@ -149,23 +149,23 @@ class Request:
         try:
             self._graph.launch(self.stream)
             self.ended.record(self.stream)
-        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+        except device.cupy().cuda.runtime.CUDARuntimeError as error:
             raise EngineError(f"CUDA failed: {error}") from error
 
     def done(self) -> bool:
         try:
             return bool(self.ended.done)
-        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+        except device.cupy().cuda.runtime.CUDARuntimeError as error:
             raise EngineError(f"CUDA failed: {error}") from error
 
     def wait(self) -> None:
         try:
             self.ended.synchronize()
-        except cuda.cupy().cuda.runtime.CUDARuntimeError as error:
+        except device.cupy().cuda.runtime.CUDARuntimeError as error:
             raise EngineError(f"CUDA failed: {error}") from error
 
     def _launch(self) -> None:
-        runtime = cuda.cupy().cuda.runtime
+        runtime = device.cupy().cuda.runtime
         runtime.memcpyAsync(self._pictures.data.ptr, self.input.ctypes.data, self.input.nbytes,
                             runtime.memcpyHostToDevice, self.stream.ptr)  # fmt: skip
         self.execution.pack(self._pictures, self.stream)
@@ -192,7 +192,7 @@ def _wait(slot: Slot, timeout: float | None) -> bool:
 
 def _pinned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     count = int(np.prod(shape))
-    memory = cuda.cupy().cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
+    memory = device.cupy().cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
     array = np.frombuffer(memory, dtype, count).reshape(shape)
     array[...] = 0
     return array

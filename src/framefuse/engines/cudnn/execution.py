@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from framefuse.cuda import device, kernel
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
-from framefuse.engines.cudnn.scaled import Scaled
-from framefuse.kernels import cuda, head_cuda
+from framefuse.engines.cudnn.scaled_convolution import Scaled
+from framefuse.kernels.boxes import head_cuda
 
 GRAIN = 256
 """Bytes to which weights and scratch are aligned."""
@@ -42,7 +43,7 @@ class Weights:
                 found.append(size)
                 size += padded.nbytes
             self.offsets[conv.name] = (found[0], found[1])
-        self.memory = cuda.cupy().asarray(np.concatenate(parts) if parts else np.zeros(1, np.float16))
+        self.memory = device.cupy().asarray(np.concatenate(parts) if parts else np.zeros(1, np.float16))
 
     def addresses(self, conv: Conv) -> tuple[int, int]:
         """Of weights and bias."""
@@ -71,9 +72,9 @@ class Execution:
         *,
         fold: bool = False,
     ) -> None:
-        cp = cuda.cupy()
+        cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
-        cuda.prepare(launch.SYMBOLS)
+        kernel.prepare(launch.SYMBOLS)
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         self.plans: dict[int, Plan] = {}
         for index, step in enumerate(compiled.placement.steps):
@@ -135,7 +136,7 @@ class Execution:
 
         It only launches, so it may be captured. `skip` leaves steps out, for measurements.
         """
-        cp = cuda.cupy()
+        cp = device.cupy()
         order = self.compiled.schedule
         streams = [stream, *self.side]
         waited = {other for waits in order.waits for other in waits}
@@ -178,7 +179,7 @@ class Execution:
 
     def values(self, name: str) -> Any:
         """A value of float16 in the arena, (batch, channels, rows, columns), until another takes its place."""
-        cp, view = cuda.cupy(), self.compiled.view(name)
+        cp, view = device.cupy(), self.compiled.view(name)
         strides = (self.compiled.picture(name), 1, view.row, view.column)
         whole = self.arena[self.compiled.address(name) :]
         return cp.lib.stride_tricks.as_strided(

@@ -7,21 +7,19 @@ result equals that of `network.decode` to rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import AnchorHead, Concat, Flatten, Head, Split, decode, decode_anchors
-
-if TYPE_CHECKING:
-    from framefuse.engines.cudnn.reading import Reader
 
 TOLERANCE = 2e-4
 """Relative to the largest coordinate, of float32 evaluation."""
 
 
-def recognise(reader: Reader) -> Head | AnchorHead | None:
+def recognise(reader: ImportState) -> Head | AnchorHead | None:
     """The head that the tail of a graph is, if it is one that we know."""
     frontier = sorted({reader.name(name) for node in reader.tail for name in node.input} & set(reader.shapes))
     if frontier and all(reader.ranks[name] == 4 for name in frontier):
@@ -49,7 +47,7 @@ def recognise(reader: Reader) -> Head | AnchorHead | None:
     return None
 
 
-def _with_anchors(reader: Reader, frontier: list[str]) -> AnchorHead | None:
+def _with_anchors(reader: ImportState, frontier: list[str]) -> AnchorHead | None:
     """A head over pictures of logits, the largest first: anchors are what it gives for logits of 0."""
     names = sorted(frontier, key=lambda name: -reader.shapes[name][1])
     shapes = [reader.shapes[name] for name in names]
@@ -73,7 +71,7 @@ def _with_anchors(reader: Reader, frontier: list[str]) -> AnchorHead | None:
     return head if np.abs(result - expected).max() < TOLERANCE * max(reader.size) else None
 
 
-def _evaluated(reader: Reader, values: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
+def _evaluated(reader: ImportState, values: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
     """What the tail gives for these values; nothing where the evaluator cannot run it: then the head is not known."""
     output = reader.name(reader.model.graph.output[0].name)
     try:
@@ -91,7 +89,7 @@ class Part:
     count: int
 
 
-def _parts(reader: Reader, name: str) -> list[Part]:
+def _parts(reader: ImportState, name: str) -> list[Part]:
     """What a list of anchors was joined from, level after level; nothing where that is not known."""
     producer = next((op for op in reader.operations if name in op.writes), None)
     if isinstance(producer, Flatten):
@@ -106,7 +104,7 @@ def _parts(reader: Reader, name: str) -> list[Part]:
     return []
 
 
-def _cut(reader: Reader, head: Head, sides: list[Part], scores: list[Part]) -> Head | None:
+def _cut(reader: ImportState, head: Head, sides: list[Part], scores: list[Part]) -> Head | None:
     """The head over pictures instead of lists of anchors: what joined them is not needed any more."""
     names: dict[Part, str] = {}
     for pair in zip(sides, scores, strict=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from framefuse.cuda import kernel
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample
-from framefuse.kernels import cuda, head_cuda
+from framefuse.kernels.boxes import head_cuda
 
 BYTES = 2
 """Of an element of the arena."""
@@ -25,7 +26,7 @@ def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> Non
     x, y = compiled.view(step.x), compiled.view(step.y)
     channels, height, width = y.shape
     pair = 1 if compiled.type(step.x) == "fp16" else 2  # of 8 bits the kernel moves two channels as one
-    cuda.launch(
+    kernel.launch(
         "network_upsample",
         stream=stream,
         x_=arena + compiled.byte(step.x),
@@ -50,7 +51,7 @@ def depthwise(compiled: Compiled, step: Conv, weight: int, bias: int, arena: int
     channels, height, width = y.shape
     beside = compiled.view(step.residual or step.y)
     rows, columns = step.weight.shape[2:]
-    cuda.launch(
+    kernel.launch(
         "network_depthwise",
         stream=stream,
         x_=arena + compiled.address(step.x) * BYTES,
@@ -89,7 +90,7 @@ def attention(compiled: Compiled, step: Attention, arena: int, stream: int) -> N
     """One step."""
     x, y = compiled.view(step.x), compiled.view(step.y)
     _, height, width = y.shape
-    cuda.launch(
+    kernel.launch(
         "network_attention",
         stream=stream,
         x_=arena + compiled.address(step.x) * BYTES,
@@ -118,7 +119,7 @@ def pool(compiled: Compiled, step: Pool, arena: int, stream: int) -> None:
         source, target = compiled.view(x), compiled.view(group[0])
         channels, height, width = target.shape
         ys = [arena + compiled.address(name) * BYTES for name in group]
-        cuda.launch(
+        kernel.launch(
             "network_pool",
             stream=stream,
             x_=arena + compiled.address(x) * BYTES,
@@ -153,7 +154,7 @@ def pack(compiled: Compiled, *, pictures: int, channels: int, sample: str, arena
     """The network's input from (batch, channels, height, width) of "f16" or "f32" at address `pictures`."""
     name = compiled.network.input
     wide, height, width = compiled.view(name).shape
-    cuda.launch(
+    kernel.launch(
         f"network_pack_{sample}",
         stream=stream,
         x_=pictures,
@@ -188,7 +189,7 @@ def decode(compiled: Compiled, *, cells: int, levels: int, output: int, stream: 
     """
     head = compiled.network.head
     assert isinstance(head, Head)
-    cuda.launch(
+    kernel.launch(
         "network_decode",
         stream=stream,
         levels_=levels,
@@ -212,7 +213,7 @@ def decode_anchors(compiled: Compiled, *, sizes: Sequence[int], output: int, are
     assert isinstance(head, AnchorHead)
     first = 0
     for name, anchors, table, (rows, columns) in zip(head.rows, head.sizes, sizes, head.levels, strict=True):
-        cuda.launch(
+        kernel.launch(
             "network_anchors",
             stream=stream,
             x_=arena + compiled.address(name) * BYTES,
@@ -237,7 +238,7 @@ def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: in
     """A value as (batch, channels, height, width) float32 at address `output`, without padding."""
     view = compiled.view(name)
     _, height, width = view.shape
-    cuda.launch(
+    kernel.launch(
         "network_unpack",
         stream=stream,
         x_=arena + compiled.address(name) * BYTES,

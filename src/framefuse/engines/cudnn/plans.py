@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
-from framefuse.engines.cudnn.measuring import fastest
 from framefuse.engines.cudnn.plan_cache import PlanCache
+from framefuse.engines.cudnn.plan_timing import fastest
 from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
-from framefuse.kernels import cuda
 
 
 def environment(builder: Builder) -> dict[str, str]:
     """What decides whether a remembered plan can be used again."""
-    runtime = cuda.cupy().cuda.runtime
+    runtime = device.cupy().cuda.runtime
     properties = runtime.getDeviceProperties(runtime.getDevice())
     return {
         "gpu": properties["name"].decode(),

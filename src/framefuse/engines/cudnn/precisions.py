@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import framefuse
+from framefuse.common.version import __version__
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions
 from framefuse.engines.cache import EngineCache, model_hash
-from framefuse.engines.cudnn.choosing import LEAST, Choice, Chooser, chosen
+from framefuse.engines.cudnn.autotune import LEAST, Choice, Chooser, chosen
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import EIGHT_BITS, Type
 from framefuse.engines.cudnn.plans import Plans, environment
 from framefuse.errors import CapabilityError, UsageError
-from framefuse.kernels import cuda
 from framefuse.models.onnx_file import is_quantised
 
 CACHE = "cudnn-precision"
@@ -56,7 +56,7 @@ class Precisions:
                 )
         elif options.precision == "auto" and self._frames:
             self.kinds = EIGHT_BITS
-        if "fp8" in self.kinds and int(cuda.cupy().cuda.Device().compute_capability) < int(FP8_SINCE):
+        if "fp8" in self.kinds and int(device.cupy().cuda.Device().compute_capability) < int(FP8_SINCE):
             if options.precision == "fp8":
                 raise CapabilityError("this GPU has no FP8", remedy="use --precision fp16 or int8")
             self.kinds = ("int8",)
@@ -126,7 +126,7 @@ class Precisions:
         return where | {
             "model": model_hash(self._model),
             "engine": "cudnn",
-            "version": framefuse.__version__,
+            "version": __version__,
             "device": where["gpu"],
             "precision": self.asked,
             "shapes": f"{compiled.batch}x3x{compiled.height}x{compiled.width}",

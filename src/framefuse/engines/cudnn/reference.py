@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.eight_bits import rounded, weight_scales
+from framefuse.engines.cudnn.low_precision import rounded, weight_scales
 from framefuse.engines.cudnn.network import Attention, Conv, Pool, attend
 
 Array = NDArray[Any]

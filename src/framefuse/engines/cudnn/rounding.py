@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.eight_bits import LARGEST, SMALLEST_EXPONENT
 from framefuse.engines.cudnn.execution import Execution
+from framefuse.engines.cudnn.low_precision import LARGEST, SMALLEST_EXPONENT
 from framefuse.engines.cudnn.network import Type
-from framefuse.kernels import cuda
 
 MOST = 99.999
 """Percent of the values that INT8 holds; what is beyond counts as the largest. FP8 holds all: it is coarse anyway."""
@@ -27,7 +27,7 @@ def observe(execution: Execution, batches: Sequence[NDArray[Any]], stream: Any) 
         execution: in float16.
         batches: (batch, 3, height, width) each.
     """
-    cp = cuda.cupy()
+    cp = device.cupy()
     found: dict[Type, dict[str, float]] = {"fp8": {}, "int8": {}}
 
     def look(step: Any) -> None:
@@ -46,7 +46,7 @@ def observe(execution: Execution, batches: Sequence[NDArray[Any]], stream: Any) 
 
 def round_values(execution: Execution, typed: Compiled) -> Callable[[Any], None]:
     """What, after each step of a network in float16, rounds the values that would have 8 bits."""
-    cp = cuda.cupy()
+    cp = device.cupy()
 
     def after(step: Any) -> None:
         for name in step.writes:

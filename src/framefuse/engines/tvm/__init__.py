@@ -9,23 +9,3 @@ memory.py     each execution's own              jit.py       CUDA source -> mach
 records.py    the tuning database on disk       tuning.py    slices of tuning
 engine.py     the engine                        on_gpu.py    its slots on CUDA
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from framefuse.engines import EngineOptions
-    from framefuse.engines.tvm.engine import TvmEngine
-
-
-def open_engine(model: Path, options: EngineOptions) -> TvmEngine:
-    """Load an ONNX model for the CPU or, where it is asked for, for CUDA."""
-    from framefuse.engines.tvm.engine import open_engine
-
-    return open_engine(model, options)
-
-
-__all__ = ["open_engine"]

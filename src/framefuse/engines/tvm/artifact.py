@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines.cache import Cached, EngineCache, model_hash
-from framefuse.engines.tvm import compiling, reading
+from framefuse.engines.tvm import compiling
+from framefuse.engines.tvm import importer as reading
 from framefuse.engines.tvm.package import versions
 from framefuse.engines.tvm.records import Records
 from framefuse.engines.tvm.targets import Target

@@ -32,7 +32,8 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
     Raises:
         EngineError: one of TVM's passes fails.
     """
-    from framefuse.engines.tvm import halves, offload
+    from framefuse.engines.tvm import fp16 as halves
+    from framefuse.engines.tvm import offload
 
     relax = tvm().relax
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]

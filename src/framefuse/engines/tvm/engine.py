@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse import gpus
+from framefuse.common.machine import available_cores
+from framefuse.cuda import current as gpus
 from framefuse.engines import EngineOptions, Slot, SlotLane
 from framefuse.engines.tvm import targets
 from framefuse.engines.tvm.artifact import artifact
 from framefuse.engines.tvm.compiling import PRECISIONS
 from framefuse.engines.tvm.package import tvm
 from framefuse.engines.tvm.records import Records, default_folder
+from framefuse.engines.tvm.tensors import tensors
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
-from framefuse.machine import available_cores
 
 if TYPE_CHECKING:
-    from framefuse.engines.tvm.on_gpu import TvmExecution
+    from framefuse.engines.tvm.cuda import TvmExecution
 
 ALIGNMENT = 64
 """Bytes, of the arrays that compiled code reads; it does not check."""
@@ -75,7 +76,7 @@ class TvmEngine:
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
         shape = (batch, 3, height, width)
         if self.capturable:
-            from framefuse.engines.device_lane import device_lane
+            from framefuse.engines.device_requests import device_lane
 
             return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
         main = self._compiled(shape)["main"]
@@ -90,13 +91,13 @@ class TvmEngine:
             EngineError: TVM cannot compile or run it.
         """
         from framefuse.engines.tvm import jit
-        from framefuse.engines.tvm.on_gpu import TvmExecution
+        from framefuse.engines.tvm.cuda import TvmExecution
 
         jit.register(self.target)
         shape = (batch, 3, height, width)
         if not self.cudnn:
             return TvmExecution(self._compiled(shape), shape, self.input_dtype)
-        from framefuse.engines.tvm import convolve
+        from framefuse.engines.tvm import cudnn_convolution as convolve
 
         convolver = convolve.register()
         before = convolver.calls
@@ -138,11 +139,6 @@ def _run(main: Any, slot: Slot) -> None:
         slot.outputs = tuple(np.from_dlpack(tensor) for tensor in tensors(main(tvm_ffi.from_dlpack(slot.input))))
     except Exception as error:
         raise EngineError(f"TVM failed at input {slot.input.shape}: {error}") from error
-
-
-def tensors(result: Any) -> list[Any]:
-    """Of a network's result: one tensor, or several."""
-    return [result] if hasattr(result, "shape") else list(result)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from framefuse.common.ort import onnxruntime
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError
-from framefuse.ort import onnxruntime
 
 SIZE = 64
 WIDTHS = (8, 16, 32, 64)

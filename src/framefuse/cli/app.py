@@ -1,0 +1,118 @@
+"""The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine lacks what
+was asked for, 4 quality gate failed, 130 interrupted, 141 the reader of stdout has gone. Nothing heavy is imported
+before a verb needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, tune, val
+from framefuse.cli.console import print_error
+from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
+from framefuse.cli.options import Command, normalise
+from framefuse.common.redact import brief
+from framefuse.common.version import __version__
+from framefuse.errors import FramefuseError, SinkError
+
+app = typer.Typer(
+    name="framefuse",
+    help="Video in, detections out, with as little work per frame as the hardware allows.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    rich_markup_mode=None,
+)
+app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
+app.command(cls=Command)(demo.demo)
+app.command(cls=Command, epilog="Example: framefuse synth 'synthetic://street?seed=7&frames=300' --out clip")(
+    synth.synth
+)
+app.command(cls=Command, epilog="Example: framefuse val yolov8n.onnx --data annotations.json --precision fp32,bf16")(
+    val.val
+)
+app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
+app.command(cls=Command, epilog="Example: framefuse parity yolov8n.onnx --source video.mp4 --out parity.html")(
+    parity.parity
+)
+app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
+app.command()(doctor.doctor)
+app.command()(models.models)
+app.add_typer(bench.app)
+app.add_typer(config.app)
+app.add_typer(kernels.app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"framefuse {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+) -> None:
+    """Options that stand before the verb. `--debug` is taken anywhere: `main` reads it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the command of a shell."""
+    words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = "--debug" in words
+    try:
+        code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
+        sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has turned Ctrl-C into this
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, Exception) as error:
+        return _print(error, debug, words)
+
+
+def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
+    """Print what ended the command, and return the exit code."""
+    if isinstance(error, ReaderGone):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt) or interrupted():
+        if isinstance(error, SinkError):  # anything else is what became of the interruption
+            print_error(error.message, error.remedy, stage=error.stage)
+        print_error("interrupted", traceback=debug)
+        return INTERRUPTED
+    if isinstance(error, FramefuseError):
+        print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
+        return error.exit_code
+    if isinstance(error, typer.TyperException):
+        print_error(*_explain(error, words), traceback=debug)
+        return 2
+    cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+    if isinstance(cause, MemoryError):
+        print_error(
+            f"not enough memory: {cause}", "use a smaller --batch or --imgsz, or smaller pictures", traceback=debug
+        )
+        return 1
+    print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
+    return 1
+
+
+def _explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
+    """Message and remedy of a command line that cannot be parsed."""
+    near = getattr(error, "possibilities", None)
+    if near:
+        return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    if isinstance(cause, ValidationError) and parameter is not None:  # typer leaves out the value
+        why = cause.errors()[0]
+        reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
+        message = f"{max(parameter.opts, key=len)} is {brief(why['input'])}: {reason}"
+    verb = [word for word in words[:1] if not word.startswith("-")]
+    return message, f"{context.command_path if context else ' '.join(['framefuse', *verb])} --help"

@@ -1,0 +1,95 @@
+"""Entry of the command `framefuse` and of `python -m framefuse`: signals, standard streams, and the way out.
+
+Standard streams
+    Data on stdout is ours alone: whatever C libraries print there, such as NVIDIA's decoder, goes to stderr.
+    A message that cannot be printed on stderr is lost, and never decides how a run ends. Data that cannot be written on
+    stdout is a SinkError; where that is because its reader has gone (`| head`), the command ends without a word.
+
+The way out
+    The process ends without Python's own finalisation. FFmpeg may still hold a thread that was left behind
+    (sources/connection.py), and a thread that comes back into a dismantled interpreter crashes it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted, take_signals
+from framefuse.errors import SinkError
+
+
+def start() -> NoReturn:
+    """Run the command line of this process and exit with its code."""
+    code = 1
+    try:
+        take_signals()
+        _open_streams()
+        from framefuse.cli.app import main
+
+        code = main()
+    except SystemExit as error:  # shell completion ends so
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or interrupted():
+            code = INTERRUPTED
+            print("error: interrupted", file=sys.stderr)
+        else:
+            print(f"error: {type(error).__name__}: {error}\n  -> install framefuse again", file=sys.stderr)
+    finally:
+        with suppress(SinkError):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _open_streams() -> None:
+    # A file that is opened later must not get the number of a closed stream, on which C libraries print.
+    while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
+    os.close(spare)
+    data = os.dup(1)
+    os.dup2(2, 1)  # what C libraries print does not stand between data
+    sys.stdout = _Stdout(os.fdopen(data, "wb"), *_encoding(sys.stdout), line_buffering=True)
+    sys.stderr = _Stderr(os.fdopen(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
+
+
+def _encoding(stream: object) -> tuple[str | None, str]:
+    """That of a standard stream, which is None where it is closed. File names may hold what cannot be encoded."""
+    return getattr(stream, "encoding", None), "backslashreplace"
+
+
+class _Stdout(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        with _as_sink_error():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _as_sink_error():
+            super().flush()
+
+
+class _Stderr(io.TextIOWrapper):
+    def write(self, text: str, /) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+@contextmanager
+def _as_sink_error() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone("the reader of stdout has gone") from error
+    except OSError as error:
+        raise SinkError(
+            f"cannot write on stdout: {error.strerror}", remedy="keep it open, with a reader or free space behind it"
+        ) from error

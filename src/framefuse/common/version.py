@@ -1,0 +1,3 @@
+"""Version of framefuse, which caches and reports carry."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,167 @@
+"""The CUDA device through CuPy: arrays, addresses, pinned memory, streams.
+
+CuPy is the array type and owns the CUDA context.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import CapabilityError, UsageError
+
+
+@lru_cache(maxsize=1)
+def cupy() -> Any:
+    """The cupy module, on a machine with a usable GPU.
+
+    Raises:
+        CapabilityError: CuPy is not installed, or it finds no GPU; the message says which.
+    """
+    try:
+        import cupy as module
+    except ImportError as error:
+        raise CapabilityError(
+            f"CUDA needs CuPy, which cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
+        ) from error
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as error:
+        raise _no_gpu(module.cuda.runtime, error) from error
+    if count == 0:
+        raise _no_gpu(module.cuda.runtime, None)
+    return module
+
+
+INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
+"""CUDA's errors where a driver is older than the runtime, and where it shows no GPU."""
+
+
+def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
+    """Why `getDeviceCount` gave none, as far as that can be told."""
+    status = getattr(error, "status", NO_DEVICE)
+    if status == INSUFFICIENT_DRIVER:
+        driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        return CapabilityError(
+            f"the NVIDIA driver knows CUDA {version(driver)}, but CuPy here is made for CUDA {version(needed)}",
+            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows which CUDA it knows)",
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if status == NO_DEVICE and visible is not None:
+        return CapabilityError(
+            f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}",
+            remedy="unset it, or name a GPU that `nvidia-smi -L` lists",
+        )
+    return CapabilityError(f"CUDA finds no usable GPU{f': {error}' if error else ''}", remedy="check `nvidia-smi`")
+
+
+def version(number: int) -> str:
+    """CUDA's version number in words: 13020 is 13.2."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def address(array: Any) -> int:
+    """Device address of the first element of a CuPy, torch, DLPack or `__cuda_array_interface__` array; an int is one.
+
+    Raises:
+        UsageError: it is not an array on a GPU.
+    """
+    if isinstance(array, int):
+        return array
+    return int(array.data_ptr()) if getattr(array, "is_cuda", False) else int(as_cupy(array).data.ptr)
+
+
+def as_cupy(array: Any) -> Any:
+    """The array as a CuPy array over the same memory.
+
+    Raises:
+        UsageError: it is not an array on a GPU.
+    """
+    module = cupy()
+    if isinstance(array, module.ndarray):
+        return array
+    if hasattr(array, "__cuda_array_interface__"):
+        return module.asarray(array)
+    if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] == 2:  # kDLCUDA
+        return module.from_dlpack(array)
+    raise UsageError(
+        f"{type(array).__name__} is not an array on a GPU",
+        remedy="pass a CuPy array, or one with DLPack or __cuda_array_interface__ on the GPU",
+    )
+
+
+def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros in page-locked memory of the host, which the GPU copies without the CPU.
+
+    Raises:
+        CapabilityError: as `cupy`.
+    """
+    count = int(np.prod(shape))
+    memory = cupy().cuda.alloc_pinned_memory(max(1, count * np.dtype(dtype).itemsize))
+    array: NDArray[Any] = np.frombuffer(memory, dtype, count).reshape(shape)
+    array[...] = 0
+    return array
+
+
+def current_gpu() -> int:
+    """Number of this thread's current GPU."""
+    return int(cupy().cuda.runtime.getDevice())
+
+
+def current_stream() -> int:
+    """CuPy's current stream of this thread, as a pointer."""
+    return int(cupy().cuda.get_current_stream().ptr)
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """A stream in the protocol by which CuPy takes those of others."""
+
+    value: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.value
+
+
+@lru_cache(maxsize=1)
+def _stream_type() -> Any:
+    class Borrowed(cupy().cuda.Stream):  # type: ignore[misc]
+        def __del__(self) -> None:
+            """CuPy would destroy the stream here, although it is not its own."""
+
+    return Borrowed
+
+
+def stream_at(pointer: int) -> Any:
+    """The stream with that pointer as one of CuPy's; it is not owned, and `with` makes it the current one."""
+    streams = cupy().cuda
+    if hasattr(streams.Stream, "from_external"):  # CuPy >= 14, where ExternalStream is deprecated
+        return _stream_type().from_external(_Pointer(pointer))
+    return streams.ExternalStream(pointer)
+
+
+_uploads: dict[int, Any] = {}
+"""A stream of each device on which tables are copied there."""
+
+
+def uploaded(array: NDArray[Any]) -> Any:
+    """An array of the host on the current device, which is there when this returns, for kernels on any stream. What
+    other streams are at is not waited for, so it must not be given up while one of them may still read it: its memory
+    goes to the next upload."""
+    module = cupy()
+    gpu = current_gpu()
+    stream = _uploads.get(gpu) or _uploads.setdefault(gpu, module.cuda.Stream(non_blocking=True))
+    with stream:
+        found = module.asarray(array)
+    stream.synchronize()
+    return found
+
+
+def capturing(stream: int | None) -> bool:
+    """Whether a stream, None: CuPy's current one, is being captured in a graph."""
+    return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))

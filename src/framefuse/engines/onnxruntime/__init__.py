@@ -1,0 +1,1 @@
+"""Engine onnxruntime, on CPUs and, with its CUDA provider, on NVIDIA GPUs."""

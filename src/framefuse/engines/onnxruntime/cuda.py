@@ -1,0 +1,325 @@
+"""ONNX Runtime on NVIDIA GPUs: its CUDA provider, and its TensorRT providers where they are installed.
+
+Title: how it gets into our graph
+    A session launches on a stream of ours and reads and writes memory of ours. Its launches are captured like those of
+    anything else, once a first run has loaded and allocated everything. A session whose launches cannot be captured
+    (a TensorRT provider, or operators left on the CPU) is started between two graphs instead, and `reasons` say so.
+    Each execution has a session of its own: its scratch memory is part of the graph that was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from framefuse.common.ort import SILENT, onnxruntime
+from framefuse.cuda import device
+from framefuse.cuda.streams import Lender, new_stream
+from framefuse.engines import EngineOptions, SlotLane
+from framefuse.engines.cache import directory
+from framefuse.engines.device_requests import capture, device_lane, fork_join
+from framefuse.engines.onnx_shapes import at_shape, load
+from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
+from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+
+PROVIDERS = {
+    "onnxruntime": "CUDAExecutionProvider",
+    "onnxruntime-tensorrt": "TensorrtExecutionProvider",
+    "onnxruntime-nvrtx": "NvTensorRTRTXExecutionProvider",
+}
+"""Engine -> the provider of ONNX Runtime that it is."""
+QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+
+_streams = Lender(new_stream)
+
+
+class OnnxRuntimeCudaEngine:
+    """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised.
+
+    Its slots are in pinned host memory; `execution` is for programs whose pictures are on the GPU already.
+    """
+
+    capturable = True
+    streams = 1
+
+    def __init__(self, model: Path, options: EngineOptions, name: str = "onnxruntime") -> None:
+        self.name, self._provider = name, PROVIDERS[name]
+        if options.device == "cpu":
+            raise CapabilityError(f"engine {name} runs on NVIDIA GPUs only", remedy="use --device cuda")
+        self._ort = ort = _onnxruntime()
+        available = ort.get_available_providers()
+        if self._provider not in available:
+            raise CapabilityError(
+                f"this ONNX Runtime ({ort.__version__}) has no {self._provider}; it has {', '.join(available)}",
+                remedy="pip uninstall onnxruntime, then pip install 'framefuse[cuda13]'"
+                if name == "onnxruntime"
+                else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
+            )
+        if options.precision == "bf16":
+            raise CapabilityError(f"engine {name} has no bf16", remedy="use --precision fp16 or fp32")
+        if options.streams > 1 or options.threads:
+            raise UsageError(
+                f"engine {name} has no streams and threads ({options.streams}, {options.threads})",
+                remedy="leave both 0",
+            )
+        device.cupy()
+        self._path, self._workspace = model, options.workspace_mb << 20
+        self._model = load(model)
+        quantised = any(node.op_type in QUANTISED for node in self._model.graph.node)
+        self.precision = _choose_precision(options.precision, quantised)
+        self.reasons: list[str] = [
+            f"precision {self.precision}: "
+            + (
+                "as asked"
+                if options.precision != "auto"
+                else "the model is quantised"
+                if quantised
+                else "the GPU's own"
+            ),
+            f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory",
+        ]
+        self.input_dtype = _input_dtype(self._model)
+
+    def execution(self, batch: int, height: int, width: int) -> Execution:
+        """The model of one shape with memory of its own.
+
+        Raises:
+            UsageError: the model, or the profile it was built for, excludes this shape.
+            ModelError: it has operators that ONNX Runtime lacks.
+            EngineError: there is not enough memory on the GPU, or a provider fails.
+        """
+        import onnx
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model = at_shape(model, (batch, 3, height, width))
+        if self.precision == "fp32":
+            model = to_fp32(model)
+        elif self.precision == "fp16" and self.input_dtype == np.float32:
+            model = to_fp16(model, plan_fp16(model, {}))
+        made = Execution(self._session, model.SerializeToString(), (batch, 3, height, width), self.input_dtype)
+        self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
+        return made
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        executions = [self.execution(batch, height, width) for _ in range(slots or 2)]
+        return device_lane((batch, 3, height, width), executions)
+
+    def close(self) -> None:
+        self._model = None
+
+    def _session(self, model: bytes, stream: Any, *, own_graph: bool) -> Any:
+        """A session on `stream`.
+
+        Args:
+            own_graph: it captures and replays a graph of its own.
+        """
+        ort = self._ort
+        options = ort.SessionOptions()
+        options.log_severity_level = SILENT
+        options.intra_op_num_threads = 1  # the GPU works; threads would only spin
+        providers: list[tuple[str, Mapping[str, str]]] = [
+            ("CUDAExecutionProvider", self._cuda_options(stream, own_graph=own_graph))
+        ]
+        if self._provider != "CUDAExecutionProvider":
+            providers.insert(0, (self._provider, self._tensorrt_options(stream, own_graph=own_graph)))
+        try:
+            # It would go on with another provider, when it loads or in the middle of a run, and only print that.
+            session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+        except Exception as error:  # the bindings raise a dozen unrelated classes
+            if "lease install" in str(error):
+                raise self._does_not_load(first_line(error)) from error
+            raise no_room(f"load {self._path.name}", error) or cannot_load(self._path, error) from error
+        if session.get_providers()[0] != self._provider:
+            raise self._does_not_load("its libraries are missing or of another version")
+        return session
+
+    def _does_not_load(self, why: str) -> CapabilityError:
+        return CapabilityError(
+            f"{self._provider} of ONNX Runtime {self._ort.__version__} does not load: {why}",
+            remedy="install its libraries (CUDA and cuDNN: pip install 'framefuse[cuda13]', with a driver for CUDA 13)",
+        )
+
+    def _cuda_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
+        options = {
+            "device_id": str(device.current_gpu()),
+            "user_compute_stream": str(stream.ptr),
+            "cudnn_conv_algo_search": "EXHAUSTIVE",
+            "cudnn_conv_use_max_workspace": "1",
+            "prefer_nhwc": "1" if self.precision != "fp32" else "0",
+            "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
+            # Off, it also keeps convolutions in float16 from the tensor cores: 2.8 ms instead of 0.8.
+            "use_tf32": "1" if self.precision != "fp32" else "0",
+            "enable_cuda_graph": "1" if own_graph else "0",
+        }
+        return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
+
+    def _tensorrt_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
+        options = {
+            "device_id": str(device.current_gpu()),
+            "user_compute_stream": str(stream.ptr),
+        }
+        folder = directory() / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.name == "onnxruntime-nvrtx":
+            return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
+        return (
+            options
+            | {
+                "trt_fp16_enable": "1" if self.precision == "fp16" else "0",
+                "trt_engine_cache_enable": "1",
+                "trt_engine_cache_path": str(folder),
+                "trt_timing_cache_enable": "1",
+                "trt_cuda_graph_enable": "1" if own_graph else "0",
+            }
+            | ({"trt_max_workspace_size": str(self._workspace)} if self._workspace else {})
+        )
+
+
+class Execution:
+    """A model of one shape with memory of its own on the GPU.
+
+    Attributes:
+        input: (batch, 3, height, width) on the GPU.
+        results: the model's outputs, on the GPU.
+        capturable: whether `start` may be captured.
+        how: which it is, and why, for people.
+    """
+
+    memory_format: Literal["nchw", "nhwc"] = "nchw"
+    layout: str | None = None
+
+    def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
+        cp = device.cupy()
+        self._stream, self._give_back = _streams.lend()
+        self.input = cp.zeros(shape, dtype)
+        cp.cuda.get_current_stream().synchronize()
+        self._session = open_session(model, self._stream, own_graph=False)
+        self._options = _onnxruntime().RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self.results = self._allocate()
+        self._binding = self._bound()
+        self._run()
+        self._stream.synchronize()
+        self.capturable, self.how = True, "captured"
+        try:
+            capture(self._stream, self._run)
+        except Exception as error:  # ONNX Runtime's, or CUDA's
+            self.capturable = False
+            why = str(error).strip().splitlines()[0][:200]
+            self._session = self._binding = None
+            self._session, self.how = self._with_own_graph(open_session, model, why)
+
+    def __del__(self) -> None:
+        self._binding = self._session = None  # they give memory back on the stream, which must outlive them
+        if hasattr(self, "_give_back"):
+            self._give_back()
+
+    def start(self, stream: Any) -> None:
+        fork_join(stream, self._stream, self._run)
+
+    def finish(self, stream: Any) -> None:
+        """Nothing: the model has written `results`."""
+
+    def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
+        """A session that replays a graph of its own, or one that launches each kernel; and what is said about it."""
+        for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
+            try:
+                self._session = open_session(model, self._stream, own_graph=own_graph)
+                self._binding = self._bound()
+                for _ in range(3):  # run, capture, replay
+                    self._run()
+                self._stream.synchronize()
+                return self._session, f"{how} ({why})"
+            except FramefuseError as error:
+                if not own_graph or isinstance(error, GpuMemoryError):
+                    raise
+        raise AssertionError
+
+    def _allocate(self) -> list[Any]:
+        """Memory for the outputs; a first run tells their shapes."""
+        cp = device.cupy()
+        binding = self._session.io_binding()
+        gpu = device.current_gpu()
+        self._bind_input(binding, gpu)
+        for output in self._session.get_outputs():
+            binding.bind_output(output.name, "cuda", gpu)
+        self._binding = binding
+        self._run()
+        self._stream.synchronize()
+        values = binding.get_outputs()
+        return [cp.zeros(value.shape(), _dtype(value.data_type())) for value in values]
+
+    def _bound(self) -> Any:
+        gpu = device.current_gpu()
+        binding = self._session.io_binding()
+        self._bind_input(binding, gpu)
+        for output, result in zip(self._session.get_outputs(), self.results, strict=True):
+            binding.bind_output(output.name, "cuda", gpu, result.dtype.type, result.shape, result.data.ptr)
+        return binding
+
+    def _bind_input(self, binding: Any, gpu: int) -> None:
+        entry = self._session.get_inputs()[0]
+        binding.bind_input(entry.name, "cuda", gpu, self.input.dtype.type, self.input.shape, self.input.data.ptr)
+
+    def _run(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except Exception as error:
+            failed = EngineError(f"ONNX Runtime failed at input {self.input.shape}: {first_line(error)}")
+            raise no_room(f"run the model at input {self.input.shape}", error) or failed from error
+
+
+def _onnxruntime() -> Any:
+    ort = onnxruntime("cuda13")
+    ort.set_default_logger_severity(SILENT)
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        ort.preload_dlls()  # CUDA's libraries from their pip packages
+    return ort
+
+
+def _choose_precision(asked: str, quantised: bool) -> str:
+    if quantised and asked not in ("auto", "int8"):
+        raise UsageError(
+            f"the model is quantised to int8, it cannot run at {asked}", remedy="use the one it was built from"
+        )
+    if asked == "int8" and not quantised:
+        raise UsageError(
+            "precision int8 was asked for, but the model has no quantised layers",
+            remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
+        )
+    return "int8" if quantised else "fp16" if asked == "auto" else asked
+
+
+def _input_dtype(model: Any) -> np.dtype[Any]:
+    from onnx import helper
+
+    weights = {tensor.name for tensor in model.graph.initializer}
+    entry = next(value for value in model.graph.input if value.name not in weights)
+    return np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
+
+
+def _dtype(text: str) -> Any:
+    """Of ONNX Runtime's name for the type of a value."""
+    names = {"float": "float32", "double": "float64"}
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    return np.dtype(names.get(inner, inner))
+
+
+def open_tensorrt(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
+    """ONNX Runtime's TensorRT provider."""
+    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-tensorrt")
+
+
+def open_nvrtx(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
+    """ONNX Runtime's provider of TensorRT for RTX."""
+    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-nvrtx")
+
+
+def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
+    """Load an ONNX model for an NVIDIA GPU."""
+    return OnnxRuntimeCudaEngine(model, options)

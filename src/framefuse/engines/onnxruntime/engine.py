@@ -1,0 +1,81 @@
+"""ONNX Runtime: on the CPU the light and portable engine, where `submit` runs the model; on GPUs `onnxruntime_cuda`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from framefuse.common.machine import available_cores
+from framefuse.common.ort import SILENT, onnxruntime
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines.onnxruntime.errors import cannot_load
+from framefuse.errors import CapabilityError, EngineError, UsageError
+
+if TYPE_CHECKING:
+    from framefuse.engines.onnxruntime.cuda import OnnxRuntimeCudaEngine
+
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+
+
+class OnnxRuntimeEngine:
+    name = "onnxruntime"
+    capturable = False
+    streams = 1
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        ort = onnxruntime("ort")
+        if options.precision in ("bf16", "fp16"):
+            raise CapabilityError(
+                f"ONNX Runtime has no {options.precision} on CPUs", remedy="use --precision fp32 or --engine openvino"
+            )
+        if options.workspace_mb:
+            raise UsageError("engine onnxruntime has no workspace limit", remedy="leave workspace_mb at 0")
+        threads = options.threads or available_cores()
+        session_options = ort.SessionOptions()
+        session_options.intra_op_num_threads = threads
+        # Spinning workers burn the cores that decoding needs, and collapse beside a busy neighbour.
+        session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session_options.log_severity_level = SILENT
+        try:
+            self._session = ort.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the bindings raise a dozen unrelated classes
+            raise cannot_load(model, error) from error
+        entry = self._session.get_inputs()[0]
+        self._input_name = entry.name
+        self.input_dtype = np.dtype(DTYPES[entry.type])
+        nodes = {node.type for node in self._session.get_inputs()}
+        self.precision = "fp16" if "tensor(float16)" in nodes else "fp32"
+        if options.precision == "int8":
+            raise UsageError("precision int8 is a property of the model file for ONNX Runtime", remedy="use auto")
+        why = "ONNX Runtime runs the model as it is written"
+        if b"DequantizeLinear" in model.read_bytes():
+            why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
+        self.reasons = [
+            f"precision {self.precision}: {why}",
+            f"{threads} threads without spinning, one request at a time",
+        ]
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        shape = (batch, 3, height, width)
+        slot = Slot(np.zeros(shape, self.input_dtype))
+        return SlotLane(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
+
+    def _run(self, slot: Slot) -> None:
+        try:
+            slot.outputs = tuple(self._session.run(None, {self._input_name: slot.input}))
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime failed at input {slot.input.shape}: {error}") from error
+
+    def close(self) -> None:
+        self._session = None
+
+
+def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeEngine | OnnxRuntimeCudaEngine:
+    """Load an ONNX model."""
+    if options.device == "cuda":
+        from framefuse.engines.onnxruntime import cuda as onnxruntime_cuda
+
+        return onnxruntime_cuda.open_engine(model, options)
+    return OnnxRuntimeEngine(model, options)

@@ -1,0 +1,55 @@
+"""What ONNX Runtime says when it fails, in our words."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from framefuse.errors import EngineError, ModelError
+
+NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
+NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
+"""What the libraries say where they cannot begin, for lack of memory above all."""
+LITTLE = 200_000_000
+"""Free bytes with which that is why."""
+LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)", re.MULTILINE)
+"""What one of CUDA's libraries said, in the middle of much about where it was called."""
+
+
+def cannot_load(path: Path, error: Exception) -> ModelError:
+    """What ONNX Runtime said about a model, with the operator named where it lacks one."""
+    text = str(error)
+    found = re.search(
+        r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a", text
+    )
+    if found:
+        name = next(group for group in found.groups() if group)
+        return ModelError(
+            f"ONNX Runtime has no operator {name}, which {path} uses",
+            remedy="export the model with an opset that has it",
+        )
+    return ModelError(f"ONNX Runtime cannot load {path}: {first_line(error)}")
+
+
+def no_room(doing: str, error: Exception) -> EngineError | None:
+    """What it said on a GPU as a GpuMemoryError, where that is what it is about.
+
+    Args:
+        doing: what it was asked to, in the infinitive.
+    """
+    from framefuse.cuda import device
+    from framefuse.cuda.errors import in_words
+
+    short = bool(NO_MEMORY.search(str(error)))
+    if not short and NO_HANDLE.search(str(error)):
+        with suppress(Exception):  # whatever stops the GPU from telling must not hide what is being reported
+            short = device.cupy().cuda.runtime.memGetInfo()[0] < LITTLE
+    return in_words(MemoryError(first_line(error)), doing) if short else None
+
+
+def first_line(error: BaseException) -> str:
+    if said := LIBRARY.search(str(error)):
+        return said[0][:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

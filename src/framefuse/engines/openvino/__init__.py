@@ -1,0 +1,1 @@
+"""Engine openvino: the default on CPUs."""

@@ -1,0 +1,282 @@
+"""OpenVINO: the default engine on CPUs. Several requests run at the same time, each on its own slot."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.common.machine import available_cores, lacks_memory
+from framefuse.engines import EngineOptions, Slot, SlotLane, not_quantised
+from framefuse.engines.openvino import head as openvino_head
+from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
+from framefuse.kernels.boxes.call import HEAD
+from framefuse.kernels.cpu import cpu_flags
+
+HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+
+
+class OpenVinoEngine:
+    """A model for the CPU.
+
+    The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free
+    axes (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of pictures of all
+    sizes does not compile for each.
+
+    At bf16 the input is written as the first layer wants it, and a YOLOv8 leaves the decoding of its boxes to
+    post-processing: 8 % of a YOLOv8n.
+    """
+
+    name = "openvino"
+    capturable = False
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        if options.device == "cuda":
+            raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
+        if options.workspace_mb:
+            raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
+        self.reasons: list[str] = []
+        self._core = core = _core()
+        self._model = model
+        network = self._read()
+        quantised = any(node.get_type_name() == "FakeQuantize" for node in network.get_ops())
+        self.precision = self._choose_precision(options.precision, quantised, core)
+        self._hint = HINTS.get(self.precision) or ("bf16" if _has_bf16(core) else "f32")
+        cores = available_cores()
+        threads = options.threads or cores
+        self.streams = options.streams or (threads if threads <= 4 else threads // 2)
+        self.reasons.append(f"{self.streams} streams on {threads} threads: {cores} cores are available")
+        self._config: dict[str, Any] = {
+            "NUM_STREAMS": self.streams,
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": self._hint,
+            # Pinned workers would fight with the decoder's and the encoder's threads over the same few cores.
+            "ENABLE_CPU_PINNING": False,
+        }
+        self._unused: Any = network
+        self._fixed: tuple[tuple[int, ...], Any] | None = None
+        self._free: Any = None
+        self.input_dtype = np.dtype(network.inputs[0].get_element_type().to_dtype())
+        first = {port.get_node().get_type_name() for port in network.inputs[0].get_target_inputs()}
+        floating = self.input_dtype == np.float32 and "FakeQuantize" not in first
+        self._channels_last = self._hint == "bf16" and floating
+        if self._channels_last:
+            self.input_dtype = np.dtype(np.uint16)
+            self.reasons.append("input bfloat16, channels last: what the first layer reads")
+        self._cuts_head = options.layout == "yolov8"
+        self._head: list[str] | None = None
+
+    def _read(self) -> Any:
+        try:
+            return self._core.read_model(self._model)
+        except RuntimeError as error:
+            if found := re.search(r"No conversion rule found for operations: (.+)", str(error)):
+                raise ModelError(
+                    f"OpenVINO has no operator {found[1].strip()}, which {self._model} uses",
+                    remedy="export the model without it, or use another engine",
+                ) from error
+            raise ModelError(f"OpenVINO cannot read {self._model}: {_last_line(error)}") from error
+
+    def _compiled_for(self, shape: tuple[int, ...]) -> Any:
+        if self._fixed is None:
+            network, self._unused = self._unused, None
+            self._reshape(network, shape)
+            if self._cuts_head:
+                try:
+                    self._head = openvino_head.find(_openvino(), self._core, network)
+                except (RuntimeError, MemoryError) as error:
+                    raise self._cannot_compile(shape, error) from error
+                who = "the model itself" if self._head is None else "post-processing, of those above conf only"
+                self.reasons.append(f"boxes are decoded by {who}")
+            self._fixed = shape, self._compile(network, shape)
+        if self._fixed[0] == shape:
+            return self._fixed[1]
+        if self._free is None:
+            self._free = self._compile(self._read(), None)
+        return self._free
+
+    def _reshape(self, network: Any, shape: tuple[int, ...]) -> None:
+        try:
+            if network.inputs[0].get_partial_shape().is_dynamic:
+                network.reshape(shape)
+        except RuntimeError as error:
+            raise self._cannot_compile(shape, error) from error
+
+    def _compile(self, network: Any, shape: tuple[int, ...] | None) -> Any:
+        try:
+            return self._core.compile_model(self._fitted(network), "CPU", self._config)
+        except RuntimeError as error:
+            raise self._cannot_compile(shape, error) from error
+
+    def _cannot_compile(self, shape: tuple[int, ...] | None, error: Exception) -> EngineError:
+        size = "" if shape is None else f" for input {shape}"
+        if lacks_memory(error):
+            return _too_large(shape or "of any size", error)
+        return EngineError(
+            f"OpenVINO cannot compile {self._model}{size}: {_last_line(error)}",
+            remedy="ask for another size (sides are multiples of the model's stride, mostly 32), or use another engine",
+        )
+
+    def _fitted(self, network: Any) -> Any:
+        """The network with the input and the outputs that a slot has."""
+        ov = _openvino()
+        if self._head is not None:
+            network = openvino_head.cut(ov, network, self._head)
+        changes = ov.preprocess.PrePostProcessor(network)
+        if self._channels_last:
+            changes.input(0).model().set_layout(ov.Layout("NCHW"))
+            changes.input(0).tensor().set_layout(ov.Layout("NHWC")).set_element_type(ov.Type.bf16)
+        for number in range(len(self._head or ())):
+            changes.output(number).model().set_layout(ov.Layout("NCHW"))
+            changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
+            # Said in both cases: those of an FP16 network are float16, which nothing after them reads.
+            changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
+        return changes.build()
+
+    def _choose_precision(self, asked: str, quantised: bool, core: Any) -> str:
+        able = set(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+        if asked == "int8" and not quantised:
+            raise not_quantised()
+        if quantised:
+            if asked not in ("auto", "int8"):
+                raise UsageError(
+                    f"the model is quantised to int8, it cannot run at {asked}",
+                    remedy="use the model it was built from",
+                )
+            rest = "bf16" if _has_bf16(core) else "fp32"
+            self.reasons.append(f"precision int8: the model is quantised; layers that are not run in {rest}")
+            return "int8"
+        if asked == "auto":
+            against = _against_bf16(core)
+            self.reasons.append(f"precision {'fp32' if against else 'bf16'}: {against or 'the fastest of this CPU'}")
+            return "fp32" if against else "bf16"
+        if asked in ("bf16", "fp16") and asked.upper() not in able:
+            raise CapabilityError(
+                f"this CPU has no native {asked} (OpenVINO lists {', '.join(sorted(able))})",
+                remedy="use --precision auto",
+            )
+        self.reasons.append(f"precision {asked}: as asked")
+        return asked
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        ov = _openvino()
+        shape = (batch, 3, height, width)
+        compiled = self._compiled_for(shape)
+
+        def make_slot() -> Slot:
+            request = compiled.create_infer_request()
+            layout = None if self._head is None else HEAD
+            if self._channels_last:
+                values = np.zeros((batch, height, width, 3), self.input_dtype)
+                tensor = ov.Tensor(values, ov.Shape(values.shape), ov.Type.bf16)
+                slot = Slot(values, handle=request, memory_format="nhwc", layout=layout)
+            else:
+                slot = Slot(np.zeros(shape, self.input_dtype), handle=request, layout=layout)
+                tensor = ov.Tensor(slot.input, shared_memory=True)
+            request.set_input_tensor(0, tensor)
+            return slot
+
+        count = slots or self.streams + 1
+        try:
+            made = [make_slot() for _ in range(count)]
+        except (RuntimeError, MemoryError) as error:
+            if lacks_memory(error):
+                raise _too_large(shape, error, slots=count) from error
+            raise EngineError(f"OpenVINO cannot make requests of input {shape}: {_last_line(error)}") from error
+        return SlotLane(shape, made, start=_start, wait=self._wait)
+
+    def _wait(self, slot: Slot, timeout: float | None) -> bool:
+        try:
+            if timeout is None:
+                slot.handle.wait()
+            elif not slot.handle.wait_for(max(1, round(timeout * 1000))):
+                return False
+        except RuntimeError as error:
+            raise _failed(slot, error) from error
+        slot.outputs = tuple(_array(tensor) for tensor in slot.handle.output_tensors)
+        return True
+
+    def close(self) -> None:
+        self._fixed = self._free = self._unused = None
+
+
+def _openvino() -> Any:
+    """The module. Its package openvino_telemetry, which would report the import to a server, is kept out."""
+    if "openvino" not in sys.modules:
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+        import openvino.opset13
+        import openvino.preprocess
+    except ImportError as error:
+        raise CapabilityError(
+            f"engine openvino needs the package openvino: {error}",
+            remedy="pip install openvino, or use another --engine",
+        ) from error
+    return openvino
+
+
+@cache
+def _core() -> Any:
+    """The one core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack, and frees
+    that stack with itself. If another thread does so last, the next signal of the first one crashes the process."""
+    return _openvino().Core()
+
+
+def _has_bf16(core: Any) -> bool:
+    """Whether this CPU multiplies bf16 natively."""
+    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def _against_bf16(core: Any) -> str | None:
+    """Why a network is no faster in bf16 than in fp32 on this CPU; None: it is."""
+    if not _has_bf16(core):
+        return "this CPU has no native bf16"
+    # 1.5 (scout-n) and 1.7 times (scout-s) slower on a Xeon whose AMX is hidden, where an EPYC is up to twice as fast.
+    if "Intel" in core.get_property("CPU", "FULL_DEVICE_NAME") and "amx_bf16" not in cpu_flags():
+        return "without AMX an Intel CPU is slower in bf16"
+    return None
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """The tensor's memory; OpenVINO gives an empty tensor without its shape."""
+    array: NDArray[Any] = tensor.data
+    if tensor.element_type == _openvino().Type.bf16:
+        array = array.view(np.uint16)
+    return array if array.size else np.zeros(tuple(tensor.shape), array.dtype)
+
+
+def _start(slot: Slot) -> None:
+    try:
+        slot.handle.start_async()
+    except RuntimeError as error:
+        raise _failed(slot, error) from error
+
+
+def _failed(slot: Slot, error: RuntimeError) -> EngineError:
+    if lacks_memory(error):
+        return _too_large(slot.input.shape, error)
+    return EngineError(f"OpenVINO failed at input {slot.input.shape}: {_last_line(error)}")
+
+
+def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemoryError:
+    requests = f" in each of {slots} requests" if slots else ""
+    return HostMemoryError(
+        f"not enough memory for OpenVINO at input {shape}{requests}: {lacks_memory(error)}",
+        remedy="use a smaller --batch or --imgsz" + (", or fewer --slots" if slots else ""),
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def open_engine(model: Path, options: EngineOptions) -> OpenVinoEngine:
+    """Read and compile an ONNX (or OpenVINO IR) model for the CPU."""
+    return OpenVinoEngine(model, options)

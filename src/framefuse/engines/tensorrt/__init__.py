@@ -1,0 +1,1 @@
+"""Engine tensorrt: plans of TensorRT and of TensorRT for RTX."""

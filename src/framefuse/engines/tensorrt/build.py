@@ -1,0 +1,358 @@
+"""ONNX -> plan, with TensorRT >= 10 or TensorRT for RTX. No GPU is needed by the latter.
+
+Networks are strongly typed: what a file says is what is built. FP16 comes from FP16 weights, INT8 and FP8 from
+quantisers (`framefuse build`), never from flags of the builder. The one exception is `calibration`, which TensorRT 10
+still has: a file in FP32 becomes INT8 by ranges that TensorRT measures on pictures.
+
+The input of a plan is what preprocessing writes for GPUs: (batch, height, width, 8) float16, channels last, of which
+the first 3 are the picture.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines.tensorrt.qdq import is_quantised, symmetric, to_fp8
+from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+
+PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
+MODULES = ("tensorrt", "tensorrt_rtx")
+OLDEST = 10
+LARGEST_BATCH = 16
+"""Of a dynamic batch, when nobody says another one."""
+WORSE = ("WARNING", "ERROR", "INTERNAL_ERROR")
+KEPT = 50
+"""Messages that are kept of each kind."""
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The Python package that was found."""
+
+    trt: Any
+    name: str
+    """ "tensorrt" or "tensorrt_rtx"."""
+    version: str
+
+    @property
+    def rtx(self) -> bool:
+        return self.name == "tensorrt_rtx"
+
+    def __str__(self) -> str:
+        return f"{'TensorRT for RTX' if self.rtx else 'TensorRT'} {self.version}"
+
+
+def bindings() -> Bindings:
+    """TensorRT, or TensorRT for RTX where only that is installed.
+
+    Raises:
+        CapabilityError: neither is installed, or it is older than 10.
+    """
+    for name in MODULES:
+        try:
+            trt = import_module(name)
+        except ImportError:
+            continue
+        version = str(trt.__version__)
+        if name == "tensorrt" and int(version.partition(".")[0]) < OLDEST:
+            raise CapabilityError(
+                f"TensorRT {version} is installed; {OLDEST} is the oldest that is known", remedy="pip install tensorrt"
+            )
+        return Bindings(trt, name, version)
+    raise CapabilityError(
+        "neither package tensorrt nor tensorrt-rtx is installed", remedy="pip install 'framefuse[tensorrt-rtx]'"
+    )
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """An optimisation profile: the inputs a plan takes, (batch, height, width), and the one it is best at."""
+
+    min: tuple[int, int, int]
+    opt: tuple[int, int, int]
+    max: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        for low, best, high in zip(self.min, self.opt, self.max, strict=True):
+            if not 0 < low <= best <= high:
+                raise UsageError(f"shapes {self}: each number has to be 1 or more, and min <= opt <= max")
+
+    @classmethod
+    def exact(cls, batch: int, height: int, width: int) -> Shapes:
+        return cls(*((batch, height, width),) * 3)
+
+    @classmethod
+    def parse(cls, text: str) -> Shapes:
+        """From "1x3x640x640:8x3x640x640:16x3x640x640", or one shape for all three.
+
+        Raises:
+            UsageError: it is written in another way.
+        """
+        parts = text.lower().split(":")
+        try:
+            found = [tuple(int(number) for number in part.split("x")) for part in parts]
+        except ValueError:
+            found = []
+        if len(found) == 1:
+            found *= 3
+        fit = all(len(shape) == 4 and shape[1] == 3 and max(shape) < 1 << 31 for shape in found)
+        if len(found) != 3 or not fit:
+            raise UsageError(
+                f"--shapes {text!r} is not MIN:OPT:MAX, each BATCHx3xHEIGHTxWIDTH",
+                remedy="write 1x3x640x640:8x3x640x640:16x3x640x640",
+            )
+        low, best, high = ((shape[0], shape[2], shape[3]) for shape in found)
+        return cls(low, best, high)
+
+    def allow(self, batch: int, height: int, width: int) -> bool:
+        request = batch, height, width
+        return all(low <= asked <= high for low, asked, high in zip(self.min, request, self.max, strict=True))
+
+    def __str__(self) -> str:
+        return ":".join(f"{batch}x3x{height}x{width}" for batch, height, width in (self.min, self.opt, self.max))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A serialized engine and how it came to be."""
+
+    content: bytes
+    precision: PlanPrecision
+    shapes: Shapes
+    parse_s: float
+    build_s: float
+    layers: int
+    """Of the network before TensorRT fuses them."""
+    messages: dict[str, list[str]] = field(default_factory=dict)
+    """What the builder said, by severity: warnings and worse; the first `KEPT` of each."""
+
+
+class Messages:
+    """Collects what TensorRT says. Keep `logger` as long as anything made with it."""
+
+    def __init__(self, trt: Any) -> None:
+        self.said: dict[str, list[str]] = {}
+
+        class Logger(trt.ILogger):  # type: ignore[misc]
+            def __init__(logger) -> None:
+                trt.ILogger.__init__(logger)
+
+            def log(logger, severity: Any, message: str) -> None:
+                lines = self.said.setdefault(severity.name, [])
+                if len(lines) < KEPT and message not in lines:
+                    lines.append(message)
+
+        self.logger = Logger()
+
+    def errors(self) -> str:
+        """What went wrong since `forget`, in one line."""
+        lines = [line for kind in ("ERROR", "INTERNAL_ERROR") for line in self.said.get(kind, ())]
+        return "; ".join(lines[:3]) or "it gave no reason"
+
+    def worse(self) -> dict[str, list[str]]:
+        return {kind: list(lines) for kind, lines in self.said.items() if kind in WORSE}
+
+    def forget(self) -> None:
+        self.said.clear()
+
+
+def precision_of(model: Any) -> PlanPrecision:
+    """What an ONNX model is written in."""
+    from onnx import TensorProto
+
+    kinds = {tensor.data_type for tensor in model.graph.initializer}
+    if is_quantised(model):
+        return "fp8" if TensorProto.FLOAT8E4M3FN in kinds else "int8"
+    heavy = [tensor for tensor in model.graph.initializer if len(tensor.dims) > 1]
+    return "fp16" if any(tensor.data_type == TensorProto.FLOAT16 for tensor in heavy) else "fp32"
+
+
+def rewrite(path: Path, precision: str, *, calibrated: bool = False) -> tuple[Any, PlanPrecision]:
+    """The model as TensorRT gets it: quantised around zero, input in float16.
+
+    Args:
+        precision: "auto" for what the file is written in, or that; "fp8" of an INT8 file.
+        calibrated: INT8 ranges are measured by TensorRT.
+
+    Raises:
+        ModelError: the file cannot be read, or has several inputs.
+        UsageError: the file is written in another precision.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf raises its own
+        raise ModelError(f"{path} is no ONNX file: {error}") from error
+    written = precision_of(model)
+    if precision == "fp8" and written == "int8":
+        model, written = to_fp8(model), "fp8"
+    elif written == "int8":
+        model = symmetric(model)
+    if precision not in ("auto", written) and not (calibrated and (precision, written) == ("int8", "fp32")):
+        other = "int8" if precision == "fp8" else precision
+        raise UsageError(
+            f"precision {precision} was asked for, but {path.name} is written in {written}, and TensorRT follows the "
+            f"file",
+            remedy=f"framefuse build {path.name} --engine tensorrt --precision {precision}, or build the file with "
+            f"--precision {other} first",
+        )
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if len(inputs) != 1:
+        raise ModelError(f"{path.name} has {len(inputs)} inputs; a detector has one")
+    (entry,) = inputs
+    if entry.type.tensor_type.elem_type == TensorProto.FLOAT:
+        inside = f"{entry.name}/float32"
+        for node in model.graph.node:
+            node.input[:] = [inside if name == entry.name else name for name in node.input]
+        model.graph.node.insert(0, helper.make_node("Cast", [entry.name], [inside], inside, to=TensorProto.FLOAT))
+        entry.type.tensor_type.elem_type = TensorProto.FLOAT16
+    elif entry.type.tensor_type.elem_type != TensorProto.FLOAT16:
+        raise ModelError(f"input {entry.name} of {path.name} is neither float32 nor float16")
+    return model, written
+
+
+def build_plan(
+    path: Path,
+    shapes: Shapes,
+    *,
+    precision: str = "auto",
+    workspace_mb: int = 0,
+    timing_cache: Callable[[bytes | None], bytes] | None = None,
+    calibration: Iterable[NDArray[np.float32]] | None = None,
+    found: Bindings | None = None,
+) -> Plan:
+    """Build the plan of one optimisation profile.
+
+    Args:
+        workspace_mb: scratch memory that a kernel may take, MiB; 0: TensorRT's own default.
+        timing_cache: called with None it gives the bytes of last time; called with bytes it keeps them. TensorRT for
+            RTX has none: it compiles when it runs.
+        calibration: pictures, (n, 3, height, width) float32, for INT8 by TensorRT's own calibrator.
+
+    Raises:
+        ModelError: the file cannot be read, or has an operator that TensorRT lacks; it is named.
+        EngineError: TensorRT cannot build it, with its own words.
+        UsageError: shapes outside the model's, or a precision that the file does not have.
+        CapabilityError: TensorRT is not installed, or has no calibrator.
+    """
+    found = found or bindings()
+    trt = found.trt
+    model, written = rewrite(path, precision, calibrated=calibration is not None)
+    started = time.perf_counter()
+    said = Messages(trt)
+    builder = trt.Builder(said.logger)
+    flags = 0
+    strong = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    if calibration is None and strong is not None:
+        flags = 1 << int(strong)
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, said.logger)
+    if not parser.parse(model.SerializeToString()):
+        raise ModelError(f"{found} cannot read {path.name}: {_parser_errors(parser)}", remedy="use another engine")
+    entry = network.get_input(0)
+    _check_shapes(path, tuple(entry.shape), shapes)
+    entry.allowed_formats = 1 << int(trt.TensorFormat.HWC8)
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if workspace_mb:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_mb << 20)
+    profile = builder.create_optimization_profile()
+    profile.set_shape(entry.name, *((batch, 3, *size) for batch, *size in (shapes.min, shapes.opt, shapes.max)))
+    config.add_optimization_profile(profile)
+    if calibration is not None:
+        config.int8_calibrator = calibrator(trt, found, calibration, entry.name)
+        config.set_flag(trt.BuilderFlag.INT8)
+        config.set_flag(trt.BuilderFlag.FP16)
+        config.set_calibration_profile(profile)
+        written = "int8"
+    times = None
+    if timing_cache is not None and not found.rtx:
+        times = config.create_timing_cache(timing_cache(None))
+        config.set_timing_cache(times, False)
+    parsed = time.perf_counter()
+    content = builder.build_serialized_network(network, config)
+    if content is None:
+        remedy = "use another engine, or a file in another precision"
+        if workspace_mb:
+            remedy = f"give it more scratch memory than {workspace_mb} MiB (--workspace), or a smaller largest shape"
+        raise EngineError(f"{found} cannot build {path.name} for {shapes}: {said.errors()}", remedy=remedy)
+    ended = time.perf_counter()
+    if times is not None and timing_cache is not None:
+        timing_cache(bytes(config.get_timing_cache().serialize()))
+    return Plan(
+        bytes(content), written, shapes, parsed - started, ended - parsed, int(network.num_layers), said.worse()
+    )
+
+
+def calibrator(trt: Any, found: Bindings, pictures: Iterable[NDArray[np.float32]], name: str) -> Any:
+    """TensorRT 10's entropy calibrator over pictures, which are copied to the GPU.
+
+    Raises:
+        CapabilityError: this TensorRT has none; quantise the file instead.
+    """
+    base = getattr(trt, "IInt8EntropyCalibrator2", None)
+    if base is None:
+        raise CapabilityError(
+            f"{found} has no calibrator: it reads quantised files only", remedy="framefuse build --precision int8"
+        )
+    from framefuse.cuda import device
+
+    batches = iter(pictures)
+
+    class Calibrator(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: Any = None
+
+        def get_batch_size(self) -> int:
+            return 1
+
+        def get_batch(self, names: list[str]) -> list[int] | None:
+            assert names == [name], names
+            picture = next(batches, None)
+            if picture is None:
+                return None
+            self.kept = device.cupy().asarray(np.ascontiguousarray(picture.reshape(1, *picture.shape[-3:]), np.float16))
+            return [device.address(self.kept)]
+
+        def read_calibration_cache(self) -> bytes | None:
+            return None
+
+        def write_calibration_cache(self, cache: Any) -> None:
+            pass
+
+    return Calibrator()
+
+
+def _parser_errors(parser: Any) -> str:
+    lines = []
+    for number in range(min(parser.num_errors, 3)):
+        error = parser.get_error(number)
+        where = f"operator {error.node_operator()} of node {error.node_name()!r}: " if error.node_operator() else ""
+        lines.append(f"{where}{error.desc().strip()}")
+    return "; ".join(lines) or "it gave no reason"
+
+
+def _check_shapes(path: Path, declared: tuple[int, ...], shapes: Shapes) -> None:
+    for batch, height, width in (shapes.min, shapes.max):
+        wanted = batch, 3, height, width
+        if len(declared) != 4 or any(own not in (-1, asked) for own, asked in zip(declared, wanted, strict=True)):
+            text = "x".join("any" if size == -1 else str(size) for size in declared)
+            raise UsageError(
+                f"shapes {shapes} were asked for, but {path.name} takes {text}",
+                remedy="export it with a dynamic batch and size, or ask for what it takes",
+            )
+
+
+__all__ = ["Bindings", "Plan", "PlanPrecision", "Shapes", "bindings", "build_plan", "precision_of", "rewrite"]

@@ -1,0 +1,329 @@
+"""Engine tensorrt: TensorRT >= 10, or TensorRT for RTX, where one of them is installed.
+
+tensorrt_build.py  ONNX -> plan, which needs no GPU with TensorRT for RTX
+tensorrt_qdq.py    quantised graphs as TensorRT reads them
+tensorrt_plans.py  which plan may be used here
+this file          a plan on the GPU
+
+    open_engine("tensorrt", Path("yolov8n.onnx"), EngineOptions())    a plan from the cache, or built now
+    open_engine("tensorrt", Path("yolov8n.plan"), EngineOptions())    a plan that `framefuse build` wrote
+
+This file has never run on a GPU that TensorRT for RTX supports: it is tested against a stand-in that refuses what the
+API's documentation says is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.cuda import device
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
+from framefuse.engines.tensorrt.plans import cached, read
+from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+
+PLANS = (".plan", ".engine")
+CHANNELS = 8
+"""Of an input picture: three, and zeros up to what the format HWC8 wants."""
+RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
+"""Of the GPUs that TensorRT for RTX 1.7 runs on."""
+POLL = 0.0005
+"""Seconds between looks at a slot that may time out."""
+
+
+class TensorrtEngine:
+    """A model on the current GPU.
+
+    Its slots are in pinned host memory: a launch copies pictures in and results out. `execution` gives the same model
+    without copies, for programs whose pictures are on the GPU already.
+    """
+
+    name = "tensorrt"
+    streams = 1
+    input_dtype: np.dtype[Any] = np.dtype(np.float16)
+    capturable = True
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        if options.device == "cpu":
+            raise CapabilityError(
+                "engine tensorrt runs on NVIDIA GPUs only", remedy="use --device cuda or another engine"
+            )
+        if options.precision == "bf16":
+            raise CapabilityError("engine tensorrt has no bf16", remedy="use --precision fp16 or another engine")
+        if options.streams > 1 or options.threads:
+            raise UsageError(
+                f"engine tensorrt has no streams and threads ({options.streams}, {options.threads})",
+                remedy="leave both 0",
+            )
+        self._found = bindings()
+        device.cupy()
+        self._said = Messages(self._found.trt)
+        self._runtime = self._found.trt.Runtime(self._said.logger)
+        self._model, self._options = model, options
+        self._loaded: list[tuple[Shapes, Any]] = []
+        self.artifact_bytes = 0
+        """Size of the plan that was loaded last."""
+        self.reasons = [f"{self._found}"]
+        if model.suffix in PLANS:
+            content, shapes, self.precision = read(model, self._found)
+            self._load(content, shapes, model)
+        else:
+            self.precision = _written(model) if options.precision == "auto" else options.precision
+        self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
+
+    def execution(self, batch: int, height: int, width: int) -> Execution:
+        """The model of one shape with memory of its own: `input`, `start`, `finish`, `results`.
+
+        Raises:
+            UsageError: the plan's shapes exclude it.
+            EngineError: TensorRT refuses the plan or the shape, or the GPU has no room.
+        """
+        engine = self._engine(batch, height, width)
+        return Execution(self._found, engine, self._said, batch, height, width)
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        requests = [_Request(self.execution(batch, height, width)) for _ in range(slots or 2)]
+        return SlotLane(
+            (batch, 3, height, width),
+            [Slot(request.input, handle=request) for request in requests],
+            start=lambda slot: slot.handle.start(),
+            wait=_wait,
+        )
+
+    def layers(self, batch: int, height: int, width: int) -> list[dict[str, Any]]:
+        """What TensorRT made of the model: its layers after fusion, as the engine inspector tells."""
+        inspector = self._engine(batch, height, width).create_engine_inspector()
+        text = inspector.get_engine_information(self._found.trt.LayerInformationFormat.JSON)
+        found = json.loads(text).get("Layers", [])
+        return [layer if isinstance(layer, dict) else {"Name": layer} for layer in found]
+
+    def benchmark(
+        self, batch: int, height: int, width: int, *, warmups: int = 20, runs: int = 100
+    ) -> dict[str, list[float]]:
+        """Milliseconds of each run: `host` from pictures in host memory to results there, `device` without copies.
+
+        Raises:
+            UsageError: no runs are asked for.
+        """
+        if runs < 1 or warmups < 0:
+            raise UsageError(f"runs {runs} and warmups {warmups} are too few", remedy="use 1 or more, and 0 or more")
+        cp = device.cupy()
+        request = _Request(self.execution(batch, height, width))
+        start, end = cp.cuda.Event(), cp.cuda.Event()
+        times: dict[str, list[float]] = {"host": [], "device": []}
+        for number in range(-warmups, runs):
+            began = time.perf_counter()
+            request.start()
+            request.wait()
+            host = (time.perf_counter() - began) * 1e3
+            start.record(request.stream)
+            request.execution.start(request.stream)
+            end.record(request.stream)
+            end.synchronize()
+            if number >= 0:
+                times["host"].append(host)
+                times["device"].append(float(cp.cuda.get_elapsed_time(start, end)))
+        return times
+
+    def close(self) -> None:
+        self._loaded.clear()
+
+    def _engine(self, batch: int, height: int, width: int) -> Any:
+        for shapes, engine in self._loaded:
+            if shapes.allow(batch, height, width):
+                return engine
+        if self._model.suffix in PLANS:
+            ((shapes, _),) = self._loaded
+            raise UsageError(
+                f"{self._model.name} takes {shapes} (min:opt:max), and {batch}x3x{height}x{width} is outside",
+                remedy="build it with --shapes that include it",
+            )
+        kept, shapes = cached(
+            self._model,
+            self.precision,
+            (batch, height, width),
+            workspace_mb=self._options.workspace_mb,
+            found=self._found,
+        )
+        self.reasons.append(f"shapes {shapes}: {kept.reason}")
+        return self._load(kept.path.read_bytes(), shapes, kept.path)
+
+    def _load(self, content: bytes, shapes: Shapes, path: Path) -> Any:
+        """Deserialize a plan.
+
+        Raises:
+            CapabilityError: TensorRT for RTX says that it does not support this GPU's compute capability.
+            EngineError: TensorRT refuses it: foreign, damaged, or for a GPU that this one is not.
+        """
+        self._said.forget()
+        engine = self._runtime.deserialize_cuda_engine(content)
+        if engine is None:
+            said, diagnosis = self._said.errors(), self._validity(content)
+            kind = CapabilityError if "UNSUPPORTED_CC" in diagnosis else EngineError
+            raise kind(
+                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {said}{diagnosis}",
+                remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
+                if self._found.rtx
+                else "build it again on this machine, or use --engine cudnn",
+            )
+        self.artifact_bytes = len(content)
+        self._loaded.append((shapes, engine))
+        return engine
+
+    def _validity(self, content: bytes) -> str:
+        """What TensorRT for RTX says about a plan it refuses; empty where it says nothing."""
+        if not hasattr(self._runtime, "get_engine_validity"):
+            return ""
+        _, bits = self._runtime.get_engine_validity(content)
+        kinds = self._found.trt.EngineInvalidityDiagnostics.__members__.items()
+        named = [name for name, kind in kinds if int(bits) & int(kind)]
+        return f" ({', '.join(named)})" if named else ""
+
+
+class Execution:
+    """One context of a plan with its memory. TensorRT reads and writes where it was told before.
+
+    Attributes:
+        input: (batch, height, width, 8) float16; the channels behind the third stay 0.
+        results: the model's outputs.
+    """
+
+    layout: str | None = None
+
+    def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
+        cp, trt = device.cupy(), found.trt
+        self._engine, self._said = engine, said
+        self._called = f"{found} at {batch}x3x{height}x{width}"
+        names = [engine.get_tensor_name(number) for number in range(engine.num_io_tensors)]
+        inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        if len(inputs) != 1:
+            raise ModelError(f"the plan has {len(inputs)} inputs; a detector has one")
+        said.forget()
+        self._context = self._new_context(engine, found)
+        self._check(self._context is not None, "gives no execution context")
+        shape = (batch, 3, height, width)
+        self._check(self._context.set_input_shape(inputs[0], shape), "refuses the shape")
+        self.input = cp.zeros((batch, height, width, CHANNELS), cp.float16)
+        self.results: list[Any] = []
+        memory = {inputs[0]: self.input}
+        for name in names:
+            if name not in memory:
+                shape = tuple(self._context.get_tensor_shape(name))
+                if any(size < 0 for size in shape):
+                    raise ModelError(
+                        f"output {name} has shape {shape}, which depends on the picture", remedy="use another engine"
+                    )
+                memory[name] = cp.zeros(shape, np.dtype(trt.nptype(engine.get_tensor_dtype(name))))
+                self.results.append(memory[name])
+        for name, at in memory.items():
+            self._check(self._context.set_tensor_address(name, device.address(at)), f"refuses the memory of {name}")
+        cp.cuda.get_current_stream().synchronize()
+
+    def start(self, stream: Any) -> None:
+        """Start the model on a stream of CuPy; after one run that was not captured it may be captured."""
+        self._check(self._context.execute_async_v3(stream.ptr), "does not run")
+
+    def finish(self, stream: Any) -> None:
+        """Nothing: TensorRT has written `results`."""
+
+    def _new_context(self, engine: Any, found: Bindings) -> Any:
+        """A context whose kernels are all compiled now: in the middle of a capture is too late."""
+        if not found.rtx:
+            return engine.create_execution_context()
+        trt, config = found.trt, engine.create_runtime_config()
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # programs capture by themselves
+        return engine.create_execution_context(runtime_config=config)
+
+    def _check(self, done: bool, what: str) -> None:
+        if not done:
+            raise EngineError(f"{self._called} {what}: {self._said.errors()}")
+
+
+class _Request:
+    """A slot's memory on the host, and the copies in and out."""
+
+    def __init__(self, execution: Execution) -> None:
+        cp = device.cupy()
+        self.execution = execution
+        batch, height, width, _ = execution.input.shape
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        self.ended = cp.cuda.Event(block=True, disable_timing=True)
+        self.input: NDArray[Any] = device.pinned((batch, 3, height, width), np.float16)
+        self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
+        self._pictures = cp.empty(self.input.shape, cp.float16)
+
+    def start(self) -> None:
+        runtime, stream = device.cupy().cuda.runtime, self.stream
+        try:
+            runtime.memcpyAsync(device.address(self._pictures), self.input.ctypes.data, self.input.nbytes,
+                                runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
+            with stream:
+                self.execution.input[..., :3] = self._pictures.transpose(0, 2, 3, 1)
+            self.execution.start(stream)
+            for result, output in zip(self.execution.results, self.outputs, strict=True):
+                runtime.memcpyAsync(output.ctypes.data, device.address(result), output.nbytes,
+                                    runtime.memcpyDeviceToHost, stream.ptr)  # fmt: skip
+            self.ended.record(stream)
+        except runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+    def done(self) -> bool:
+        try:
+            return bool(self.ended.done)
+        except device.cupy().cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+    def wait(self) -> None:
+        try:
+            self.ended.synchronize()
+        except device.cupy().cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(f"CUDA failed: {error}") from error
+
+
+def this_gpu() -> str:
+    """Name and compute capability."""
+    runtime = device.cupy().cuda.runtime
+    found = runtime.getDeviceProperties(runtime.getDevice())
+    name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]
+    return f"{name} of compute capability {found['major']}.{found['minor']}"
+
+
+def _written(model: Path) -> str:
+    import onnx
+
+    try:
+        return precision_of(onnx.load(model))
+    except Exception as error:  # protobuf raises its own
+        raise ModelError(f"{model} is no ONNX file: {error}") from error
+
+
+def _wait(slot: Slot, timeout: float | None) -> bool:
+    request: _Request = slot.handle
+    if timeout is None:
+        request.wait()
+    else:
+        end = time.monotonic() + timeout
+        while not request.done():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(POLL)
+    slot.outputs = request.outputs
+    return True
+
+
+def open_engine(model: Path, options: EngineOptions) -> TensorrtEngine:
+    """Load an ONNX model, or a plan that `framefuse build` wrote, for an NVIDIA GPU.
+
+    Raises:
+        CapabilityError: TensorRT or a GPU is missing.
+        ModelError: a plan that is truncated, or of another version, GPU or driver.
+        EngineError: TensorRT refuses it.
+    """
+    return TensorrtEngine(model, options)

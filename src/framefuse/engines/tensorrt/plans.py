@@ -1,0 +1,218 @@
+"""Which plan may be used here: the keys of the cache, and plans in files of their own with a JSON beside them.
+
+A plan belongs to one version of TensorRT, one GPU and one driver. TensorRT for RTX compiles when it runs, so its plans
+belong to a version and a kind of machine only.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines.cache import DAMAGED, Cached, EngineCache, file_hash, model_hash, write_atomically
+from framefuse.engines.onnx_shapes import read_profile
+from framefuse.engines.tensorrt.build import Bindings, Plan, Shapes, bindings, build_plan
+from framefuse.errors import EngineError, ModelError, SinkError
+
+SUFFIX = ".plan"
+FLAGS = "strongly typed, input HWC8 float16"
+"""What every plan of this version is built with."""
+HERE = ("engine", "version", "device", "driver", "platform")
+"""Entries of a key that say where a plan may be used."""
+
+
+def place(found: Bindings) -> dict[str, str]:
+    """Everything outside the model that decides whether a plan may be used.
+
+    Raises:
+        CapabilityError: TensorRT, but no GPU. (TensorRT for RTX needs none to build.)
+    """
+    values = {"engine": found.name, "version": found.version, "platform": f"{platform.system()} {platform.machine()}"}
+    if found.rtx:
+        return values | {"device": "any RTX GPU", "driver": "any"}
+    from framefuse.cuda import device
+
+    runtime = device.cupy().cuda.runtime
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    name = properties["name"]
+    name = name.decode() if isinstance(name, bytes) else name
+    return values | {
+        "device": f"{name}, sm_{properties['major']}{properties['minor']}",
+        "driver": str(runtime.driverGetVersion()),
+    }
+
+
+def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_mb: int = 0) -> dict[str, str]:
+    """Of a plan in the cache."""
+    return place(found) | {
+        "model": model_hash(model),
+        "precision": precision,
+        "shapes": str(shapes),
+        "flags": f"{FLAGS}, workspace {workspace_mb or 'default'} MiB",
+    }
+
+
+def cached(
+    model: Path,
+    precision: str,
+    request: tuple[int, int, int],
+    *,
+    workspace_mb: int = 0,
+    found: Bindings | None = None,
+    cache: EngineCache | None = None,
+) -> tuple[Cached, Shapes]:
+    """A plan for an input of (batch, height, width): one in the cache that allows it, or one built now, for the shapes
+    that the file states (`framefuse.build_engine`), or for exactly this one.
+
+    Raises:
+        ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
+    """
+    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    stated = read_profile(model)
+    own = Shapes.exact(*request)
+    if stated is not None:
+        own = Shapes(*((batch, height, width) for batch, _, height, width in (stated.min, stated.opt, stated.max)))
+    wanted = key(found, model, precision, own, workspace_mb)
+    shapes = _wider(cache, wanted, request) or own
+
+    def build(path: Path) -> None:
+        plan = build_plan(
+            model,
+            shapes,
+            precision=precision,
+            workspace_mb=workspace_mb,
+            found=found,
+            timing_cache=_timing(cache, found),
+        )
+        path.write_bytes(plan.content)
+
+    try:
+        return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
+    except OSError as error:
+        raise EngineError(
+            f"a plan cannot be kept in {cache.folder}: {error.strerror or error}", remedy="set XDG_CACHE_HOME"
+        ) from error
+
+
+def build(
+    model: Path,
+    shapes: Shapes,
+    *,
+    precision: str = "auto",
+    output: Path | None = None,
+    workspace_mb: int = 0,
+    calibration: Iterable[NDArray[np.float32]] | None = None,
+    found: Bindings | None = None,
+    cache: EngineCache | None = None,
+) -> tuple[Path, Plan]:
+    """Build a plan and write it: to `output`, with a JSON beside it, or into the cache, where the engine finds it.
+
+    Raises:
+        ModelError, EngineError, UsageError, CapabilityError: as `build_plan`.
+        SinkError: it cannot be written.
+    """
+    found, cache = found or bindings(), cache or EngineCache("tensorrt")
+    about = key(found, model, precision, shapes, workspace_mb)
+    plan = build_plan(
+        model, shapes, precision=precision, workspace_mb=workspace_mb, calibration=calibration, found=found,
+        timing_cache=_timing(cache, found),
+    )  # fmt: skip
+    try:
+        if output is not None:
+            write(output, plan, about)
+            return output, plan
+        kept = cache.get(about, lambda path: void(path.write_bytes(plan.content)), suffix=SUFFIX)
+    except OSError as error:
+        remedy = "set XDG_CACHE_HOME, or name a file with --out" if output is None else "name another file with --out"
+        why = error.strerror or error
+        raise SinkError(f"{output or cache.folder} cannot be written: {why}", remedy=remedy) from error
+    return kept.path, plan
+
+
+def write(path: Path, plan: Plan, about: dict[str, str]) -> None:
+    """Write a plan and its description: the description last, so that a half written pair is refused."""
+    facts = {
+        "key": about | {"precision": plan.precision, "shapes": str(plan.shapes)},
+        "bytes": len(plan.content),
+        "seconds": {"parse": round(plan.parse_s, 3), "build": round(plan.build_s, 3)},
+        "messages": plan.messages,
+    }
+    write_atomically(path, plan.content)
+    facts["sha256"] = file_hash(path)
+    write_atomically(_description(path), json.dumps(facts, indent=1).encode())
+
+
+def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
+    """A plan that was written, its shapes and its precision.
+
+    Raises:
+        ModelError: there is no description, the plan is truncated or another one, or belongs to another version, GPU
+            or driver.
+    """
+    again = "build it again: framefuse build MODEL.onnx --engine tensorrt --out PLAN"
+    try:
+        facts: dict[str, Any] = json.loads(_description(path).read_text(encoding="utf-8"))
+        about, size, expected = facts["key"], int(facts["bytes"]), facts["sha256"]
+        shapes, precision = Shapes.parse(about["shapes"]), str(about["precision"])
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{error.filename} is missing; without its description a plan may be of any model and version", remedy=again
+        ) from error
+    except DAMAGED as error:
+        raise ModelError(f"{_description(path)} describes no plan: {error!r}", remedy=again) from error
+    if len(content) < size:
+        raise ModelError(f"{path} is truncated: {len(content)} bytes of {size}", remedy=again)
+    if file_hash(path) != expected:
+        raise ModelError(f"{path} is not the plan that {_description(path).name} describes", remedy=again)
+    here = place(found)
+    other = [f"{name} {about.get(name)!r}, here {here[name]!r}" for name in HERE if about.get(name) != here[name]]
+    if other:
+        raise ModelError(f"{path} was built for another place: {'; '.join(other)}", remedy=again)
+    return content, shapes, precision
+
+
+def void(result: object) -> None:
+    """For functions that may return nothing."""
+
+
+def _description(path: Path) -> Path:
+    return Path(f"{path}.json")
+
+
+def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, int]) -> Shapes | None:
+    """Shapes of a plan in the cache that is like the wanted one and allows the request too."""
+    same = {name: value for name, value in wanted.items() if name != "shapes"}
+    for path in sorted(cache.folder.glob("*.json")) if cache.folder.is_dir() else ():
+        try:
+            other = json.loads(path.read_text(encoding="utf-8"))["key"]
+            shapes = Shapes.parse(other["shapes"])
+        except DAMAGED:  # the cache itself says what is damaged
+            continue
+        if all(other.get(name) == value for name, value in same.items()) and shapes.allow(*request):
+            return shapes
+    return None
+
+
+def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], bytes]:
+    """Reads (None) or keeps TensorRT's timing cache of this place. Of two builders at once the last one's is kept."""
+    name = "-".join(place(found).values()) if not found.rtx else "none"
+    path = cache.folder / f"{''.join(letter if letter.isalnum() else '_' for letter in name)}.timing"
+
+    def timing(content: bytes | None) -> bytes:
+        if content is None:
+            return path.read_bytes() if path.exists() else b""
+        cache.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+        return content
+
+    return timing
+
+
+__all__ = ["build", "cached", "key", "place", "read", "write"]

@@ -1,0 +1,1 @@
+"""Engine torch: the ONNX graph as PyTorch operators."""

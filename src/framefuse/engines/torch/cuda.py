@@ -1,0 +1,146 @@
+"""A model of PyTorch on a GPU, in the graphs of others.
+
+PyTorch's allocator hands memory out and takes it back while a model runs. What is captured must stay what it was, so an
+execution's memory comes from a pool of its own, filled by a first run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from framefuse.cuda import device
+from framefuse.engines.device_requests import capture
+from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
+
+
+class _Pools:
+    """PyTorch ends the process where a pool of memory is freed while any thread allocates from another one. So a pool
+    that nobody needs any more, which may be found at any time, waits until none is in use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # what is unused may be found by a thread that holds it
+        self._used = 0
+        self.unused: list[Any] = []
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        with self._lock:
+            self._used += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used -= 1
+            self.free()
+
+    def free(self) -> None:
+        """Free what is unused, if it is allowed now."""
+        with self._lock:
+            if not self._used:
+                self.unused.clear()
+
+
+_pools = _Pools()
+
+
+class Execution:
+    """A model of one shape with memory of its own on the GPU.
+
+    Attributes:
+        input: (batch, height, width, 3) on the GPU.
+        results: the model's outputs, float32, on the GPU.
+        capturable: whether `start` may be captured.
+        how: which it is, and why, for people.
+    """
+
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    layout: str | None = None
+
+    def __init__(
+        self,
+        network: Callable[[Any], Sequence[Any]],
+        shape: tuple[int, int, int, int],
+        dtype: np.dtype[Any],
+    ) -> None:
+        cp = device.cupy()
+        self._network = network
+        self._pool = torch.cuda.MemPool()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = cp.cuda.Stream(non_blocking=True)
+        self.input = cp.zeros(shape, dtype)
+        self._picture = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
+        cp.cuda.get_current_stream().synchronize()
+        self.results: list[Any] = []
+        with self._on(self._stream):
+            outputs = self._run()
+        self.results = [cp.zeros(tuple(output.shape), np.float32) for output in outputs]
+        self._targets = [torch.as_tensor(result, device="cuda") for result in self.results]
+        del outputs
+        cp.cuda.get_current_stream().synchronize()
+        for _ in range(2):
+            self.start(self._stream)
+        self._stream.synchronize()
+        self.capturable, self.how = True, "captured"
+        try:
+            capture(self._stream, lambda: self.start(self._stream))
+        except Exception as error:  # PyTorch's, or CUDA's
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.capturable, self.how = False, f"a graph of its own between two of ours ({why})"
+            graph = torch.cuda.CUDAGraph()
+            with (
+                _pools.used(),
+                torch.inference_mode(),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads may allocate
+            ):
+                self._copy(self._run())
+            self._graph = graph
+
+    def start(self, stream: Any) -> None:
+        with self._on(stream):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._copy(self._run())
+
+    def finish(self, stream: Any) -> None:
+        """Nothing: the model has written `results`."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            _pools.unused.append(self.__dict__.pop("_pool"))
+            _pools.free()
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """PyTorch on a stream of CuPy, with this execution's memory and the fastest kernels."""
+        with (
+            _pools.used(),
+            torch.inference_mode(),
+            torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)),
+            torch.cuda.use_mem_pool(self._pool),
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False),
+        ):
+            yield
+
+    def _run(self) -> Sequence[Any]:
+        try:
+            return self._network(self._picture)
+        except FramefuseError:
+            raise
+        except torch.cuda.OutOfMemoryError as error:
+            raise GpuMemoryError(
+                f"the GPU has no room for PyTorch at input {tuple(self.input.shape)}: {error}",
+                remedy="use a smaller batch, or close what else uses the GPU",
+            ) from error
+        except Exception as error:  # whatever the model's own code raises
+            raise EngineError(f"PyTorch failed at input {tuple(self.input.shape)}: {error}") from error
+
+    def _copy(self, outputs: Sequence[Any]) -> None:
+        for target, output in zip(self._targets, outputs, strict=True):
+            target.copy_(output)

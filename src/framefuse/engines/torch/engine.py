@@ -1,0 +1,196 @@
+"""PyTorch as an engine: an nn.Module, an exported program (.pt2), TorchScript, or an ONNX whose operators it has.
+
+Channels last throughout. On the CPU a slot is read in place and `submit` runs the model; on a GPU the model's launches
+are captured with ours (`torch_cuda`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from framefuse.common.machine import available_cores
+from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines.onnx_shapes import Shape, at_shape, load
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
+from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+
+SUFFIXES = (".onnx", ".pt2", ".pt", ".ts", ".torchscript")
+HALVES = ("fp16", "bf16")
+
+Network = Callable[[Any], Sequence[Any]]
+"""(batch, 3, height, width) -> the model's outputs."""
+
+
+class TorchEngine:
+    """A model of PyTorch.
+
+    Args:
+        model: a file, or an `nn.Module` in evaluation mode, which is moved and converted in place.
+    """
+
+    name = "torch"
+    streams = 1
+
+    def __init__(self, model: Any, options: EngineOptions) -> None:
+        self._torch = torch = _torch()
+        self.capturable = options.device == "cuda"
+        if self.capturable and not torch.cuda.is_available():
+            raise CapabilityError(
+                f"PyTorch {torch.__version__} finds no GPU that it can use",
+                remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
+            )
+        if options.workspace_mb:
+            raise UsageError("engine torch has no workspace limit", remedy="leave workspace_mb at 0")
+        if options.streams > 1:
+            raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
+        self._device = torch.device("cuda" if self.capturable else "cpu")
+        self.precision = options.precision
+        if options.precision == "auto":
+            self.precision = "fp16" if self.capturable else "fp32"
+        if self.precision == "int8":
+            raise CapabilityError("engine torch has no int8", remedy="use another engine")
+        self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        self._module: Any = None
+        self._onnx: Any = None
+        self._what = str(model) if isinstance(model, Path) else type(model).__name__
+        if isinstance(model, Path) and model.suffix == ".onnx":
+            self._onnx = load(model)
+        else:
+            self._module = self._converted(_read(torch, model) if isinstance(model, Path) else model)
+        threads = options.threads or available_cores()
+        if not self.capturable:
+            torch.set_num_threads(threads)
+        self.reasons: list[str] = [
+            f"precision {self.precision}: {'as asked' if options.precision != 'auto' else f'usual on {self._device}'}",
+            f"PyTorch {torch.__version__}, channels last"
+            + ("" if self.capturable else f", {threads} threads, one request at a time"),
+        ]
+        # What the first layer reads, where NumPy has a name for it.
+        self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and self.capturable else np.float32)
+
+    def network(self, shape: Shape) -> Network:
+        """The model for one input shape, on its device.
+
+        Raises:
+            UsageError: the model, or the profile it was built for, excludes this shape.
+            ModelError: it has operators that are not known.
+        """
+        if self._onnx is None:
+            module, dtype = self._module, self._half if self.precision in HALVES else self._torch.float32
+            return lambda picture: flatten(module(picture.to(dtype)), self._torch)
+        import onnx
+
+        from framefuse.engines.torch.importer import OnnxNetwork
+
+        model = onnx.ModelProto()
+        model.CopyFrom(self._onnx)
+        model = to_fp32(at_shape(model, shape))
+        if self.precision in HALVES:
+            model = to_fp16(model, plan_fp16(model, {}))
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        network = OnnxNetwork(model, self._device, self._half)
+        return network
+
+    def execution(self, batch: int, height: int, width: int) -> Any:
+        """The model of one shape with memory of its own on the GPU.
+
+        Raises:
+            CapabilityError: the engine was opened for the CPU.
+            UsageError, ModelError: as `network`.
+            EngineError: the GPU has not enough memory, or PyTorch fails.
+        """
+        if not self.capturable:
+            raise CapabilityError("engine torch was opened for the CPU", remedy="open it with device cuda")
+        from framefuse.engines.torch.cuda import Execution
+
+        made = Execution(self.network((batch, 3, height, width)), (batch, height, width, 3), self.input_dtype)
+        self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
+        return made
+
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+        shape = (batch, 3, height, width)
+        if self.capturable:
+            from framefuse.engines.device_requests import device_lane
+
+            return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
+        network, torch = self.network(shape), self._torch
+
+        def run(slot: Slot) -> None:
+            try:
+                with torch.inference_mode():
+                    outputs = network(torch.from_numpy(slot.input).permute(0, 3, 1, 2))
+            except FramefuseError:
+                raise
+            except Exception as error:  # whatever the model's own code raises
+                raise EngineError(f"PyTorch failed at input {shape}: {error}") from error
+            slot.outputs = tuple(output.float().numpy() for output in outputs)
+
+        slot = Slot(np.zeros((batch, height, width, 3), self.input_dtype), memory_format="nhwc")
+        return SlotLane(shape, [slot], start=run, wait=lambda slot, timeout: True)
+
+    def close(self) -> None:
+        self._module = self._onnx = None
+
+    def _converted(self, module: Any) -> Any:
+        """The module on its device, in its precision, channels last."""
+        torch = self._torch
+        dtype = self._half if self.precision in HALVES else torch.float32
+        if isinstance(module, torch.export.ExportedProgram):
+            found = {value.dtype for value in module.state_dict.values() if value.is_floating_point()}
+            if found - {dtype}:
+                raise UsageError(
+                    f"{self._what} was exported in {', '.join(sorted(map(str, found)))}, not in {self.precision}",
+                    remedy="export it in that precision, or pass the nn.Module",
+                )
+            return module.module().to(self._device)
+        return module.eval().to(device=self._device, dtype=dtype, memory_format=torch.channels_last)
+
+
+def flatten(outputs: Any, torch: Any) -> list[Any]:
+    """The tensors among what a module returned, in order. Lists inside of it, which a module returns for training,
+    are left out."""
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    values: Iterable[Any] = outputs.values() if isinstance(outputs, dict) else outputs
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _read(torch: Any, path: Path) -> Any:
+    """What a file of PyTorch holds.
+
+    Raises:
+        ModelError: it cannot be read, or is of another kind.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ModelError(f"engine torch cannot read {path}", remedy=f"pass a file that ends in {', '.join(SUFFIXES)}")
+    try:
+        return torch.export.load(path) if path.suffix == ".pt2" else torch.jit.load(path, map_location="cpu")
+    except Exception as error:  # a zip's, pickle's, or PyTorch's own classes
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ModelError(
+            f"PyTorch cannot load {path}: {first}",
+            remedy="pass an exported program (.pt2), TorchScript (.pt, .ts) or ONNX; weights alone are no model",
+        ) from error
+
+
+def _torch() -> Any:
+    """The module. Its OpenMP workers are told not to spin, where nobody has told them anything: beside busy
+    neighbours on two cores, spinning at barriers made a YOLOv8n take 0.4 to 5 s instead of 0.13 s."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        import torch
+    except ImportError as error:
+        raise CapabilityError("package torch is not installed", remedy="pip install 'framefuse[torch]'") from error
+    return torch
+
+
+def open_engine(model: Path, options: EngineOptions) -> TorchEngine:
+    """Load a model for PyTorch."""
+    return TorchEngine(model, options)

@@ -1,0 +1,170 @@
+"""An ONNX file as calls of PyTorch, for one input shape: what depends on nothing but that shape is computed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from framefuse.engines.torch.ops import OPERATORS, PLAIN
+from framefuse.errors import ModelError
+
+
+class OnnxNetwork:
+    """A model whose shapes are all stated (`onnx_shapes.at_shape`).
+
+    Args:
+        model: ONNX `ModelProto`.
+        half: what stands for float16 in it.
+
+    Raises:
+        ModelError: it has operators that this engine lacks; all of them are named.
+    """
+
+    def __init__(self, model: Any, device: torch.device, half: torch.dtype = torch.float16) -> None:
+        from onnx import numpy_helper
+
+        graph = model.graph
+        missing = sorted({node.op_type for node in graph.node} - set(OPERATORS) - {"Constant", "Cast"})
+        if missing:
+            raise ModelError(
+                f"engine torch lacks operators that the model uses: {', '.join(missing)}",
+                remedy="use another engine, or pass the model as an nn.Module, .pt2 or TorchScript file",
+            )
+        self._device, self._half = device, half
+        self._known: dict[str, torch.Tensor] = {
+            tensor.name: self._typed(torch.from_numpy(numpy_helper.to_array(tensor).copy()))
+            for tensor in graph.initializer
+        }
+        self._inputs = [value.name for value in graph.input if value.name not in self._known]
+        self._outputs = [value.name for value in graph.output]
+        shapes = _shapes(graph)
+        readers = Counter(name for node in graph.node for name in node.input)
+        readers.update(self._outputs)
+        silus = _silus(graph, readers)
+        self._steps: list[tuple[Callable[[list[Any]], Any], list[Any], list[str]]] = []
+        for node in graph.node:
+            name, inputs = node.op_type, list(node.input)
+            if node.output[0] in silus.values():
+                continue  # a Sigmoid that its Mul takes along
+            if node.output[0] in silus:
+                name, inputs = "Silu", [next(part for part in inputs if part != silus[node.output[0]])]
+            self._add(node, name, inputs, shapes)
+        self._arguments = [[self._argument(part) for part in parts] for _, parts, _ in self._steps]
+
+    def __call__(self, picture: torch.Tensor) -> list[torch.Tensor]:
+        """The model's outputs, in its order."""
+        values: dict[str, Any] = {self._inputs[0]: picture}
+        for (call, _, outputs), arguments in zip(self._steps, self._arguments, strict=True):
+            made = call(
+                [_plain(values[part.name], part.plain) if isinstance(part, _Part) else part for part in arguments]
+            )
+            if len(outputs) == 1 and not isinstance(made, tuple | list):
+                values[outputs[0]] = made
+            else:
+                values.update(zip(outputs, made, strict=False))
+        return [values[name] if name in values else self._known[name] for name in self._outputs]
+
+    def _add(self, node: Any, name: str, inputs: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
+        """Compute a node now, where that can be done, or remember it."""
+        if name == "Constant":
+            self._known[node.output[0]] = self._typed(_attributes(node)["value"])
+            return
+        attributes = _attributes(node) | {"outputs": len(node.output)}
+        if name == "Shape" and inputs[0] in shapes:
+            shape = shapes[inputs[0]][attributes.get("start", 0) : attributes.get("end")]
+            self._known[node.output[0]] = torch.tensor(shape)
+            return
+        call = self._cast(attributes) if name == "Cast" else _bound(OPERATORS[name], attributes)
+        plain = PLAIN.get(name, ())
+        parts = [_Part(part, position in plain) if part else None for position, part in enumerate(inputs)]
+        while parts and parts[-1] is None:
+            parts.pop()
+        if all(part is None or part.name in self._known for part in parts):
+            values = [None if part is None else _plain(self._known[part.name], part.plain) for part in parts]
+            made = call(values)
+            made = made if isinstance(made, tuple | list) else [made]
+            self._known.update(zip(node.output, made, strict=False))
+            return
+        self._steps.append((call, parts, list(node.output)))
+
+    def _argument(self, part: Any) -> Any:
+        """The value of a part that is known, where it is needed; or the part."""
+        if part is None or part.name not in self._known:
+            return part
+        value = self._known[part.name]
+        if part.plain:
+            return _plain(value, True)
+        value = value.to(self._device)
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+    def _typed(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self._half) if value.dtype == torch.float16 else value
+
+    def _cast(self, attributes: dict[str, Any]) -> Callable[[list[Any]], Any]:
+        from onnx import helper
+
+        name = helper.tensor_dtype_to_np_dtype(attributes["to"]).name
+        dtype = self._half if name == "float16" else getattr(torch, name)
+        return lambda inputs: inputs[0].to(dtype)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An input of a node, and whether it comes as plain numbers."""
+
+    name: str
+    plain: bool
+
+
+def _plain(value: torch.Tensor, plain: bool) -> Any:
+    """Numbers instead of a tensor, where they are wanted. An empty one stands for an input that is left out."""
+    if not plain:
+        return value
+    return value.tolist() if value.numel() else None
+
+
+def _bound(operator: Callable[[Any, Any], Any], attributes: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    return lambda inputs: operator(inputs, attributes)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import AttributeProto, helper, numpy_helper
+
+    found = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        if attribute.type == AttributeProto.TENSOR:
+            value = torch.from_numpy(numpy_helper.to_array(value).copy())
+        elif node.op_type == "Constant":
+            value = torch.tensor(value)
+        name = "value" if node.op_type == "Constant" else attribute.name
+        found[name] = value.decode() if isinstance(value, bytes) else value
+    return found
+
+
+def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
+    """Of all values whose shape is fully known."""
+    found = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(axis.HasField("dim_value") for axis in kind.shape.dim):
+            found[value.name] = tuple(axis.dim_value for axis in kind.shape.dim)
+    return found
+
+
+def _silus(graph: Any, readers: Counter[str]) -> dict[str, str]:
+    """Output of each Mul of a convolution's result x with Sigmoid(x) -> that of the Sigmoid; nobody else reads them."""
+    convs = {node.output[0] for node in graph.node if node.op_type == "Conv"}
+    gates = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Sigmoid"}
+    found = {}
+    for node in graph.node:
+        if node.op_type != "Mul":
+            continue
+        for gate, x in (tuple(node.input), tuple(node.input)[::-1]):
+            if gates.get(gate) == x and x in convs and readers[gate] == 1 and readers[x] == 2:
+                found[node.output[0]] = gate
+    return found

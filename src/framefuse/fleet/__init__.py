@@ -1,0 +1,1 @@
+"""Several GPUs of one host: a process each, one list of inputs."""

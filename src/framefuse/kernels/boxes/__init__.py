@@ -1,0 +1,1 @@
+"""Raw model outputs -> boxes: filter, rank, suppress."""

@@ -1,0 +1,414 @@
+"""Detections: raw outputs of a model to boxes in source pixels, and non-maximum suppression."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.workspace import Workspace
+from framefuse.errors import UsageError
+from framefuse.kernels.boxes import cuda as boxes_cuda
+from framefuse.kernels.boxes.reference import READERS, Found
+from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
+
+MAX_CANDIDATES = 30_000
+"""Boxes that suppression looks at, those with the highest scores; bounds its time."""
+
+COMPILED = {"yolov8": 5, "yolov5": 6}
+"""Layouts whose filter is compiled, and the values that an anchor has at least."""
+
+HEAD = "yolov8_head"
+"""Layout of the raw logits of a yolov8 head, which the engines for the CPU may put out instead of decoded boxes."""
+
+SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+HEAD_SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
+
+_ROWS, _SCORE = 8, 6
+"""Rows of the array of candidates, and that of the score, as in `tir/boxes.py`."""
+
+_BLOCK = 1024
+
+
+@calls.remembered
+def detections(
+    outputs: Sequence[Any],
+    layout: str,
+    maps: NDArray[np.float32],
+    *,
+    conf: float,
+    iou: float,
+    max_det: int,
+    max_candidates: int = MAX_CANDIDATES,
+    classes: Sequence[int] | None = None,
+    agnostic: bool = False,
+    activation: str | None = None,
+    out: Found | None = None,
+    workspace: Workspace | None = None,
+) -> Found:
+    """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
+
+    `kernels.reference.detections` says what the layouts and the arguments mean; this one finds the same boxes. Batch
+    rows of `outputs` beyond `maps` are padding and ignored. Outputs on a GPU (CuPy, torch, DLPack) are read by CUDA
+    kernels on CuPy's current stream, and the result stays there; `boxes_cuda` says what a CUDA graph needs.
+
+    Args:
+        out: where to write; None makes new arrays.
+        workspace: on a GPU: where intermediate results lie; a captured graph needs it for as long as it lives. None:
+            memory that the process keeps.
+
+    Raises:
+        UsageError: an argument has a wrong value, shape or dtype; the message says which.
+        CapabilityError: there are no compiled kernels for this machine.
+    """
+    if layout not in READERS:
+        raise UsageError(f"unknown output layout {layout!r}", remedy=f"choose one of {', '.join(READERS)}")
+    if not 0 <= iou <= 1:
+        raise UsageError(f"iou {iou} is not between 0 and 1")
+    batch = _check(outputs, layout, maps, max_det, max_candidates)
+    if not isinstance(outputs[0], np.ndarray) or hasattr(outputs[0], "__cuda_array_interface__"):
+        return boxes_cuda.detections(
+            outputs,
+            layout,
+            maps,
+            conf=conf,
+            threshold=_threshold(iou),
+            max_det=max_det,
+            max_candidates=max_candidates,
+            classes=classes,
+            agnostic=agnostic,
+            activation=activation,
+            out=out,
+            workspace=workspace,
+        )
+    if out is None:
+        out = _empty(batch, max_det)
+    elif out.boxes.shape != (batch, max_det, 4):
+        raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
+    suppressing = layout in COMPILED or layout == HEAD
+    start = _address(outputs[0]) if layout in COMPILED else 0
+    for picture in range(batch):
+        if layout == HEAD:
+            work = _filter_head(outputs, picture, conf, classes, max_det)
+        elif suppressing:
+            work = _filter(outputs[0], start, picture, layout, conf, classes, max_det)
+        else:
+            work = _read(outputs, picture, layout, conf, classes, activation, max_det)
+        out.non_finite[picture] = work.totals[1]
+        work.suppress("boxes", picture, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
+        _function("place_boxes")(
+            picture, work.capacity, *work.at.candidates[:2], work.index, maps, *out[:3], out.counts
+        )
+    return out
+
+
+def nms(
+    boxes: Any,
+    scores: Any,
+    classes: Any | None = None,
+    *,
+    iou: float,
+    max_det: int | None = None,
+    out: Any | None = None,
+    workspace: Workspace | None = None,
+) -> Any:
+    """Greedy NMS: by descending score, keep a box unless one kept before it overlaps it by more than `iou`.
+
+    `kernels.reference.nms` states the formula and the arguments; rotated boxes are (n, 5). Arrays on a GPU (CuPy,
+    torch, DLPack) are read by CUDA kernels on CuPy's current stream, and the result is a CuPy array.
+
+    Args:
+        boxes: on a GPU, float32, as are the scores; the classes are int32 or int64.
+        out: (max_det,) int32 of which the result is the beginning; None makes a new array. On a GPU, a pair: that, and
+            (1,) int32 for how many there are. Then nothing is waited for, the call may be captured in a CUDA graph, and
+            the result is the pair; without `out` the host waits to learn how many there are.
+        workspace: as of `detections`.
+
+    Raises:
+        UsageError: an argument has a wrong shape.
+        CapabilityError: there are no compiled kernels for this machine.
+    """
+    if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
+        raise UsageError(f"boxes have shape {boxes.shape}", remedy="pass (n, 4) x1 y1 x2 y2 or (n, 5) cx cy w h angle")
+    count = len(boxes)
+    if scores.shape != (count,) or (classes is not None and classes.shape != (count,)):
+        raise UsageError(f"{count} boxes, but scores {scores.shape}, classes {getattr(classes, 'shape', None)}")
+    room = count if max_det is None else min(count, max_det)
+    if not isinstance(boxes, np.ndarray) or hasattr(boxes, "__cuda_array_interface__"):
+        if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
+            raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
+        threshold = _threshold(iou)
+        kept = boxes_cuda.nms(
+            boxes, scores, classes, threshold=threshold, max_det=max_det, out=out, workspace=workspace
+        )
+        return kept if out is not None else kept[0][: int(kept[1][0])]
+    if out is not None and (out.ndim != 1 or len(out) < room or out.dtype != np.int32):
+        raise UsageError(f"out is {out.dtype} {out.shape}", remedy=f"pass ({room},) int32")
+    finite = np.flatnonzero(np.isfinite(boxes).all(axis=1) & np.isfinite(scores))
+    work = _work.fit(max(count, 1), max(room, 1))
+    if boxes.shape[1] == 5:
+        x, y, width, height, angle = boxes[finite].T.astype(np.float64)
+        sides = np.stack((x, y, width / 2, height / 2, np.cos(angle), np.sin(angle)))
+    else:
+        sides = boxes[finite].T
+    work.load(sides, scores[finite], np.zeros(1, np.int32) if classes is None else classes[finite], 0)
+    counts = np.empty(1, np.int32)
+    work.suppress("rotated" if boxes.shape[1] == 5 else "boxes", 0, counts, iou, room, count, True, classes is None)
+    result = np.empty(int(counts[0]), np.int32) if out is None else out[: counts[0]]
+    result[:] = finite[work.index[: counts[0]]]
+    return result
+
+
+class _Addresses:
+    """Where the arrays of a `_Work` lie."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self.candidates = tuple(_address(arrays[name]) for name in ("boxes", "labels", "totals"))
+        self.running = _address(arrays["running"])
+        self.sorting = tuple(_address(arrays[name]) for name in ("keys", "orders", "places", "kept", "kept_labels"))
+
+
+class _Work(threading.local):
+    """Candidates of one picture, and scratch; grown to the most that this thread has seen."""
+
+    def __init__(self) -> None:
+        self.capacity, self.detections = 0, 0
+
+    def fit(self, capacity: int, detections: int) -> _Work:
+        """Make room for so many candidates and rows of the result."""
+        if capacity <= self.capacity and detections <= self.detections:
+            return self
+        self.capacity, self.detections = max(capacity, self.capacity), max(detections, self.detections)
+        self.boxes = np.zeros((_ROWS, self.capacity), np.float32)
+        self.labels = np.zeros(self.capacity, np.int32)
+        self.totals = np.zeros(2, np.int32)
+        self.index = np.zeros(self.detections, np.int32)
+        self.arrays = {
+            "boxes": self.boxes,
+            "labels": self.labels,
+            "totals": self.totals,
+            "running": _line_aligned(2 * _BLOCK),
+            "keys": np.zeros((2, self.capacity), np.uint32),
+            "orders": np.zeros((2, self.capacity), np.int32),
+            "places": np.zeros(256, np.int32),
+            "kept": np.zeros((_ROWS, self.detections), np.float32),
+            "kept_labels": np.zeros(self.detections, np.int32),
+        }
+        self.at = _Addresses(self.arrays)
+        return self
+
+    def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
+        count = len(scores)
+        self.boxes[: len(sides), :count] = sides
+        self.boxes[_SCORE, :count] = scores
+        self.labels[:count] = labels
+        self.totals[:] = count, non_finite
+
+    def suppress(
+        self,
+        kind: str,
+        picture: int,
+        counts: NDArray[np.int32],
+        iou: float,
+        max_det: int,
+        max_candidates: int,
+        suppressing: bool,
+        agnostic: bool,
+    ) -> None:
+        """index[: counts[picture]] = the candidates to keep, by descending score."""
+        _function(f"suppress_{kind}")(
+            picture,
+            self.capacity,
+            max_candidates,
+            max_det,
+            _threshold(iou),
+            int(suppressing),
+            int(agnostic),
+            *self.at.candidates,
+            *self.at.sorting,
+            self.index,
+            counts,
+        )
+
+
+_work = _Work()
+
+
+def _filter(
+    output: NDArray[Any],
+    start: int,
+    picture: int,
+    layout: str,
+    conf: float,
+    classes: Sequence[int] | None,
+    max_det: int,
+) -> _Work:
+    """Candidates of one picture in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
+    _, values, anchors = output.shape
+    if layout == "yolov5":
+        values, anchors = anchors, values
+    count = values - COMPILED[layout] + 1
+    work = _work.fit(max(anchors, 1), max_det)
+    picture_pitch, pitch, _ = output.strides
+    _function(f"filter_{layout}_{SAMPLES[output.dtype]}")(
+        start + picture * picture_pitch,
+        pitch // output.itemsize,
+        anchors,
+        count,
+        conf,
+        _wanted(None if classes is None else tuple(classes), count)[1],
+        work.capacity,
+        *work.at.candidates,
+        work.at.running,
+    )
+    return work
+
+
+def _filter_head(
+    outputs: Sequence[NDArray[Any]], picture: int, conf: float, classes: Sequence[int] | None, max_det: int
+) -> _Work:
+    """Candidates of one picture in the logits of a yolov8 head: distances and classes of each level."""
+    levels = [output.shape[1] * output.shape[2] for output in outputs[::2]]
+    work = _work.fit(max(sum(levels), 1), max_det)
+    count, bins = outputs[1].shape[3], outputs[0].shape[3] // 4
+    sample = HEAD_SAMPLES[outputs[0].dtype]
+    run = _function(f"filter_head_{sample}")
+    threshold = _head_threshold(conf, sample)
+    wanted = _wanted(None if classes is None else tuple(classes), count)[1]
+    weights = _address(_scratch.get("head_weights", (4 * bins + 4,)))
+    for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
+        _, height, width, _ = logits.shape
+        run(
+            _address(distances) + picture * distances.strides[0],
+            _address(logits) + picture * logits.strides[0],
+            height,
+            width,
+            bins,
+            count,
+            conf,
+            threshold,
+            int(level == 0),
+            wanted,
+            work.capacity,
+            *work.at.candidates,
+            weights,
+        )
+    return work
+
+
+@lru_cache(maxsize=64)
+def _head_threshold(conf: float, sample: str) -> int:
+    """A key (`tir/head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near it are computed."""
+    probability = float(np.float32(conf))
+    if probability >= 1:
+        return 0x7FFFFFFF if sample == "f32" else 0x7FFF
+    logit = np.log(probability / (1 - probability)) if probability > 0 else -np.finfo(np.float32).max
+    bits = int(np.float32(logit - 1e-3 * (1 + abs(logit)) if probability > 0 else logit).view(np.int32))
+    key = bits if bits >= 0 else bits ^ 0x7FFFFFFF
+    return key if sample == "f32" else (key >> 16)
+
+
+def _read(
+    outputs: Sequence[NDArray[Any]],
+    picture: int,
+    layout: str,
+    conf: float,
+    classes: Sequence[int] | None,
+    activation: str | None,
+    max_det: int,
+) -> _Work:
+    """Candidates of a layout with few rows, for which numpy is fast enough."""
+    found = READERS[layout]([output[picture].astype(np.float32, copy=False) for output in outputs], conf, activation)
+    if classes is not None:
+        found = found.take(np.flatnonzero(np.isin(found.classes, classes)))
+    work = _work.fit(max(len(found.scores), 1), max_det)
+    work.load(found.boxes.T, found.scores, found.classes, found.non_finite)
+    return work
+
+
+@lru_cache(maxsize=64)
+def _wanted(classes: tuple[int, ...] | None, count: int) -> tuple[NDArray[np.uint8], int]:
+    """(count,) 1 for the classes to keep, and its address."""
+    table = np.ones(count, np.uint8)
+    if classes is not None:
+        table[:] = np.isin(np.arange(count), classes)
+    return table, _address(table)
+
+
+@lru_cache(maxsize=64)
+def _threshold(iou: float) -> float:
+    """The largest float32 that does not exceed `iou`: a float32 exceeds the one if and only if it exceeds the other."""
+    threshold = np.float32(iou)
+    return float(threshold if float(threshold) <= iou else np.nextafter(threshold, np.float32(-np.inf)))
+
+
+def _line_aligned(count: int) -> NDArray[np.float32]:
+    """Zeros that begin where a cache line of 64 bytes does."""
+    room = np.zeros(count + 15, np.float32)
+    skipped = -(_address(room) // 4) % 16
+    return room[skipped : skipped + count]
+
+
+def _empty(batch: int, max_det: int) -> Found:
+    return Found(
+        np.empty((batch, max_det, 4), np.float32),
+        np.empty((batch, max_det), np.float32),
+        np.empty((batch, max_det), np.int32),
+        np.empty(batch, np.int32),
+        np.empty(batch, np.int32),
+    )
+
+
+def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int) -> int:
+    """The number of pictures."""
+    if maps.ndim != 2 or maps.shape[1] != 8 or maps.dtype != np.float32:
+        raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
+    if max_det < 1 or max_candidates < 1:
+        raise UsageError(f"max_det {max_det} and max_candidates {max_candidates} must be at least 1")
+    if layout == HEAD and (not outputs or isinstance(outputs[0], np.ndarray)):
+        _check_head(outputs, len(maps))
+    if layout not in COMPILED or not isinstance(outputs[0], np.ndarray):
+        return len(maps)
+    if len(outputs) != 1:
+        raise UsageError(f"{layout} has one output, not {len(outputs)}")
+    (output,) = outputs
+    values = output.shape[2 if layout == "yolov5" else 1] if output.ndim == 3 else 0
+    if values < COMPILED[layout] or len(output) < len(maps):
+        raise UsageError(
+            f"the {layout} output has shape {output.shape} for {len(maps)} pictures",
+            remedy="its shapes are (batch, 4 + classes, anchors) for yolov8, (batch, anchors, 5 + classes) for yolov5",
+        )
+    if output.dtype not in SAMPLES or (output.size and output.shape[2] > 1 and output.strides[2] != output.itemsize):
+        raise UsageError(
+            f"the {layout} output is {output.dtype} with strides {output.strides} bytes",
+            remedy="pass float32 or float16 whose last axis is contiguous",
+        )
+    if output.strides[1] * output.shape[1] > MAX_ELEMENTS * output.itemsize:
+        raise UsageError(f"the {layout} output has more than {MAX_ELEMENTS} values a picture: shape {output.shape}")
+    return len(maps)
+
+
+def _check_head(outputs: Sequence[Any], pictures: int) -> None:
+    shapes = [tuple(output.shape) for output in outputs]
+    if not all(isinstance(output, np.ndarray) and output.flags.c_contiguous for output in outputs):
+        raise UsageError(f"{HEAD} outputs are read on the host, and contiguous", remedy="pass numpy arrays")
+    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
+    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= pictures for d, c in pairs)
+    if len(shapes) % 2 or not pairs or not fits or len({(d[3], c[3]) for d, c in pairs}) != 1:
+        raise UsageError(
+            f"the {HEAD} outputs have shapes {shapes} for {pictures} pictures",
+            remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
+        )
+    if pairs[0][0][3] % 4 or min(*pairs[0][0][1:], *pairs[0][1][1:]) < 1:
+        raise UsageError(f"the {HEAD} outputs have shapes {shapes}: no 4 distances, or nothing")
+    if len({output.dtype for output in outputs}) != 1 or outputs[0].dtype not in HEAD_SAMPLES:
+        raise UsageError(
+            f"the {HEAD} outputs are {', '.join(str(output.dtype) for output in outputs)}",
+            remedy="pass float32, or uint16 with the bits of bfloat16",
+        )

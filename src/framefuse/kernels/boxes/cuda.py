@@ -1,0 +1,330 @@
+"""Detections on CUDA: the same function as `boxes.detections`, on arrays of the GPU.
+
+Three launches on one stream, and one more for each WINDOW of candidates beyond the first CHUNK; their shapes depend on
+those of the arrays alone, nothing is read back, so they may be captured in a CUDA graph. Scratch memory and the table
+of classes are made at the first call with the same shapes: call once before capturing. Scratch lies in the `Workspace`
+that is passed, which must live as long as the graph. Without one it is the process's: what a graph has captured stays
+for ever, of the rest what the last calls used. Each stream has scratch of its own, so graphs that may run at the same
+time must have been captured on different streams, of which none had gone before. For a graph, pass `maps` on the GPU:
+it then reads what they hold when it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from framefuse.cuda import device, kernel
+from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.workspace import Workspace
+from framefuse.errors import UsageError
+from framefuse.kernels.boxes import head_cuda, outputs_cuda
+from framefuse.kernels.boxes.reference import Found
+
+WINDOW, CHUNK = 8192, 1024
+"""As in `tir/_boxes_cuda.py`."""
+
+BLOCKS = 264
+"""Blocks of the launches that share out what the device counted: two for each multiprocessor of a large GPU."""
+
+RANKING = 2
+"""Times as many blocks rank the candidates of a batch."""
+
+COMPARING = 132
+"""Blocks that compare the boxes of a picture, and COMPARED for each of many pictures."""
+COMPARED = 16
+
+LISTED = ("end2end", "detr")
+"""Layouts without duplicates, which nothing suppresses."""
+
+RECENT = 4
+"""Scratch memory of calls without a workspace that is kept, besides that of `calls.remembered`."""
+
+
+class Scratch:
+    """What the launches write between each other, on one stream.
+
+    Attributes:
+        words: of 32 candidates each, that the largest window has.
+        at: address of each array.
+    """
+
+    def __init__(self, batch: int, capacity: int, room: int, detections: int, suppressing: int, sides: int = 4) -> None:
+        self.words = -(-min(room, WINDOW) // 32) if suppressing else 1
+        chunks = -(-self.words // (CHUNK // 32))
+        shapes: dict[str, tuple[Any, Any]] = {
+            "keys": ((batch, capacity), np.uint64),
+            "boxes": ((batch, capacity, sides), np.float32),
+            "labels": ((batch, capacity), np.int32),
+            "sorted_keys": ((batch, room), np.uint64),
+            "sorted_boxes": ((batch, room, sides), np.float32),
+            "sorted_labels": ((batch, room), np.int32),
+            "kept": ((batch, detections), np.int32),
+            "local": ((batch, chunks, CHUNK // 32, CHUNK), np.uint32),
+            "dense": ((batch, self.words * 32, self.words) if chunks > 1 else 1, np.uint32),
+        }
+        zeros = {"counters": (batch, 2), "progress": (batch, 2), "removed": (batch, WINDOW // 32)}
+        self._arrays = {name: device.cupy().empty(*facts) for name, facts in shapes.items()}
+        self._arrays |= {name: device.cupy().zeros(shape, np.int32) for name, shape in zeros.items()}
+        self.nbytes = sum(int(array.nbytes) for array in self._arrays.values())
+        self.at = {name: device.address(array) for name, array in self._arrays.items()}
+
+
+def detections(
+    outputs: Sequence[Any],
+    layout: str,
+    maps: Any,
+    *,
+    conf: float,
+    threshold: float,
+    max_det: int,
+    max_candidates: int,
+    classes: Sequence[int] | None,
+    agnostic: bool,
+    activation: str | None,
+    out: Found | None,
+    workspace: Workspace | None = None,
+) -> Found:
+    """`boxes.detections` on CuPy's current device and stream; the result stays on the GPU.
+
+    Raises:
+        UsageError: an array has a wrong shape or dtype, or the model's variant has no CUDA kernel.
+        CapabilityError: no GPU, no CuPy or no NVRTC.
+    """
+    heads: outputs_cuda.Heads | head_cuda.Head
+    if layout == head_cuda.LAYOUT:
+        heads = head_cuda.Head.of(outputs)
+        if heads.batch < len(maps):
+            raise UsageError(f"the {layout} outputs have {heads.batch} pictures, the maps {len(maps)}")
+    else:
+        heads = outputs_cuda.read(outputs, layout, activation, len(maps))
+    batch, capacity = len(maps), heads.anchors if isinstance(heads, head_cuda.Head) else heads.capacity
+    if capacity > 2**31 - 1:
+        raise UsageError(f"{layout}: {capacity} candidates a picture are more than 2^31 - 1")
+    room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
+    stream = device.current_stream()
+    gpu = device.current_gpu()
+    work = _scratch(workspace, gpu, stream, batch, max(capacity, 1), room, max_det, suppressing)
+    table = _wanted(gpu, None if classes is None else tuple(classes), heads.classes)
+    if out is None:
+        out = _empty(batch, max_det)
+    candidates = _candidates(work, batch, max(capacity, 1))
+    if isinstance(heads, head_cuda.Head):
+        head_cuda.launch(heads, conf, table, candidates, stream, batch)
+    else:
+        kernel.launch(
+            heads.symbol,
+            stream=stream,
+            anchors=heads.anchors,
+            classes=heads.classes or (0 if classes is None else table.size),
+            confidence=conf,
+            wanted_=table,
+            **heads.arguments,
+            **candidates,
+        )
+    rows = {
+        "maps_": calls.keep(_uploaded(gpu, maps.shape, maps.tobytes())) if type(maps) is np.ndarray else maps,
+        "out_boxes_": out.boxes,
+        "out_scores_": out.scores,
+        "out_classes_": out.classes,
+        "out_counts_": out.counts,
+        "out_non_finite_": out.non_finite,
+        "indices": 0,
+    }
+    _select(work, batch, max(capacity, 1), room, max_det, conf, threshold, agnostic, suppressing, rows, stream)
+    return out
+
+
+def nms(
+    boxes: Any,
+    scores: Any,
+    classes: Any,
+    *,
+    threshold: float,
+    max_det: int | None,
+    out: Any,
+    workspace: Workspace | None = None,
+    stream: int | None = None,
+) -> tuple[Any, Any]:
+    """`boxes.nms` on CuPy's current device and stream: indices (max_det,) int32, and (1,) int32, how many there are.
+
+    Raises:
+        UsageError: an array has a wrong shape or dtype, or is not on a GPU.
+        CapabilityError: no GPU, no CuPy or no NVRTC.
+    """
+    view, points = outputs_cuda.View.of(boxes), outputs_cuda.View.of(scores)
+    count, rotated = view.shape[0], view.shape[1] == 5
+    if (view.sample, points.sample) != ("f32", "f32"):
+        raise UsageError(f"boxes are {boxes.dtype}, scores {scores.dtype}", remedy="pass float32")
+    room = max(count if max_det is None else min(count, max_det), 1)
+    stream = device.current_stream() if stream is None else stream
+    gpu = device.current_gpu()
+    capacity = max(count, 1)
+    work = _scratch(workspace, gpu, stream, 1, capacity, capacity, room, True, 8 if rotated else 4)
+    target, counted = (device.cupy().empty(room, np.int32), device.cupy().empty(1, np.int32)) if out is None else out
+    labels, words = (0, 1) if classes is None else outputs_cuda.integers("classes", classes)
+    arguments: dict[str, Any] = {
+        "values_": view.address,
+        "pitch": view.strides[0],
+        "scores_": points.address,
+        "classes_": labels,
+        "label_words": words,
+        "anchors": count,
+    }
+    if not rotated:
+        arguments |= {
+            "picture_pitch": 0,
+            "scores_picture_pitch": 0,
+            "classes_picture_pitch": 0,
+            "classes": 0,
+            "confidence": -np.inf,
+            "wanted_": 0,
+        }
+    candidates = _candidates(work, 1, capacity)
+    if rotated:
+        del candidates["batch"]
+    kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments, **candidates)
+    rows = {
+        "maps_": 0,
+        "out_boxes_": 0,
+        "out_scores_": 0,
+        "out_classes_": target,
+        "out_counts_": counted,
+        "out_non_finite_": 0,
+        "indices": 1,
+    }
+    agnostic, suffix = classes is None, "_rotated" if rotated else ""
+    _select(work, 1, capacity, capacity, room, LIKELY, threshold, agnostic, True, rows, stream, suffix)
+    return target, counted
+
+
+LIKELY = 1 / 64
+"""Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
+
+
+def _candidates(work: Scratch, batch: int, capacity: int) -> dict[str, Any]:
+    return {
+        "batch": batch,
+        "capacity": capacity,
+        "counters_": work.at["counters"],
+        "keys_": work.at["keys"],
+        "boxes_": work.at["boxes"],
+        "labels_": work.at["labels"],
+    }
+
+
+def _select(
+    work: Scratch,
+    batch: int,
+    capacity: int,
+    room: int,
+    max_det: int,
+    confidence: float,
+    threshold: float,
+    agnostic: bool,
+    suppressing: bool,
+    rows: dict[str, Any],
+    stream: int,
+    suffix: str = "",
+) -> None:
+    """From candidates to the rows of the result: sorted, and without what is suppressed."""
+    blocks = BLOCKS if batch == 1 else RANKING * BLOCKS // min(max(batch, 1), 8)
+    kernel.launch(
+        f"rank{suffix}",
+        stream=stream,
+        blocks=blocks,
+        room=room,
+        confidence=confidence,
+        sorted_keys_=work.at["sorted_keys"],
+        sorted_boxes_=work.at["sorted_boxes"],
+        sorted_labels_=work.at["sorted_labels"],
+        **_candidates(work, batch, capacity),
+    )
+    bounds = [0, min(room, CHUNK), *range(CHUNK + WINDOW, room, WINDOW), room] if suppressing else [0, room]
+    for begin, end in pairwise(bounds):
+        if begin == 0 or begin < end:
+            kernel.launch(
+                f"suppress{suffix}",
+                stream=stream,
+                blocks=(COMPARING if batch == 1 else COMPARED) if suppressing else 1,
+                batch=batch,
+                room=room,
+                begin=begin,
+                end=end,
+                words=work.words,
+                detections=max_det,
+                suppressing=int(suppressing),
+                threshold=threshold,
+                agnostic=int(agnostic),
+                counters_=work.at["counters"],
+                progress_=work.at["progress"],
+                keys_=work.at["sorted_keys"],
+                boxes_=work.at["sorted_boxes"],
+                labels_=work.at["sorted_labels"],
+                local_=work.at["local"],
+                dense_=work.at["dense"],
+                removed_=work.at["removed"],
+                kept_=work.at["kept"],
+                **rows,
+            )
+
+
+_captured: dict[tuple[int, ...], Scratch] = {}
+_recent: OrderedDict[tuple[int, ...], Scratch] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _scratch(workspace: Workspace | None, gpu: int, stream: int, *sizes: int) -> Scratch:
+    """Of these `sizes` on this stream: that of the workspace or, without one, the process's, by thread."""
+    key = gpu, stream, *sizes
+
+    def make() -> Scratch:
+        with device.stream_at(stream):  # on which its memory is used again, in order
+            return Scratch(*sizes)
+
+    if workspace is not None:
+        return workspace.once("boxes", key, make)
+    key = threading.get_ident(), *key  # threads share CuPy's default stream, and their launches would mix
+    with _lock:
+        found = _captured.get(key)
+        if found is None:
+            found = _recent.pop(key, None)
+            if found is None and device.capturing(stream):  # another thread may have made the call that comes before
+                found = next((item for other, item in _recent.items() if other[1:] == key[1:]), None)
+            found = found or make()
+            kept = _captured if calls.captured(stream) else _recent
+            kept[key] = found
+            while len(_recent) > RECENT:
+                _recent.popitem(last=False)
+    return calls.keep(found)
+
+
+@cache
+def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
+    """1 for each class to keep, on the GPU; `count` 0: as long as needed."""
+    if classes is None:
+        return device.uploaded(np.ones(max(count, 1), np.uint8))
+    table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
+    return device.uploaded(table.astype(np.uint8))
+
+
+@lru_cache(maxsize=1024)
+def _uploaded(gpu: int, shape: tuple[int, ...], content: bytes) -> Any:
+    return device.uploaded(np.frombuffer(content, np.float32).reshape(shape))
+
+
+def _empty(batch: int, max_det: int) -> Found:
+    new = device.cupy().empty
+    return Found(
+        new((batch, max_det, 4), np.float32),
+        new((batch, max_det), np.float32),
+        new((batch, max_det), np.int32),
+        new((batch,), np.int32),
+        new((batch,), np.int32),
+    )

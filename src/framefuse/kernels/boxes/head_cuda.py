@@ -1,0 +1,151 @@
+"""The raw logits of a YOLOv8 head on CUDA, read where the network wrote them: layout "yolov8_head".
+
+Its outputs are views of wider pictures in NHWC, float16: for each level (batch, rows, columns, 4 * bins) and (batch,
+rows, columns, classes). The pixels of a picture must lie at one distance from each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.cuda import device, kernel
+from framefuse.errors import UsageError
+from framefuse.kernels.boxes.levels import FIELDS, FIRST, SCORES, SIDES
+
+LAYOUT = "yolov8_head"
+SYMBOL = "filter_head_f16"
+BYTES = 2
+"""Of a float16."""
+
+
+class Place(NamedTuple):
+    """Where the values of one output lie."""
+
+    address: int
+    picture: int
+    """Elements from picture to picture."""
+    pitch: int
+    """Elements from anchor to anchor."""
+
+
+class Head(NamedTuple):
+    """Where the logits lie."""
+
+    sides: tuple[Place, ...]
+    scores: tuple[Place, ...]
+    levels: tuple[tuple[int, int], ...]
+    batch: int
+    bins: int
+    classes: int
+
+    @property
+    def anchors(self) -> int:
+        return sum(rows * columns for rows, columns in self.levels)
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """(levels, FIELDS), as the kernels read it."""
+        table, first = np.zeros((len(self.levels), FIELDS), np.int64), 0
+        for row, sides, scores, (rows, columns) in zip(table, self.sides, self.scores, self.levels, strict=True):
+            row[FIRST], row[SIDES : SIDES + 3], row[SCORES : SCORES + 3] = first, sides, scores
+            first += rows * columns
+        return table
+
+    @classmethod
+    def of(cls, outputs: Sequence[Any]) -> Head:
+        """
+        Raises:
+            UsageError: shapes, dtype or places are not those of the layout.
+        """
+        arrays = [device.as_cupy(output) for output in outputs]
+        shapes = [tuple(array.shape) for array in arrays]
+        pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
+        fits = all(len(a) == len(b) == 4 and a[:3] == b[:3] for a, b in pairs) and len({a[0] for a, _ in pairs}) == 1
+        alike = len({(a[3], b[3]) for a, b in pairs if len(a) == len(b) == 4}) == 1
+        if len(shapes) % 2 or not fits or not alike or shapes[0][3] % 4 or 0 in shapes[0] or 0 in shapes[1]:
+            raise UsageError(
+                f"the {LAYOUT} outputs have shapes {shapes}",
+                remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
+            )
+        if any(array.dtype != np.float16 for array in arrays):
+            raise UsageError(
+                f"the {LAYOUT} outputs are {', '.join(str(array.dtype) for array in arrays)}",
+                remedy="on a GPU, pass float16",
+            )
+        places = [_place(array) for array in arrays]
+        levels = tuple((rows, columns) for (_, rows, columns, _), _ in pairs)
+        return cls(tuple(places[::2]), tuple(places[1::2]), levels, shapes[0][0], shapes[0][3] // 4, shapes[1][3])
+
+
+def _place(array: Any) -> Place:
+    _, rows, columns, channels = array.shape
+    picture, row, pitch, step = (stride // BYTES for stride in array.strides)
+    if columns == 1:
+        pitch = row
+    if (rows > 1 and row != columns * pitch) or (channels > 1 and step != 1):
+        raise UsageError(
+            f"a {LAYOUT} output of shape {array.shape} has strides {array.strides} bytes",
+            remedy="pass views of whole pictures in NHWC",
+        )
+    return Place(device.address(array), picture, pitch)
+
+
+def table_on_gpu(head: Head) -> Any:
+    """`Head.table` on the current GPU."""
+    return _uploaded(device.current_gpu(), head.table.tobytes())
+
+
+@cache  # a captured graph may hold the address
+def _uploaded(gpu: int, content: bytes) -> Any:
+    return device.uploaded(np.frombuffer(content, np.int64))
+
+
+def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int) -> None:
+    """Start the filter. `candidates` are the arguments that filters of all layouts share."""
+    kernel.launch(
+        SYMBOL,
+        stream=stream,
+        levels_=table_on_gpu(head),
+        levels=len(head.levels),
+        cells_=_cells(device.current_gpu(), head.levels),
+        anchors=head.anchors,
+        bins=head.bins,
+        classes=head.classes,
+        confidence=conf,
+        logit=logit_below(conf),
+        wanted_=wanted,
+        **{**candidates, "batch": batch},
+    )
+
+
+def logit_below(conf: float) -> float:
+    """A logit that every one reaches whose sigmoid exceeds `conf` in float32; those near it are computed."""
+    probability = float(np.float32(conf))
+    largest = float(np.finfo(np.float32).max)
+    if probability <= 0:
+        return -largest
+    if probability >= 1:
+        return largest
+    logit = math.log(probability / (1 - probability))
+    return logit - 1e-3 * (1 + abs(logit))
+
+
+def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
+    """(4, anchors): centre of each cell in cells, x and y; width and height of a cell, of the picture's as 1."""
+    parts = []
+    for rows, columns in levels:
+        y, x = np.divmod(np.arange(rows * columns), columns)
+        full = np.ones(rows * columns)
+        parts.append(np.stack([x + 0.5, y + 0.5, full / columns, full / rows]))
+    return np.ascontiguousarray(np.concatenate(parts, 1), np.float32)
+
+
+@cache  # a captured graph may hold the address
+def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
+    return device.uploaded(cells(levels))

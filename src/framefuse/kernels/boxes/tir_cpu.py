@@ -1,0 +1,370 @@
+"""Detections in TVM TensorIR, CPU nests: raw outputs -> candidates; then sorted, suppressed, mapped.
+
+    filter_yolov8_<sample>, filter_yolov5_<sample>   raw output of one picture -> candidates in the order of its anchors
+    select_boxes, select_rotated                     candidates -> at most max_det rows, by descending score
+
+Candidates are a struct of arrays: boxes (4 or 5, capacity), scores (capacity,), labels (capacity,); totals[0] is how
+many there are. totals[1] counts the anchors with a NaN or an infinity; they are left out. All scratch comes as
+arguments; nothing is allocated or threaded in here.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from . import _tir_iou as _iou
+from ._tir_iou import broken, ordered, placed
+
+SAMPLES = {"f32": "float32", "f16": "float16"}
+
+BLOCK = 1024
+"""Anchors that a yolov8 output is read in: long runs for the prefetcher, and what the arg-max of the survivors reads
+again is still in the cache."""
+
+LANES = 8
+"""Class rows read at once, so that the running maximum is loaded and stored once for so many."""
+
+STRIP = 32
+"""Anchors of which it is asked at once whether there is anything to do: mostly there is not."""
+
+CHUNK = 64
+"""Kept boxes that a candidate is compared with before it is asked whether one of them suppressed it."""
+
+ROWS, SCORE, AREA = 8, 6, 7
+"""Rows of the array of candidates: 4 sides (or cx, cy, half width, half height, cos, sin), their score, their area."""
+
+HALF = tirx.const(0.5, "float32")
+LEAST = tirx.const(-3.4028234663852886e38, "float32")
+
+
+def read(values, index):
+    return values[index].astype("float32")
+
+
+def pairwise(operation, terms):
+    """A balanced tree of operations: short dependency chains."""
+    while len(terms) > 1:
+        terms = [operation(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def column(values, start, pitch, count):
+    """`count` values of one anchor in successive rows."""
+    return [read(values, start + lane * pitch) for lane in range(count)]
+
+
+def add(a, b):
+    return a + b
+
+
+def asked(running, k, confidence):
+    """1 where the anchor's best score is above the threshold, or one of its values may be NaN or infinite."""
+    return T.Or(running[0, k] > confidence, broken(running[1, k])).astype("int32")
+
+
+def filter_yolov8(sample):
+    """(4 + classes, anchors): cx cy w h, then a score per class."""
+    size = 4 if sample == "f32" else 2
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        address: T.int64,
+        pitch: T.int32,
+        anchors: T.int32,
+        classes: T.int32,
+        confidence: T.float32,
+        wanted_: T.int64,
+        capacity: T.int32,
+        boxes_: T.int64,
+        labels_: T.int64,
+        totals_: T.int64,
+        running_: T.int64,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
+        values = T.decl_buffer((capacity,), SAMPLES[sample], data=T.reinterpret("handle", address), align=2)
+        wanted = T.decl_buffer((capacity,), "uint8", data=T.reinterpret("handle", wanted_), align=1)
+        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
+        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
+        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        running = T.decl_buffer((2, BLOCK), "float32", data=T.reinterpret("handle", running_), align=4)
+        label = T.alloc_buffer((1,), "int32")
+        bad = T.alloc_buffer((1,), "int32")
+        hits = T.alloc_buffer((1,), "int32")
+        totals[0] = 0
+        totals[1] = 0
+        # Blocks begin where cache lines of a row do, except for the first one, which begins within its block.
+        back: T.let = T.Cast("int32", address // size % (64 // size))
+        for part in T.serial((anchors + back + BLOCK - 1) // BLOCK):
+            begin: T.let = part * BLOCK - back
+            head: T.let = T.Select(part == 0, back, 0)
+            count: T.let = T.min(BLOCK, anchors - begin)
+            # running[0] is the best score so far; running[1] a sum, which is finite only if every term is.
+            for k in T.serial(head, count):
+                running[0, k] = LEAST
+                running[1, k] = pairwise(add, column(values, begin + k, pitch, 4))
+            for group in T.serial(classes // LANES):
+                for k in T.serial(head, count):
+                    start: T.let = (4 + group * LANES) * pitch + begin + k
+                    # Not the last maximum: LLVM would make a masked store of that, which is slow on some processors.
+                    running[0, k] = pairwise(tirx.max, [running[0, k], *column(values, start, pitch, LANES)])
+                    running[1, k] = pairwise(add, [running[1, k], *column(values, start, pitch, LANES)])
+            for rest in T.serial(classes % LANES):
+                for k in T.serial(head, count):
+                    start: T.let = (3 + classes - rest) * pitch + begin + k
+                    running[0, k] = T.max(running[0, k], read(values, start))
+                    running[1, k] = running[1, k] + read(values, start)
+            for group in T.serial((count + STRIP - 1) // STRIP):
+                # What is left in the last strip by another block is harmless.
+                hits[0] = 0
+                for lane in T.serial(STRIP):
+                    hits[0] = hits[0] | asked(running, group * STRIP + lane, confidence)
+                if hits[0] != 0:
+                    for k in T.serial(T.max(group * STRIP, head), T.min(group * STRIP + STRIP, count)):
+                        if asked(running, k, confidence) != 0:
+                            a: T.let = begin + k
+                            bad[0] = 0
+                            if broken(running[1, k]):
+                                # Not finite, or finite values whose sum is too large: each is asked.
+                                for c in T.serial(4 + classes):
+                                    bad[0] = bad[0] | broken(read(values, c * pitch + a)).astype("int32")
+                                totals[1] = totals[1] + bad[0]
+                            if T.And(bad[0] == 0, running[0, k] > confidence):
+                                label[0] = 0
+                                while read(values, (4 + label[0]) * pitch + a) != running[0, k]:
+                                    label[0] = label[0] + 1
+                                if wanted[label[0]] != T.uint8(0):
+                                    n: T.let = totals[0]
+                                    boxes[0, n] = read(values, a) - read(values, 2 * pitch + a) * HALF
+                                    boxes[1, n] = read(values, pitch + a) - read(values, 3 * pitch + a) * HALF
+                                    boxes[2, n] = read(values, a) + read(values, 2 * pitch + a) * HALF
+                                    boxes[3, n] = read(values, pitch + a) + read(values, 3 * pitch + a) * HALF
+                                    boxes[SCORE, n] = running[0, k]
+                                    labels[n] = label[0]
+                                    totals[0] = n + 1
+
+    return kernel
+
+
+def filter_yolov5(sample):
+    """(anchors, 5 + classes): cx cy w h, objectness, then a score per class; confidence = objectness * class score."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        address: T.int64,
+        pitch: T.int32,
+        anchors: T.int32,
+        classes: T.int32,
+        confidence: T.float32,
+        wanted_: T.int64,
+        capacity: T.int32,
+        boxes_: T.int64,
+        labels_: T.int64,
+        totals_: T.int64,
+        running_: T.int64,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
+        values = T.decl_buffer((capacity,), SAMPLES[sample], data=T.reinterpret("handle", address), align=2)
+        wanted = T.decl_buffer((capacity,), "uint8", data=T.reinterpret("handle", wanted_), align=1)
+        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
+        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
+        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        best = T.alloc_buffer((1,), "float32")
+        label = T.alloc_buffer((1,), "int32")
+        bad = T.alloc_buffer((1,), "int32")
+        totals[0] = 0
+        totals[1] = 0
+        for a in T.serial(anchors):
+            start: T.let = a * pitch
+            bad[0] = 0
+            for c in T.serial(5 + classes):
+                bad[0] = bad[0] | broken(read(values, start + c)).astype("int32")
+            totals[1] = totals[1] + bad[0]
+            if T.And(bad[0] == 0, read(values, start + 4) > confidence):
+                best[0] = read(values, start + 5) * read(values, start + 4)
+                label[0] = 0
+                for c in T.serial(1, classes):
+                    score: T.let = read(values, start + 5 + c) * read(values, start + 4)
+                    if score > best[0]:
+                        best[0] = score
+                        label[0] = c
+                if T.And(best[0] > confidence, wanted[label[0]] != T.uint8(0)):
+                    n: T.let = totals[0]
+                    boxes[0, n] = read(values, start) - read(values, start + 2) * HALF
+                    boxes[1, n] = read(values, start + 1) - read(values, start + 3) * HALF
+                    boxes[2, n] = read(values, start) + read(values, start + 2) * HALF
+                    boxes[3, n] = read(values, start + 1) + read(values, start + 3) * HALF
+                    boxes[SCORE, n] = best[0]
+                    labels[n] = label[0]
+                    totals[0] = n + 1
+
+    return kernel
+
+
+def rows(array, at, count):
+    return [array[row, at] for row in range(count)]
+
+
+def digit(key, place):
+    return ((key >> tirx.const(8 * place, "uint32")) & tirx.const(255, "uint32")).astype("int32")
+
+
+def suppress(rotated):
+    """Candidates -> index[: counts[picture]], those to keep by descending score: a stable radix sort, then greedy."""
+    sides = 6 if rotated else 4
+
+    @T.inline
+    def sort(keys, orders, places, side, running, n, place):
+        """One pass, by one byte of the keys, from keys[side], orders[side] to the other side."""
+        for value in T.serial(256):
+            places[value] = 0
+        for i in T.serial(n):
+            places[digit(keys[side[0], i], place)] = places[digit(keys[side[0], i], place)] + 1
+        # A byte that all keys share, as the first often is, changes nothing.
+        if places[digit(keys[side[0], 0], place)] != n:
+            running[0] = 0
+            for value in T.serial(256):
+                running[0] = running[0] + places[value]
+                places[value] = running[0] - places[value]
+            for i in T.serial(n):
+                to: T.let = places[digit(keys[side[0], i], place)]
+                keys[1 - side[0], to] = keys[side[0], i]
+                orders[1 - side[0], to] = orders[side[0], i]
+                places[digit(keys[side[0], i], place)] = to + 1
+            side[0] = 1 - side[0]
+
+    @T.inline
+    def compare(boxes, kept, kept_labels, i, row, label, threshold, hit, polygon, count, shared):
+        """hit[0] = whether one of the kept boxes suppresses candidate i."""
+        hit[0] = 0
+        if rotated:
+            for k in T.serial(row):
+                if T.And(T.And(hit[0] == 0, kept_labels[k] == label), _iou.near(rows(kept, k, 6), rows(boxes, i, 6))):
+                    _iou.intersect_rotated(rows(kept, k, 6), rows(boxes, i, 6), polygon, count, shared)
+                    hit[0] = (shared[0] / (kept[AREA, k] + boxes[AREA, i] - shared[0]) > threshold).astype("int32")
+        else:
+            for chunk in T.serial((row + CHUNK - 1) // CHUNK):
+                if hit[0] == 0:
+                    for lane in T.serial(T.min(CHUNK, row - chunk * CHUNK)):
+                        k: T.let = chunk * CHUNK + lane
+                        hit[0] = hit[0] | _iou.suppresses(
+                            [*rows(kept, k, 4), kept[AREA, k]],
+                            [*rows(boxes, i, 4), boxes[AREA, i]],
+                            kept_labels[k] == label,
+                            threshold,
+                        ).astype("int32")
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        picture: T.int32,
+        capacity: T.int32,
+        candidates: T.int32,
+        detections: T.int32,
+        threshold: T.float32,
+        suppressing: T.int32,
+        agnostic: T.int32,
+        boxes_: T.int64,
+        labels_: T.int64,
+        totals_: T.int64,
+        keys_: T.int64,
+        orders_: T.int64,
+        places_: T.int64,
+        kept_: T.int64,
+        kept_labels_: T.int64,
+        index_: T.handle,
+        counts_: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
+        batch, room = T.int32(), T.int32()
+        index = T.match_buffer(index_, (room,), "int32", align=4)
+        counts = T.match_buffer(counts_, (batch,), "int32", align=4)
+        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
+        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
+        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        keys = T.decl_buffer((2, capacity), "uint32", data=T.reinterpret("handle", keys_), align=4)
+        orders = T.decl_buffer((2, capacity), "int32", data=T.reinterpret("handle", orders_), align=4)
+        places = T.decl_buffer((256,), "int32", data=T.reinterpret("handle", places_), align=4)
+        kept = T.decl_buffer((ROWS, detections), "float32", data=T.reinterpret("handle", kept_), align=4)
+        kept_labels = T.decl_buffer((detections,), "int32", data=T.reinterpret("handle", kept_labels_), align=4)
+        side = T.alloc_buffer((1,), "int32")
+        rank = T.alloc_buffer((1,), "int32")
+        found = T.alloc_buffer((1,), "int32")
+        hit = T.alloc_buffer((1,), "int32")
+        polygon = T.alloc_buffer((2, 2, 8), "float32")
+        count = T.alloc_buffer((2,), "int32")
+        shared = T.alloc_buffer((1,), "float32")
+        n: T.let = totals[0]
+        side[0] = 0
+        for i in T.serial(n):
+            keys[0, i] = ordered(boxes[SCORE, i])
+            orders[0, i] = i
+        for i in T.serial(n):
+            if rotated:
+                boxes[AREA, i] = T.float32(4) * boxes[2, i] * boxes[3, i]
+            else:
+                boxes[AREA, i] = (boxes[2, i] - boxes[0, i]) * (boxes[3, i] - boxes[1, i])
+        if n > 1:
+            sort(keys, orders, places, side, rank, n, 0)
+            sort(keys, orders, places, side, rank, n, 1)
+            sort(keys, orders, places, side, rank, n, 2)
+            sort(keys, orders, places, side, rank, n, 3)
+        rank[0] = 0
+        found[0] = 0
+        while T.And(rank[0] < T.min(n, candidates), found[0] < detections):
+            i: T.let = orders[side[0], rank[0]]
+            row: T.let = found[0]
+            label: T.let = T.Select(agnostic != 0, 0, labels[i])
+            hit[0] = 0
+            if suppressing != 0:
+                compare(boxes, kept, kept_labels, i, row, label, threshold, hit, polygon, count, shared)
+            if hit[0] == 0:
+                for r in T.unroll(sides):
+                    kept[r, row] = boxes[r, i]
+                kept[AREA, row] = boxes[AREA, i]
+                kept_labels[row] = label
+                index[row] = i
+                found[0] = row + 1
+            rank[0] = rank[0] + 1
+        counts[picture] = found[0]
+
+    return kernel
+
+
+def place_boxes():
+    """Kept candidates -> rows of the result, from model units to source pixels, clipped to the picture."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        picture: T.int32,
+        capacity: T.int32,
+        boxes_: T.int64,
+        labels_: T.int64,
+        index_: T.handle,
+        maps_: T.handle,
+        out_boxes_: T.handle,
+        out_scores_: T.handle,
+        out_classes_: T.handle,
+        counts_: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
+        batch, detections, room, pictures = T.int32(), T.int32(), T.int32(), T.int32()
+        index = T.match_buffer(index_, (room,), "int32", align=4)
+        maps = T.match_buffer(maps_, (pictures, 8), "float32", align=4)
+        out_boxes = T.match_buffer(out_boxes_, (batch, detections, 4), "float32", align=4)
+        out_scores = T.match_buffer(out_scores_, (batch, detections), "float32", align=4)
+        out_classes = T.match_buffer(out_classes_, (batch, detections), "int32", align=4)
+        counts = T.match_buffer(counts_, (batch,), "int32", align=4)
+        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
+        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
+        for row in T.serial(counts[picture]):
+            for side in T.unroll(4):
+                out_boxes[picture, row, side] = placed(boxes[side, index[row]], side % 2, maps, picture)
+            out_scores[picture, row] = boxes[SCORE, index[row]]
+            out_classes[picture, row] = labels[index[row]]
+
+    return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    kernels = [filter(sample) for filter in (filter_yolov8, filter_yolov5) for sample in SAMPLES]
+    kernels += [suppress(False), suppress(True), place_boxes()]
+    return {kernel.attrs["global_symbol"]: kernel for kernel in kernels}

@@ -1,0 +1,1 @@
+"""YUV <-> RGB, normalisation, and memory layouts."""

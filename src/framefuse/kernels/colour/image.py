@@ -1,0 +1,111 @@
+"""Where the pixels of an array lie: what the kernels need to know of an image, whatever library it comes from."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from framefuse.errors import UsageError
+from framefuse.kernels.colour.reference import ImageLayout
+from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
+
+
+class Picture(NamedTuple):
+    """Where the pixels of an image (or a batch of them) lie; pitches in elements."""
+
+    dtype: np.dtype[Any]
+    pictures: int
+    planes: int
+    """1 when the channels of a pixel are adjacent, else the number of channels."""
+    channels: int
+    """Adjacent channels of a pixel."""
+    height: int
+    width: int
+    picture_pitch: int
+    plane_pitch: int
+    row_pitch: int
+
+    @classmethod
+    def of(cls, name: str, image: Any, layout: ImageLayout) -> Picture:
+        """Read shape and strides of an array (of any library whose strides are in bytes).
+
+        Raises:
+            UsageError: it has no such shape, or the samples of a row are not adjacent.
+        """
+        if layout not in ("HWC", "CHW"):
+            raise UsageError(f"layout {layout!r} is not 'HWC' or 'CHW'")
+        if on_gpu(image):
+            from framefuse.cuda import device
+
+            image = device.as_cupy(image)
+        shape, strides, size = tuple(image.shape), tuple(image.strides), image.dtype.itemsize
+        planar = layout == "CHW" or len(shape) == 2
+        if len(shape) == 2:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) == 3:
+            shape, strides = (1, *shape), (0, *strides)
+        if len(shape) != 4 or 0 in shape:
+            raise UsageError(
+                f"{name} has shape {tuple(image.shape)}",
+                remedy="pass (height, width), (height, width, C), (C, height, width), or a batch of the last two",
+            )
+        if any(stride % size for stride in strides):
+            raise UsageError(f"{name} has strides {strides} bytes, not multiples of its {size}-byte samples")
+        pitches = [stride // size for stride in strides]
+        if planar:
+            count, planes, height, width = shape
+            picture = cls(image.dtype, count, planes, 1, height, width, *pitches[:3])
+            adjacent = pitches[3] == 1 or width == 1
+        else:
+            count, height, width, channels = shape
+            picture = cls(image.dtype, count, 1, channels, height, width, pitches[0], 0, pitches[1])
+            adjacent = (pitches[3] == 1 or channels == 1) and (pitches[2] == channels or width == 1)
+        if not adjacent:
+            raise UsageError(
+                f"{name} has strides {tuple(image.strides)} bytes; within a row its samples must be adjacent",
+                remedy="pass a contiguous copy, or fold a flip into the matrix",
+            )
+        reach = abs(picture.row_pitch) * height + abs(picture.plane_pitch) * (planes if planar else 1)
+        if reach > MAX_ELEMENTS:
+            raise UsageError(f"{name} reaches over {reach} samples, more than {MAX_ELEMENTS}")
+        return picture
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether an array lies on a GPU, as far as its library says so."""
+    return hasattr(array, "__cuda_array_interface__") or bool(getattr(array, "is_cuda", False))
+
+
+def check_target(image: Any, out: Any) -> None:
+    """Raise UsageError unless `out` can be written without changing `image` on the way."""
+    if on_gpu(image) != on_gpu(out):
+        raise UsageError("image and out must both lie on the host, or both on the same GPU")
+    if on_gpu(image):
+        return
+    if not out.flags.writeable:
+        raise UsageError("out is read-only")
+    if np.may_share_memory(image, out):
+        raise UsageError("out overlaps the input", remedy="pass another out; it cannot be done in place")
+
+
+def new(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised array where `like` lies."""
+    if not on_gpu(like):
+        return np.empty(shape, dtype)
+    from framefuse.cuda import device
+
+    return device.cupy().empty(shape, dtype)
+
+
+def checked_rows(rows: tuple[int, int] | None, height: int) -> tuple[int, int]:
+    """The rows to fill; all of them for None.
+
+    Raises:
+        UsageError: they are not a range within the picture.
+    """
+    if rows is None:
+        return 0, height
+    if not 0 <= rows[0] < rows[1] <= height:
+        raise UsageError(f"rows {rows} are not a range within 0..{height}")
+    return rows

@@ -1,0 +1,348 @@
+"""yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for the CPU, a row at a time.
+
+yuv_to_rgb: what chroma adds to red, green and blue is worked out once for each chroma sample and spread over the pixels
+that it covers, in a scratch that stays in the first cache; then one loop adds luma, clips and stores. Packed formats go
+straight through the matrix. rgb_to_yuv: pixels of one or two rows become floats, then luma, then the mean for chroma.
+
+Types of samples make the variants, since they change the instructions of the loops; pixel format, layout and chroma
+siting are looked at once a row.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..tir.base import OUTPUTS, SAMPLES, colour, lerp, stored
+
+PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
+"""Codes of frame.PixelFormat.layout, packed ones by their channels."""
+IMAGES = {"u8": "uint8", "f32": "float32", "f16": "float16"}
+
+
+def rgb_variant(sample, output):
+    """The PrimFunc `yuv_to_rgb_<sample>_<output>`."""
+    dtype = SAMPLES[sample]
+
+    def sample_at(plane, index):
+        return plane[index].astype("float32")
+
+    def packed(coefficients, c, plane, at):
+        """Output channel c of a packed pixel."""
+        return stored(colour(coefficients, c, [sample_at(plane, at + k) for k in range(3)]), output)
+
+    def shaded(gain, low, high, luma, added):
+        """An output channel of luma and what chroma adds to it."""
+        return stored(tirx.min(tirx.max(gain * luma + added, low), high), output)
+
+    @T.inline
+    def convert(pair, k, plane, at, step, count):
+        for i in T.serial(count):
+            pair[k, i] = sample_at(plane, at + i * step)
+
+    @T.inline
+    def blend(edged, plane, upper, lower, down, step, count):
+        """edged = vertical tap of a chroma row, with its ends repeated once."""
+        for i in T.serial(count):
+            edged[i + 1] = lerp(sample_at(plane, upper + i * step), sample_at(plane, lower + i * step), down)
+        edged[0] = edged[1]
+        edged[count + 1] = edged[count]
+
+    def across(edged, i, phase, stretch):
+        """Chroma at pixel `phase` of the `stretch` pixels of sample i (at i + 1), sited in their centre."""
+        offset = 2 * phase + 1 - stretch
+        neighbour = tirx.Select(offset < 0, edged[i], edged[i + 2])
+        return lerp(edged[i + 1], neighbour, tirx.abs(offset).astype("float32") * T.float32(0.5 / stretch))
+
+    @T.inline
+    def interpolate(pair, k, edged, plane, upper, lower, down, step, width, sub_x):
+        """pair[k] = a chroma row at full width."""
+        blend(edged, plane, upper, lower, down, step, (width + sub_x - 1) // sub_x)
+        if sub_x == 1:
+            convert(pair, k, edged, 1, 1, width)
+        elif sub_x == 2:
+            for i in T.serial((width + 1) // 2):
+                for phase in T.unroll(2):
+                    pair[k, i * 2 + phase] = across(edged, i, phase, 2)
+        else:
+            for i in T.serial((width + 3) // 4):
+                for phase in T.unroll(4):
+                    pair[k, i * 4 + phase] = across(edged, i, phase, 4)
+
+    @T.inline
+    def tint(tints, coefficients, pair, width, stretch):
+        """tints = what chroma adds to luma; each sample of the pair serves `stretch` pixels."""
+        for c in T.unroll(3):
+            for i in T.serial((width + stretch - 1) // stretch):
+                for phase in T.unroll(stretch):
+                    tints[c, i * stretch + phase] = (
+                        coefficients[9 + c]
+                        + coefficients[3 * c + 1] * pair[0, i]
+                        + coefficients[3 * c + 2] * pair[1, i]
+                    )
+
+    @T.inline
+    def paint_packed(target, coefficients, plane, at, step, to, channel_pitch, interleaved, width):
+        if interleaved != 0:
+            for x in T.serial(width):
+                for c in T.unroll(3):
+                    target[to + 3 * x + c] = packed(coefficients, c, plane, at + step * x)
+        else:
+            for c in T.unroll(3):
+                for x in T.serial(width):
+                    target[to + c * channel_pitch + x] = packed(coefficients, c, plane, at + step * x)
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        address0: T.int64,
+        address1: T.int64,
+        address2: T.int64,
+        pitch0: T.int32,
+        pitch1: T.int32,
+        pitch2: T.int32,
+        layout: T.int32,
+        sub_x: T.int32,
+        sub_y: T.int32,
+        linear: T.int32,
+        height: T.int32,
+        width: T.int32,
+        first: T.int32,
+        last: T.int32,
+        target_address: T.int64,
+        row_pitch: T.int32,
+        channel_pitch: T.int32,
+        interleaved: T.int32,
+        row_weight: T.handle,
+        coefficient: T.handle,
+        tint_scratch: T.handle,
+        pair_scratch: T.handle,
+        edge_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
+        row_size, edge_size, phases = T.int32(), T.int32(), T.int32()
+        weights = T.match_buffer(row_weight, (phases,), "float32", align=4)
+        coefficients = T.match_buffer(coefficient, (18,), "float32", align=4)
+        tints = T.match_buffer(tint_scratch, (3, row_size), "float32", align=4)
+        pair = T.match_buffer(pair_scratch, (2, row_size), "float32", align=4)
+        edged = T.match_buffer(edge_scratch, (edge_size,), "float32", align=4)
+        plane0 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address0), align=1)
+        plane1 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address1), align=1)
+        plane2 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address2), align=1)
+        target = T.decl_buffer((row_size,), OUTPUTS[output], data=T.reinterpret("handle", target_address), align=1)
+        for y in T.serial(first, last):
+            near: T.let = y // sub_y
+            phase: T.let = y % sub_y
+            beside: T.let = T.Select(2 * phase + 1 < sub_y, near - 1, near + 1)
+            far: T.let = T.min(T.max(beside, 0), (height + sub_y - 1) // sub_y - 1)
+            to: T.let = y * row_pitch
+            # A chroma row that is only repeated serves all the luma rows that it covers.
+            if T.And(layout <= SEMIPLANAR, T.Or(linear != 0, T.Or(y == first, phase == 0))):
+                columns: T.let = (width + sub_x - 1) // sub_x
+                down: T.let = weights[phase]
+                if linear != 0:
+                    if layout == PLANAR:
+                        interpolate(pair, 0, edged, plane1, near * pitch1, far * pitch1, down, 1, width, sub_x)
+                        interpolate(pair, 1, edged, plane2, near * pitch2, far * pitch2, down, 1, width, sub_x)
+                    else:
+                        interpolate(pair, 0, edged, plane1, near * pitch1, far * pitch1, down, 2, width, sub_x)
+                        interpolate(pair, 1, edged, plane1, near * pitch1 + 1, far * pitch1 + 1, down, 2, width, sub_x)
+                    tint(tints, coefficients, pair, width, 1)
+                else:
+                    if layout == PLANAR:
+                        convert(pair, 0, plane1, near * pitch1, 1, columns)
+                        convert(pair, 1, plane2, near * pitch2, 1, columns)
+                    else:
+                        convert(pair, 0, plane1, near * pitch1, 2, columns)
+                        convert(pair, 1, plane1, near * pitch1 + 1, 2, columns)
+                    if sub_x == 1:
+                        tint(tints, coefficients, pair, width, 1)
+                    elif sub_x == 2:
+                        tint(tints, coefficients, pair, width, 2)
+                    else:
+                        tint(tints, coefficients, pair, width, 4)
+            if T.And(layout == GRAY, y == first):
+                for c in T.unroll(3):
+                    for x in T.serial(width):
+                        tints[c, x] = coefficients[9 + c]
+            if layout == PACKED3:
+                paint_packed(target, coefficients, plane0, y * pitch0, 3, to, channel_pitch, interleaved, width)
+            elif layout == PACKED4:
+                paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
+            else:
+                # Bound outside of the loops: the compiler cannot know that no output overlaps the table.
+                gain0: T.let = coefficients[0]
+                gain1: T.let = coefficients[3]
+                gain2: T.let = coefficients[6]
+                low: T.let = coefficients[12]
+                high: T.let = coefficients[15]
+                luma: T.let = y * pitch0
+                if interleaved != 0:
+                    for x in T.serial(width):
+                        target[to + 3 * x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
+                        target[to + 3 * x + 1] = shaded(gain1, low, high, sample_at(plane0, luma + x), tints[1, x])
+                        target[to + 3 * x + 2] = shaded(gain2, low, high, sample_at(plane0, luma + x), tints[2, x])
+                else:
+                    for x in T.serial(width):
+                        target[to + x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
+                    for x in T.serial(width):
+                        target[to + channel_pitch + x] = shaded(
+                            gain1, low, high, sample_at(plane0, luma + x), tints[1, x]
+                        )
+                    for x in T.serial(width):
+                        target[to + 2 * channel_pitch + x] = shaded(
+                            gain2, low, high, sample_at(plane0, luma + x), tints[2, x]
+                        )
+
+    return kernel
+
+
+def yuv_variant(source):
+    """The PrimFunc `rgb_to_yuv_<source>`."""
+
+    def dot(coefficients, component, rows, row, x):
+        """Code of a component: coefficients are three weights and an offset for each of Y, Cb, Cr."""
+        return (
+            coefficients[4 * component] * rows[row, x]
+            + coefficients[4 * component + 1] * rows[row + 1, x]
+            + coefficients[4 * component + 2] * rows[row + 2, x]
+        )
+
+    def code(value):
+        return stored(tirx.min(tirx.max(value, T.float32(0)), T.float32(255)), "u8")
+
+    @T.inline
+    def unpack(rows, row, image, at, channel_pitch, step, width):
+        for k in T.unroll(3):
+            for x in T.serial(width):
+                rows[row + k, x] = image[at + k * channel_pitch + x * step].astype("float32")
+            rows[row + k, width] = rows[row + k, width - 1]
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        image_address: T.int64,
+        image_pitch: T.int32,
+        channel_pitch: T.int32,
+        step: T.int32,
+        height: T.int32,
+        width: T.int32,
+        first: T.int32,
+        last: T.int32,
+        address0: T.int64,
+        address1: T.int64,
+        address2: T.int64,
+        pitch0: T.int32,
+        pitch1: T.int32,
+        pitch2: T.int32,
+        chroma_step: T.int32,
+        subsample: T.int32,
+        coefficient: T.handle,
+        row_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
+        size = T.int32()
+        coefficients = T.match_buffer(coefficient, (12,), "float32", align=4)
+        rows = T.match_buffer(row_scratch, (9, size), "float32", align=4)
+        image = T.decl_buffer((size,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
+        plane0 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address0), align=1)
+        plane1 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address1), align=1)
+        plane2 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address2), align=1)
+        for block in T.serial(first // subsample, (last + subsample - 1) // subsample):
+            for j in T.serial(subsample):
+                # Below an odd last row it is taken twice; to the right of an odd last column `unpack` does the same.
+                y: T.let = T.min(block * subsample + j, height - 1)
+                at: T.let = y * image_pitch
+                if step == 3:
+                    unpack(rows, 3 * j, image, at, channel_pitch, 3, width)
+                elif step == 4:
+                    unpack(rows, 3 * j, image, at, channel_pitch, 4, width)
+                else:
+                    unpack(rows, 3 * j, image, at, channel_pitch, 1, width)
+                for x in T.serial(width):
+                    plane0[y * pitch0 + x] = code(dot(coefficients, 0, rows, 3 * j, x) + coefficients[3])
+            means: T.let = 6 * (subsample - 1)
+            if subsample == 2:
+                for k in T.unroll(3):
+                    for i in T.serial((width + 1) // 2):
+                        rows[6 + k, i] = (
+                            rows[k, 2 * i] + rows[k, 2 * i + 1] + rows[3 + k, 2 * i] + rows[3 + k, 2 * i + 1]
+                        ) * T.float32(0.25)
+            for i in T.serial((width + subsample - 1) // subsample):
+                plane1[block * pitch1 + i * chroma_step] = code(dot(coefficients, 1, rows, means, i) + coefficients[7])
+            for i in T.serial((width + subsample - 1) // subsample):
+                plane2[block * pitch2 + i * chroma_step] = code(dot(coefficients, 2, rows, means, i) + coefficients[11])
+
+    return kernel
+
+
+def image_variant(source, target, scaled):
+    """The PrimFunc `normalize_<source>_<target>` (scaled) or `change_layout_<source>`."""
+    name = f"normalize_{source}_{target}" if scaled else f"change_layout_{source}"
+
+    def value(image, index, gains, biases, i):
+        if not scaled:
+            return image[index]
+        return (image[index].astype("float32") * gains[i] + biases[i]).astype(IMAGES[target])
+
+    @T.inline
+    def separate(out, image, gains, biases, at, to, to_channel, channels, width):
+        for c in T.unroll(channels):
+            for x in T.serial(width):
+                out[to + c * to_channel + x] = value(image, at + x * channels + c, gains, biases, c)
+
+    @T.inline
+    def join(out, image, gains, biases, at, channel_pitch, to, channels, width):
+        for x in T.serial(width):
+            for c in T.unroll(channels):
+                out[to + x * channels + c] = value(image, at + c * channel_pitch + x, gains, biases, c)
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        image_address: T.int64,
+        image_pitch: T.int32,
+        image_channel: T.int32,
+        out_address: T.int64,
+        out_pitch: T.int32,
+        out_channel: T.int32,
+        channels: T.int32,
+        width: T.int32,
+        first: T.int32,
+        last: T.int32,
+        gain: T.handle,
+        bias: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": name})
+        size = T.int32()
+        gains = T.match_buffer(gain, (size,), "float32", align=4)
+        biases = T.match_buffer(bias, (size,), "float32", align=4)
+        image = T.decl_buffer((size,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
+        out = T.decl_buffer((size,), IMAGES[target], data=T.reinterpret("handle", out_address), align=1)
+        for y in T.serial(first, last):
+            at: T.let = y * image_pitch
+            to: T.let = y * out_pitch
+            # A pitch of 0 between channels says that they are interleaved.
+            if T.And(image_channel == 0, out_channel == 0):
+                for i in T.serial(width * channels):
+                    out[to + i] = value(image, at + i, gains, biases, i)
+            elif image_channel == 0:
+                if channels == 3:
+                    separate(out, image, gains, biases, at, to, out_channel, 3, width)
+                else:
+                    separate(out, image, gains, biases, at, to, out_channel, 4, width)
+            elif out_channel == 0:
+                if channels == 3:
+                    join(out, image, gains, biases, at, image_channel, to, 3, width)
+                else:
+                    join(out, image, gains, biases, at, image_channel, to, 4, width)
+            else:
+                for c in T.serial(channels):
+                    for x in T.serial(width):
+                        out[to + c * out_channel + x] = value(image, at + c * image_channel + x, gains, biases, c)
+
+    return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    kernels = [rgb_variant(sample, output) for sample in SAMPLES for output in ("u8", "f32", "f16")]
+    kernels += [yuv_variant(source) for source in ("u8", "f32")]
+    kernels += [image_variant(source, target, True) for source in IMAGES for target in ("f32", "f16")]
+    kernels += [image_variant(source, source, False) for source in IMAGES]
+    return {str(kernel.attrs["global_symbol"]): kernel for kernel in kernels}

@@ -1,0 +1,385 @@
+"""yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for CUDA.
+
+yuv_to_rgb: a thread makes PIXELS neighbouring pixels of a row, so that a warp writes whole lines of float32 planes.
+Where the host finds that four luma samples and their two chroma pairs are whole words (`paired`), they come in one
+load each;
+blockIdx.z is the frame, whose addresses come from a table on the device when there are several. rgb_to_yuv: a thread
+takes 2x2 pixels. The others: a thread takes a pixel.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..tir.base import OUTPUTS, SAMPLES, lerp, stored
+
+PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
+"""As in `colour.py`."""
+IMAGES = {"u8": "uint8", "f32": "float32", "f16": "float16"}
+
+PIXELS = 4
+COLUMNS, ROWS = 32, 4
+"""Threads of a block in x and in y."""
+WIDE = COLUMNS * PIXELS
+LARGE = 1 << 40
+"""Elements of a buffer whose size nobody needs."""
+
+
+def wide(value):
+    return value.astype("int64")
+
+
+def clipped(value, low, high):
+    return tirx.min(tirx.max(value, low), high)
+
+
+def rgb_variant(sample, output):
+    """The PrimFunc `yuv_to_rgb_<sample>_<output>`."""
+    size = 1 if sample == "u8" else 2
+
+    def load(address):
+        return T.call_extern("float32", f"load_{sample}", address)
+
+    def sample_at(plane, pitch, y, index):
+        return load(plane + (wide(y) * wide(pitch) + wide(index)) * size)
+
+    @T.inline
+    def neighbour(near, far, weight, slot, position, shift, count):
+        """near[slot], far[slot] = the two samples about a pixel; weight[slot] = of the far one."""
+        stretch = 1 << shift
+        offset = 2 * (position - (position >> shift << shift)) + 1 - stretch
+        near[slot] = position >> shift
+        far[slot] = T.min(T.max(near[slot] + T.Select(offset < 0, -1, 1), 0), count - 1)
+        weight[slot] = T.Cast("float32", T.max(offset, -offset)) / T.Cast("float32", 2 * stretch)
+
+    @T.inline
+    def interpolated(comps, k, plane, pitch, step, near, far, weight):
+        upper = plane + wide(near[1]) * wide(pitch) * size
+        lower = plane + wide(far[1]) * wide(pitch) * size
+        here = wide(near[0] * step) * size
+        beside = wide(far[0] * step) * size
+        comps[k] = lerp(
+            lerp(load(upper + here), load(lower + here), weight[1]),
+            lerp(load(upper + beside), load(lower + beside), weight[1]),
+            weight[0],
+        )
+
+    @T.inline
+    def words_of(words, first, count, address):
+        """words[first ...] = as many samples from an address, two or four in each word."""
+        for w in T.unroll(count * size // 4):
+            words[first + w] = T.call_extern("uint32", "load_pair_u16", address + T.int64(4 * w))
+
+    def sample_of(words, first, k):
+        """Sample k of those in words."""
+        part = words[first + k * size // 4] >> T.Cast("uint32", k * size % 4 * 8)
+        return tirx.bitwise_and(part, T.uint32(255 if size == 1 else 65535)).astype("float32")
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        table: T.int64,
+        address0: T.int64,
+        address1: T.int64,
+        address2: T.int64,
+        target: T.int64,
+        pitch0: T.int32,
+        pitch1: T.int32,
+        pitch2: T.int32,
+        layout: T.int32,
+        shift_x: T.int32,
+        shift_y: T.int32,
+        linear: T.int32,
+        height: T.int32,
+        width: T.int32,
+        frames: T.int32,
+        row_pitch: T.int32,
+        channel_pitch: T.int32,
+        interleaved: T.int32,
+        vectors: T.int32,
+        paired: T.int32,
+        m0: T.float32,
+        m1: T.float32,
+        m2: T.float32,
+        m3: T.float32,
+        m4: T.float32,
+        m5: T.float32,
+        m6: T.float32,
+        m7: T.float32,
+        m8: T.float32,
+        o0: T.float32,
+        o1: T.float32,
+        o2: T.float32,
+        low: T.float32,
+        high: T.float32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
+        rows = T.decl_buffer((LARGE,), "int64", data=T.reinterpret("handle", table), align=8)
+        for frame in T.thread_binding(frames, thread="blockIdx.z"):
+            for block_y in T.thread_binding((height + ROWS - 1) // ROWS, thread="blockIdx.y"):
+                for block_x in T.thread_binding((width + WIDE - 1) // WIDE, thread="blockIdx.x"):
+                    for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
+                        for thread_x in T.thread_binding(COLUMNS, thread="threadIdx.x"):
+                            x = (block_x * COLUMNS + thread_x) * PIXELS
+                            y = block_y * ROWS + thread_y
+                            if T.And(x < width, y < height):
+                                comps = T.alloc_buffer((3 * PIXELS,), "float32", scope="local")
+                                words = T.alloc_buffer((2 * size,), "uint32", scope="local")
+                                near = T.alloc_buffer((2,), "int32", scope="local")
+                                far = T.alloc_buffer((2,), "int32", scope="local")
+                                weight = T.alloc_buffer((2,), "float32", scope="local")
+                                results = T.alloc_buffer((3 * PIXELS,), OUTPUTS[output], scope="local")
+                                plane0 = address0
+                                plane1 = address1
+                                plane2 = address2
+                                written = target
+                                if table != T.int64(0):
+                                    plane0 = rows[frame * 4]
+                                    plane1 = rows[frame * 4 + 1]
+                                    plane2 = rows[frame * 4 + 2]
+                                    written = rows[frame * 4 + 3]
+                                if paired != 0:
+                                    words_of(words, 0, PIXELS, plane0 + (wide(y) * wide(pitch0) + wide(x)) * size)
+                                    words_of(
+                                        words,
+                                        size,
+                                        PIXELS,
+                                        plane1 + (wide(y >> shift_y) * wide(pitch1) + wide(x)) * size,
+                                    )
+                                    for p in T.unroll(PIXELS):
+                                        comps[3 * p] = sample_of(words, 0, p)
+                                        comps[3 * p + 1] = sample_of(words, size, p // 2 * 2)
+                                        comps[3 * p + 2] = sample_of(words, size, p // 2 * 2 + 1)
+                                else:
+                                    for p in T.unroll(PIXELS):
+                                        comps[3 * p + 1] = T.float32(0)
+                                        comps[3 * p + 2] = T.float32(0)
+                                        column = T.min(x + p, width - 1)
+                                        if layout == PACKED3:
+                                            for k in T.unroll(3):
+                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 3 * column + k)
+                                        elif layout == PACKED4:
+                                            for k in T.unroll(3):
+                                                comps[3 * p + k] = sample_at(plane0, pitch0, y, 4 * column + k)
+                                        else:
+                                            comps[3 * p] = sample_at(plane0, pitch0, y, column)
+                                            if layout != GRAY:
+                                                # Of semiplanar frames, V lies between the samples of U.
+                                                planar = layout == PLANAR
+                                                other = T.Select(planar, plane2, plane1 + T.int64(size))
+                                                pitch = T.Select(planar, pitch2, pitch1)
+                                                step = T.Select(planar, 1, 2)
+                                                if linear == 0:
+                                                    row = y >> shift_y
+                                                    index = (column >> shift_x) * step
+                                                    comps[3 * p + 1] = sample_at(plane1, pitch1, row, index)
+                                                    comps[3 * p + 2] = sample_at(other, pitch, row, index)
+                                                else:
+                                                    down = (height + (1 << shift_y) - 1) >> shift_y
+                                                    across = (width + (1 << shift_x) - 1) >> shift_x
+                                                    neighbour(near, far, weight, 0, column, shift_x, across)
+                                                    neighbour(near, far, weight, 1, y, shift_y, down)
+                                                    interpolated(
+                                                        comps, 3 * p + 1, plane1, pitch1, step, near, far, weight
+                                                    )
+                                                    interpolated(
+                                                        comps, 3 * p + 2, other, pitch, step, near, far, weight
+                                                    )
+                                for p in T.unroll(PIXELS):
+                                    red = m0 * comps[3 * p] + m1 * comps[3 * p + 1] + m2 * comps[3 * p + 2] + o0
+                                    green = m3 * comps[3 * p] + m4 * comps[3 * p + 1] + m5 * comps[3 * p + 2] + o1
+                                    blue = m6 * comps[3 * p] + m7 * comps[3 * p + 1] + m8 * comps[3 * p + 2] + o2
+                                    if interleaved != 0:
+                                        results[p * 3] = stored(clipped(red, low, high), output)
+                                        results[p * 3 + 1] = stored(clipped(green, low, high), output)
+                                        results[p * 3 + 2] = stored(clipped(blue, low, high), output)
+                                    else:
+                                        results[p] = stored(clipped(red, low, high), output)
+                                        results[PIXELS + p] = stored(clipped(green, low, high), output)
+                                        results[2 * PIXELS + p] = stored(clipped(blue, low, high), output)
+                                out = T.decl_buffer(
+                                    (LARGE,), OUTPUTS[output], data=T.reinterpret("handle", written), align=16
+                                )
+                                at = wide(y) * wide(row_pitch)
+                                if vectors != 0:
+                                    start = at + wide(x) * T.Select(interleaved != 0, T.int64(3), T.int64(1))
+                                    step = T.Select(interleaved != 0, T.int64(PIXELS), wide(channel_pitch))
+                                    for g in T.unroll(3):
+                                        for e in T.vectorized(PIXELS):
+                                            out[start + wide(g) * step + e] = results[g * PIXELS + e]
+                                else:
+                                    for p in T.unroll(PIXELS):
+                                        if x + p < width:
+                                            for c in T.unroll(3):
+                                                if interleaved != 0:
+                                                    out[at + wide(3 * (x + p) + c)] = results[p * 3 + c]
+                                                else:
+                                                    out[at + wide(c) * wide(channel_pitch) + wide(x + p)] = results[
+                                                        c * PIXELS + p
+                                                    ]
+
+    return kernel
+
+
+def yuv_variant(source):
+    """The PrimFunc `rgb_to_yuv_<source>`."""
+    size = 1 if source == "u8" else 4
+
+    def load(address):
+        return T.call_extern("float32", f"load_{source}", address)
+
+    def code(value):
+        return stored(clipped(value, T.float32(0), T.float32(255)), "u8")
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        image: T.int64,
+        image_pitch: T.int32,
+        channel_pitch: T.int32,
+        step: T.int32,
+        height: T.int32,
+        width: T.int32,
+        address0: T.int64,
+        address1: T.int64,
+        address2: T.int64,
+        pitch0: T.int32,
+        pitch1: T.int32,
+        pitch2: T.int32,
+        chroma_step: T.int32,
+        subsample: T.int32,
+        w0: T.float32,
+        w1: T.float32,
+        w2: T.float32,
+        w3: T.float32,
+        w4: T.float32,
+        w5: T.float32,
+        w6: T.float32,
+        w7: T.float32,
+        w8: T.float32,
+        w9: T.float32,
+        w10: T.float32,
+        w11: T.float32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
+        plane0 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address0), align=1)
+        plane1 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address1), align=1)
+        plane2 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address2), align=1)
+        for block_y in T.thread_binding((height + 15) // 16, thread="blockIdx.y"):
+            for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
+                for thread_y in T.thread_binding(8, thread="threadIdx.y"):
+                    for thread_x in T.thread_binding(32, thread="threadIdx.x"):
+                        left = (block_x * 32 + thread_x) * 2
+                        top = (block_y * 8 + thread_y) * 2
+                        if T.And(left < width, top < height):
+                            sums = T.alloc_buffer((3,), "float32", scope="local")
+                            rgb = T.alloc_buffer((3,), "float32", scope="local")
+                            for c in T.unroll(3):
+                                sums[c] = T.float32(0)
+                            for j in T.unroll(2):
+                                for i in T.unroll(2):
+                                    # At an odd edge the last pixel is taken twice, and written twice with one value.
+                                    x = T.min(left + i, width - 1)
+                                    y = T.min(top + j, height - 1)
+                                    for c in T.unroll(3):
+                                        at = (
+                                            wide(y) * wide(image_pitch) + wide(c) * wide(channel_pitch) + wide(x * step)
+                                        )
+                                        rgb[c] = load(image + at * size)
+                                        sums[c] = sums[c] + rgb[c]
+                                    plane0[wide(y) * wide(pitch0) + wide(x)] = code(
+                                        w0 * rgb[0] + w1 * rgb[1] + w2 * rgb[2] + w3
+                                    )
+                                    if subsample == 1:
+                                        plane1[wide(y) * wide(pitch1) + wide(x * chroma_step)] = code(
+                                            w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7
+                                        )
+                                        plane2[wide(y) * wide(pitch2) + wide(x * chroma_step)] = code(
+                                            w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11
+                                        )
+                            if subsample == 2:
+                                for c in T.unroll(3):
+                                    rgb[c] = sums[c] * T.float32(0.25)
+                                column = wide((left >> 1) * chroma_step)
+                                plane1[wide(top >> 1) * wide(pitch1) + column] = code(
+                                    w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7
+                                )
+                                plane2[wide(top >> 1) * wide(pitch2) + column] = code(
+                                    w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11
+                                )
+
+    return kernel
+
+
+def image_variant(source, target, scaled):
+    """The PrimFunc `normalize_<source>_<target>` (scaled) or `change_layout_<source>`."""
+    name = f"normalize_{source}_{target}" if scaled else f"change_layout_{source}"
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        image_address: T.int64,
+        image_pitch: T.int32,
+        image_channel: T.int32,
+        image_step: T.int32,
+        image_picture: T.int64,
+        out_address: T.int64,
+        out_pitch: T.int32,
+        out_channel: T.int32,
+        out_step: T.int32,
+        out_picture: T.int64,
+        pictures: T.int32,
+        channels: T.int32,
+        height: T.int32,
+        width: T.int32,
+        gain0: T.float32,
+        gain1: T.float32,
+        gain2: T.float32,
+        gain3: T.float32,
+        bias0: T.float32,
+        bias1: T.float32,
+        bias2: T.float32,
+        bias3: T.float32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": name})
+        image = T.decl_buffer((LARGE,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
+        out = T.decl_buffer((LARGE,), IMAGES[target], data=T.reinterpret("handle", out_address), align=1)
+        for picture in T.thread_binding(pictures, thread="blockIdx.z"):
+            for block_y in T.thread_binding((height + 3) // 4, thread="blockIdx.y"):
+                for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
+                    for thread_y in T.thread_binding(4, thread="threadIdx.y"):
+                        for thread_x in T.thread_binding(64, thread="threadIdx.x"):
+                            x = block_x * 64 + thread_x
+                            y = block_y * 4 + thread_y
+                            if T.And(x < width, y < height):
+                                at = wide(picture) * image_picture + wide(y) * wide(image_pitch) + wide(x * image_step)
+                                to = wide(picture) * out_picture + wide(y) * wide(out_pitch) + wide(x * out_step)
+                                gains = T.alloc_buffer((4,), "float32", scope="local")
+                                biases = T.alloc_buffer((4,), "float32", scope="local")
+                                gains[0] = gain0
+                                gains[1] = gain1
+                                gains[2] = gain2
+                                gains[3] = gain3
+                                biases[0] = bias0
+                                biases[1] = bias1
+                                biases[2] = bias2
+                                biases[3] = bias3
+                                for c in T.unroll(4):
+                                    if c < channels:
+                                        if scaled:
+                                            out[to + wide(c) * wide(out_channel)] = T.Cast(
+                                                IMAGES[target],
+                                                T.Cast("float32", image[at + wide(c) * wide(image_channel)]) * gains[c]
+                                                + biases[c],
+                                            )
+                                        else:
+                                            out[to + wide(c) * wide(out_channel)] = image[
+                                                at + wide(c) * wide(image_channel)
+                                            ]
+
+    return kernel
+
+
+def cuda_variants():
+    """Every variant: {symbol: PrimFunc}."""
+    kernels = [rgb_variant(sample, output) for sample in SAMPLES for output in ("u8", "f32", "f16")]
+    kernels += [yuv_variant(source) for source in ("u8", "f32")]
+    kernels += [image_variant(source, target, True) for source in IMAGES for target in ("f32", "f16")]
+    kernels += [image_variant(source, source, False) for source in IMAGES]
+    return {str(kernel.attrs["global_symbol"]): kernel for kernel in kernels}

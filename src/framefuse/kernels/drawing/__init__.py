@@ -1,0 +1,1 @@
+"""Boxes and masks drawn into the planes of a frame."""

@@ -1,0 +1,144 @@
+"""Overlay of label maps (4:2:0) and frames of boxes (any YUV) straight into Y, U and V planes, as CPU loop nests.
+
+`reference/masks.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 where they are
+interleaved (nv12), so one nest serves both. Addresses are of the first sample of each component, pitches in bytes.
+"""
+
+from tvm.script import tirx as T
+
+from ..tir.base import SAMPLES
+
+
+@T.prim_func(s_tir=True)
+def draw_overlay(
+    y_address: T.int64,
+    u_address: T.int64,
+    v_address: T.int64,
+    y_pitch: T.int32,
+    u_pitch: T.int32,
+    v_pitch: T.int32,
+    chroma_step: T.int32,
+    label_address: T.int64,
+    label_pitch: T.int32,
+    height: T.int32,
+    width: T.int32,
+    first: T.int32,
+    last: T.int32,
+    ink: T.handle,
+):
+    """Chroma rows first..last - 1 and the luma rows that they cover. inks[label] is y, u, v, opacity (0..255)."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
+    inks = T.match_buffer(ink, (256, 4), "int32", align=4)
+    luma = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", y_address), align=1)
+    u = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", u_address), align=1)
+    v = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", v_address), align=1)
+    labels = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", label_address), align=1)
+    seen = T.alloc_buffer((1,), "int32")
+    sums = T.alloc_buffer((3,), "int32")
+    for j in T.serial(last - first):
+        cell_y: T.let = first + j
+        top: T.let = 2 * cell_y
+        bottom: T.let = T.min(top + 1, height - 1)
+        for part in T.serial((width + 63) // 64):
+            start: T.let = part * 64
+            count: T.let = T.min(64, width - start)
+            # Most of a picture is unlabelled: look at 64 pixels of both rows at once.
+            seen[0] = T.Cast("int32", inks[0, 3] != 0)
+            for x in T.serial(count):
+                seen[0] = seen[0] | T.Cast(
+                    "int32", labels[top * label_pitch + start + x] | labels[bottom * label_pitch + start + x]
+                )
+            if seen[0] != 0:
+                for k in T.serial((count + 1) // 2):
+                    cell_x: T.let = start // 2 + k
+                    sums[0] = 0
+                    sums[1] = 0
+                    sums[2] = 0
+                    for corner in T.unroll(4):
+                        y: T.let = T.min(top + corner // 2, height - 1)
+                        x: T.let = T.min(2 * cell_x + corner % 2, width - 1)
+                        label: T.let = T.Cast("int32", labels[y * label_pitch + x])
+                        opacity: T.let = inks[label, 3]
+                        sums[0] = sums[0] + opacity
+                        sums[1] = sums[1] + opacity * inks[label, 1]
+                        sums[2] = sums[2] + opacity * inks[label, 2]
+                        # An odd edge repeats its pixel; it is painted once.
+                        if T.And(y == top + corner // 2, x == 2 * cell_x + corner % 2):
+                            at: T.let = y * y_pitch + x
+                            luma[at] = T.Cast(
+                                "uint8",
+                                (T.Cast("int32", luma[at]) * (255 - opacity) + inks[label, 0] * opacity + 127) // 255,
+                            )
+                    if sums[0] != 0:
+                        u_at: T.let = cell_y * u_pitch + cell_x * chroma_step
+                        v_at: T.let = cell_y * v_pitch + cell_x * chroma_step
+                        u[u_at] = T.Cast("uint8", (T.Cast("int32", u[u_at]) * (1020 - sums[0]) + sums[1] + 510) // 1020)
+                        v[v_at] = T.Cast("uint8", (T.Cast("int32", v[v_at]) * (1020 - sums[0]) + sums[2] + 510) // 1020)
+
+
+def boxes_variant(sample):
+    """The PrimFunc `draw_boxes_<sample>`: frames of `line` pixels inside boxes (n, 4) int32 with inks (n, 3), the first
+    on top; of any chroma subsampling. Pitches are in samples."""
+    dtype = SAMPLES[sample]
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        y_address: T.int64,
+        u_address: T.int64,
+        v_address: T.int64,
+        y_pitch: T.int32,
+        u_pitch: T.int32,
+        v_pitch: T.int32,
+        chroma_step: T.int32,
+        sub_x: T.int32,
+        sub_y: T.int32,
+        height: T.int32,
+        width: T.int32,
+        line: T.int32,
+        box: T.handle,
+        ink: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
+        n = T.int32()
+        boxes = T.match_buffer(box, (n, 4), "int32", align=4)
+        inks = T.match_buffer(ink, (n, 3), dtype, align=1)
+        luma = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", y_address), align=1)
+        u = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", u_address), align=1)
+        v = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", v_address), align=1)
+
+        for j in T.serial(n):
+            i: T.let = n - 1 - j
+            x1: T.let = boxes[i, 0]
+            x2: T.let = boxes[i, 2]
+            # Columns of the left and of the right line; they meet in a narrow box.
+            left: T.let = T.max(x1, 0)
+            right: T.let = T.min(x2, width)
+            for row in T.serial(T.max(T.min(boxes[i, 3], height) - T.max(boxes[i, 1], 0), 0)):
+                y: T.let = T.max(boxes[i, 1], 0) + row
+                edge: T.let = T.Or(y < boxes[i, 1] + line, y >= boxes[i, 3] - line)
+                # Either one span over the whole row, or two.
+                left_end: T.let = T.if_then_else(edge, right, T.min(x1 + line, right))
+                right_start: T.let = T.if_then_else(edge, right, T.max(x2 - line, left))
+                for x in T.serial(T.max(left_end - left, 0)):
+                    luma[y * y_pitch + left + x] = inks[i, 0]
+                for x in T.serial(T.max(right - right_start, 0)):
+                    luma[y * y_pitch + right_start + x] = inks[i, 0]
+                if y % sub_y == 0:
+                    u_row: T.let = y // sub_y * u_pitch
+                    v_row: T.let = y // sub_y * v_pitch
+                    # A chroma sample belongs to its top-left pixel.
+                    first: T.let = (left + sub_x - 1) // sub_x
+                    second: T.let = (right_start + sub_x - 1) // sub_x
+                    for x in T.serial(T.max((left_end + sub_x - 1) // sub_x - first, 0)):
+                        u[u_row + (first + x) * chroma_step] = inks[i, 1]
+                        v[v_row + (first + x) * chroma_step] = inks[i, 2]
+                    for x in T.serial(T.max((right + sub_x - 1) // sub_x - second, 0)):
+                        u[u_row + (second + x) * chroma_step] = inks[i, 1]
+                        v[v_row + (second + x) * chroma_step] = inks[i, 2]
+
+    return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    return {"draw_overlay": draw_overlay} | {f"draw_boxes_{sample}": boxes_variant(sample) for sample in SAMPLES}

@@ -1,0 +1,1 @@
+"""Warps: affine, perspective, remapping, flips, stereo, projections."""

@@ -1,0 +1,373 @@
+"""warp_affine, warp_perspective and remap in TVM TensorIR for CUDA.
+
+A thread makes PIXELS neighbouring pixels of a row of one picture, blockIdx.z, and all its planes. Positions are those
+of `_positions.py`; along a row the fixed-point ones are summed, which is exact. A tile is nearly square, so that the
+source of a turned picture stays in the first cache. Where all its pixels lie within the source, a thread issues all
+loads first; three or four bytes of a pixel and those of its neighbour come as aligned words that are shifted together.
+Threads next to the border take their pixels one after the other, which keeps the registers few for all.
+
+Of three bytes, neighbouring lanes make neighbouring pixels, and a thread's own lie COLUMNS apart: so a warp reads few
+lines of the source at a time. Four lanes put their 12 bytes together into three words. Most turns of such pictures are
+made by `warp_tile_cuda.py`, which is faster.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..tir.base import lerp, stored
+from ._tir_cuda_warp import align, blend, fixed, joined, rounded
+from ._tir_positions import clamped, reciprocal, weight_of_fixed, whole_of_fixed
+
+SAMPLES = {"u8": "uint8", "f32": "float32"}
+CHANNELS = (1, 3, 4)
+AFFINE, PERSPECTIVE = 0, 1
+
+PIXELS = 4
+COLUMNS, ROWS = 16, 8
+"""Threads of a block in x and in y."""
+WIDE = COLUMNS * PIXELS
+RESIDENT = 12
+"""Blocks that a multiprocessor is to hold at once."""
+LARGE = 1 << 40
+"""Elements of a buffer whose size nobody needs."""
+
+
+def variant(sample, channels):
+    """The PrimFunc `warp_<sample>_<channels>`."""
+    dtype = SAMPLES[sample]
+    size = 1 if sample == "u8" else 4
+    words = sample == "u8" and channels > 1
+    # Words are read up to 11 bytes from the left pixel; this keeps them within the row.
+    margin = 4 if words else 1
+    packed = words and channels == 3
+    apart = COLUMNS if packed else 1
+
+    def wide(value):
+        return value.astype("int64")
+
+    def load(address):
+        return T.call_extern("float32", f"load_{sample}", address)
+
+    def word(address):
+        return T.call_extern("uint32", "load_pair_u16", address)
+
+    def byte(words, first, k):
+        return (words[first + k // 4] >> T.Cast("uint32", 8 * (k % 4))).astype("uint8")
+
+    @T.inline
+    def fetch(words, k, address):
+        """words[k ... k + 2] = the aligned words about an address."""
+        base = tirx.bitwise_and(address, T.int64(-4))
+        for w in T.unroll(3):
+            words[k + w] = word(base + T.int64(4 * w))
+
+    def shift(address):
+        return T.Cast("uint32", address) * T.uint32(8)
+
+    @T.inline
+    def inner_words(results, at, words, source, pitch, whole, weight, linear):
+        """Pixels away from the border. All loads come first, so that they are under way together."""
+        for p in T.unroll(PIXELS):
+            at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
+        if linear != 0:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+                fetch(words, 6 * p + 3, at[p] + wide(pitch))
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, shift(at[p]))
+                align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
+                for c in T.unroll(channels):
+                    left = lerp(fixed(words, 6 * p, c), fixed(words, 6 * p + 3, c), weight[2 * p + 1])
+                    right = lerp(
+                        fixed(words, 6 * p, channels + c), fixed(words, 6 * p + 3, channels + c), weight[2 * p + 1]
+                    )
+                    results[p * channels + c] = rounded(lerp(left, right, weight[2 * p]))
+        else:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, shift(at[p]))
+                for c in T.unroll(channels):
+                    results[p * channels + c] = byte(words, 6 * p, c)
+
+    @T.inline
+    def inner_packed(pixels, at, words, bits, source, pitch, whole, weight, linear):
+        """pixels[p] = the three bytes of a pixel away from the border."""
+        for p in T.unroll(PIXELS):
+            at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
+        if linear != 0:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+                fetch(words, 6 * p + 3, at[p] + wide(pitch))
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, shift(at[p]))
+                align(words, 6 * p + 3, shift(at[p] + wide(pitch)))
+                blend(pixels, p, words, 6 * p, bits, weight[2 * p], weight[2 * p + 1])
+        else:
+            for p in T.unroll(PIXELS):
+                fetch(words, 6 * p, at[p])
+            for p in T.unroll(PIXELS):
+                align(words, 6 * p, shift(at[p]))
+                pixels[p] = words[6 * p] & T.uint32(0xFFFFFF)
+
+    @T.inline
+    def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
+        """Write the pixels. Every lane of a warp comes here, also those beyond the picture."""
+        for p in T.unroll(PIXELS):
+            word: T.let = joined(pixels[p], lane)
+            column: T.let = x + p * COLUMNS
+            at: T.let = target + wide(y) * wide(pitch) + wide(column * channels)
+            if T.And(y < rows, column < columns):
+                if vectors == 0:
+                    for c in T.unroll(channels):
+                        out[at + c] = (pixels[p] >> T.uint32(8 * c)).astype("uint8")
+                elif lane % 4 < 3:
+                    words[(at + wide(lane % 4)) // T.int64(4)] = word
+
+    @T.inline
+    def inner(results, value, source, pitch, whole, weight, linear):
+        """Pixels away from the border, sample by sample."""
+        for p in T.unroll(PIXELS):
+            at = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels)) * size
+            for c in T.unroll(channels):
+                here = at + c * size
+                value[0] = load(here)
+                if linear != 0:
+                    below = here + wide(pitch) * size
+                    value[0] = lerp(
+                        lerp(value[0], load(below), weight[2 * p + 1]),
+                        lerp(load(here + channels * size), load(below + channels * size), weight[2 * p + 1]),
+                        weight[2 * p],
+                    )
+                results[p * channels + c] = stored(value[0], sample)
+
+    @T.inline
+    def edge(values, taken, source, pitch, x, y, right, down, height, width, linear, replicate, value):
+        """The channels of a pixel at a position that may be next to the border or beyond.
+
+        The nearest samples within are read in any case, so that no load waits for a comparison or another load.
+        """
+        if T.And(replicate == 0, T.Or(T.Or(x < -1, x >= width), T.Or(y < -1, y >= height))):
+            for c in T.unroll(channels):
+                values[c] = value[c]
+        else:
+            for k in T.unroll(4):
+                column = T.min(T.max(x + k % 2, 0), width - 1)
+                row = T.min(T.max(y + k // 2, 0), height - 1)
+                at = source + (wide(row) * wide(pitch) + wide(column * channels)) * size
+                # Negative where the border's value counts.
+                inner = T.Cast("int32", T.Or(replicate != 0, T.And(x + k % 2 == column, y + k // 2 == row))) - 1
+                for c in T.unroll(channels):
+                    taken[4 * c + k] = load(at + c * size)
+                for c in T.unroll(channels):
+                    taken[4 * c + k] = T.call_extern("float32", "chosen_f32", taken[4 * c + k], value[c], inner)
+            for c in T.unroll(channels):
+                values[c] = taken[4 * c]
+                if linear != 0:
+                    beside = lerp(taken[4 * c + 1], taken[4 * c + 3], down)
+                    values[c] = lerp(lerp(taken[4 * c], taken[4 * c + 2], down), beside, right)
+
+    def chosen(array, k, p):
+        """array[2 p + k], for p of a loop, without an address in memory for the array."""
+        value = array[2 * PIXELS - 2 + k]
+        for q in reversed(range(PIXELS - 1)):
+            value = T.Select(p == q, array[2 * q + k], value)
+        return value
+
+    @T.inline
+    def split(whole, weight, slot, position, half):
+        placed = clamped(position) + half
+        floor = T.floor(placed)
+        whole[slot] = T.Cast("int32", floor)
+        weight[slot] = T.Cast("float32", placed - floor)
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source: T.int64,
+        source_pitch: T.int32,
+        source_plane: T.int64,
+        source_picture: T.int64,
+        height: T.int32,
+        width: T.int32,
+        target: T.int64,
+        target_pitch: T.int32,
+        target_plane: T.int64,
+        target_picture: T.int64,
+        columns: T.int32,
+        rows: T.int32,
+        pictures: T.int32,
+        planes: T.int32,
+        vectors: T.int32,
+        kind: T.int32,
+        linear: T.int32,
+        replicate: T.int32,
+        half: T.float64,
+        m0: T.int64,
+        m1: T.int64,
+        m2: T.int64,
+        m3: T.int64,
+        m4: T.int64,
+        m5: T.int64,
+        h0: T.float64,
+        h1: T.float64,
+        h2: T.float64,
+        h3: T.float64,
+        h4: T.float64,
+        h5: T.float64,
+        h6: T.float64,
+        h7: T.float64,
+        h8: T.float64,
+        map_x: T.int64,
+        map_y: T.int64,
+        map_x_pitch: T.int32,
+        map_y_pitch: T.int32,
+        value0: T.float32,
+        value1: T.float32,
+        value2: T.float32,
+        value3: T.float32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}", "resident": RESIDENT})
+        out = T.decl_buffer((LARGE,), dtype, data=T.reinterpret("handle", target), align=16)
+        out_words = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
+        xs = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_x), align=4)
+        ys = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_y), align=4)
+        for picture in T.thread_binding(pictures, thread="blockIdx.z"):
+            for block_y in T.thread_binding((rows + ROWS - 1) // ROWS, thread="blockIdx.y"):
+                for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
+                    for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
+                        for thread_x in T.thread_binding(COLUMNS, thread="threadIdx.x"):
+                            x = block_x * WIDE + thread_x * (1 if packed else PIXELS)
+                            y = block_y * ROWS + thread_y
+                            if T.Or(packed, T.And(x < columns, y < rows)):
+                                whole = T.alloc_buffer((2 * PIXELS,), "int32", scope="local")
+                                weight = T.alloc_buffer((2 * PIXELS,), "float32", scope="local")
+                                values = T.alloc_buffer((channels,), "float32", scope="local")
+                                results = T.alloc_buffer((PIXELS * channels,), dtype, scope="local")
+                                value = T.alloc_buffer((4,), "float32", scope="local")
+                                words_ = T.alloc_buffer((6 * PIXELS,), "uint32", scope="local")
+                                places = T.alloc_buffer((PIXELS,), "int64", scope="local")
+                                inside = T.alloc_buffer((1,), "int32", scope="local")
+                                pixels = T.alloc_buffer((PIXELS,), "uint32", scope="local")
+                                bits = T.alloc_buffer((channels,), "uint32", scope="local")
+                                taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
+                                if kind == AFFINE:
+                                    across = m0 * wide(x) + m1 * wide(y) + m2
+                                    down = m3 * wide(x) + m4 * wide(y) + m5
+                                    for p in T.unroll(PIXELS):
+                                        whole[2 * p] = whole_of_fixed(across)
+                                        whole[2 * p + 1] = whole_of_fixed(down)
+                                        weight[2 * p] = weight_of_fixed(across)
+                                        weight[2 * p + 1] = weight_of_fixed(down)
+                                        across = across + m0 * T.int64(apart)
+                                        down = down + m3 * T.int64(apart)
+                                elif kind == PERSPECTIVE:
+                                    for p in T.unroll(PIXELS):
+                                        column = T.Cast("float64", x + p * apart)
+                                        row = T.Cast("float64", y)
+                                        w = h6 * column + (h7 * row + h8)
+                                        inverse = reciprocal(w)
+                                        split(whole, weight, 2 * p, (h0 * column + (h1 * row + h2)) * inverse, half)
+                                        split(whole, weight, 2 * p + 1, (h3 * column + (h4 * row + h5)) * inverse, half)
+                                else:
+                                    for p in T.unroll(PIXELS):
+                                        column = T.min(x + p * apart, columns - 1)
+                                        row = T.min(y, rows - 1)
+                                        at_x = wide(row) * wide(map_x_pitch) + wide(column)
+                                        at_y = wide(row) * wide(map_y_pitch) + wide(column)
+                                        split(whole, weight, 2 * p, T.Cast("float64", xs[at_x]), half)
+                                        split(whole, weight, 2 * p + 1, T.Cast("float64", ys[at_y]), half)
+                                inside[0] = 1
+                                for p in T.unroll(PIXELS):
+                                    if T.Or(
+                                        whole[2 * p].astype("uint32") >= T.max(width - margin, 0).astype("uint32"),
+                                        whole[2 * p + 1].astype("uint32") >= (height - 1).astype("uint32"),
+                                    ):
+                                        inside[0] = 0
+                                for plane in T.serial(planes if channels == 1 else 1):
+                                    value[0] = value0
+                                    value[1] = value1
+                                    value[2] = value2
+                                    value[3] = value3
+                                    if channels == 1:  # the values are those of up to four planes
+                                        if plane == 1:
+                                            value[0] = value1
+                                        elif plane == 2:
+                                            value[0] = value2
+                                        elif plane == 3:
+                                            value[0] = value3
+                                    skipped = wide(picture) * source_picture + wide(plane) * source_plane
+                                    begin = source + skipped * size
+                                    at = (
+                                        wide(picture) * target_picture
+                                        + wide(plane) * target_plane
+                                        + wide(y) * wide(target_pitch)
+                                        + wide(x * channels)
+                                    )
+                                    if packed:
+                                        if inside[0] != 0:
+                                            inner_packed(
+                                                pixels, places, words_, bits, begin, source_pitch, whole, weight, linear
+                                            )
+                                        else:
+                                            for p in T.serial(PIXELS):
+                                                edge(
+                                                    values, taken, begin, source_pitch,
+                                                    chosen(whole, 0, p), chosen(whole, 1, p),
+                                                    chosen(weight, 0, p), chosen(weight, 1, p),
+                                                    height, width, linear, replicate, value,
+                                                )  # fmt: skip
+                                                for q in T.unroll(PIXELS):
+                                                    if p == q:
+                                                        pixels[q] = T.uint32(0)
+                                                        for c in T.unroll(channels):
+                                                            pixels[q] = pixels[q] | (
+                                                                stored(values[c], sample).astype("uint32")
+                                                                << T.uint32(8 * c)
+                                                            )
+                                        place = wide(picture) * target_picture
+                                        lane = thread_y * COLUMNS + thread_x
+                                        put_packed(
+                                            out,
+                                            out_words,
+                                            pixels,
+                                            place,
+                                            target_pitch,
+                                            x,
+                                            y,
+                                            columns,
+                                            rows,
+                                            lane,
+                                            vectors,
+                                        )
+                                    elif inside[0] != 0:
+                                        if words:
+                                            inner_words(
+                                                results, places, words_, begin, source_pitch, whole, weight, linear
+                                            )
+                                        else:
+                                            inner(results, values, begin, source_pitch, whole, weight, linear)
+                                        if vectors != 0:
+                                            for g in T.unroll(channels):
+                                                for e in T.vectorized(PIXELS):
+                                                    out[at + g * PIXELS + e] = results[g * PIXELS + e]
+                                        else:
+                                            for p in T.unroll(PIXELS):
+                                                if x + p < columns:
+                                                    for c in T.unroll(channels):
+                                                        out[at + p * channels + c] = results[p * channels + c]
+                                    else:
+                                        for p in T.serial(T.min(PIXELS, columns - x)):
+                                            edge(
+                                                values, taken, begin, source_pitch, chosen(whole, 0, p),
+                                                chosen(whole, 1, p), chosen(weight, 0, p), chosen(weight, 1, p), height,
+                                                width, linear, replicate, value,
+                                            )  # fmt: skip
+                                            for c in T.unroll(channels):
+                                                out[at + p * channels + c] = stored(values[c], sample)
+
+    return kernel
+
+
+def cuda_variants():
+    """Every variant: {symbol: PrimFunc}."""
+    return {f"warp_{sample}_{channels}": variant(sample, channels) for sample in SAMPLES for channels in CHANNELS}

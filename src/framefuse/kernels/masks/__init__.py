@@ -1,0 +1,1 @@
+"""Masks: upsampling, arg-max, smoothing, compositing, instances, run lengths."""

@@ -1,0 +1,332 @@
+"""Instance masks from prototypes, and COCO run-length encoding, on the host or on the GPU where the arrays lie.
+
+On a GPU a call only launches (see `kernels.masks`); `count` is then the device array that says how many of the n
+instances are valid, so nothing is read back between suppression and masks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.cuda.workspace import Workspace
+from framefuse.errors import UsageError
+from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.masks import cuda as masks_cuda
+from framefuse.kernels.masks import instances_cuda
+from framefuse.kernels.masks.instances_cuda import DeviceRuns
+from framefuse.kernels.masks.taps import Region, taps
+
+Crop = Literal["picture", "prototypes"]
+Size = tuple[int, int]
+
+MAX_PIXELS = 2**31 - 1
+"""Pixels of a mask: runs count them in int32."""
+
+
+class Runs(NamedTuple):
+    """Run lengths of n masks of one size: pixels unset, set, unset, ... down the columns, as COCO counts them."""
+
+    lengths: NDArray[np.int32]
+    """The runs of all masks; those of mask i are lengths[starts[i]:ends[i]]."""
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    size: Size
+    """Height and width of a mask."""
+
+    def to_coco(self) -> list[dict[str, Any]]:
+        """`{"size": [height, width], "counts": bytes}` of each mask, exactly as pycocotools' `encode` writes it."""
+        if not len(self.ends):
+            return []
+        text = np.empty(7 * int((self.ends - self.starts).sum()), np.uint8)
+        ends = np.empty_like(self.ends)
+        _function("run_text")(self.lengths, self.starts, self.ends, text, ends)
+        data, bounds = text.tobytes(), [0, *ends.tolist()]
+        return [{"size": list(self.size), "counts": data[a:b]} for a, b in pairwise(bounds)]
+
+
+def instance_masks(
+    prototypes: Any,
+    coefficients: Any,
+    boxes: Any,
+    size: Size,
+    *,
+    content: Region | None = None,
+    crop: Crop = "picture",
+    out: Any | None = None,
+    count: Any | None = None,
+    workspace: Workspace | None = None,
+    stream: int | None = None,
+) -> Any:
+    """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the picture.
+
+    `kernels.reference.instance_masks` states the formula, which call of the training frameworks each `crop` equals, and
+    the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
+
+    Args:
+        count: on a GPU: (1,) int32, how many of the instances are valid (the others give empty masks); None: all.
+        out: (n, *size) bool or uint8; it gets 0 and 1. Rows may be padded, pixels of a row must be adjacent.
+        workspace: on a GPU: where intermediate results lie; a call in a captured graph needs one.
+        stream: pointer of a CUDA stream; None: CuPy's current one.
+
+    Raises:
+        UsageError: an array has the wrong shape or dtype.
+    """
+    if masks_cuda.is_cuda(prototypes):
+        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
+        return instances_cuda.instance_masks(request, out=out, workspace=workspace, stream=stream)
+    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
+    if out is None:
+        out = np.zeros((len(boxes), *size), np.bool_)
+    else:
+        _check_target(out, (len(boxes), *size))
+        out[...] = 0
+    todo.paint(np.ones(len(boxes), np.uint8), out, out.strides[0], out.strides[1])
+    return out
+
+
+def instance_labels(
+    prototypes: Any,
+    coefficients: Any,
+    boxes: Any,
+    size: Size,
+    *,
+    labels: Any | None = None,
+    content: Region | None = None,
+    crop: Crop = "picture",
+    out: Any | None = None,
+    count: Any | None = None,
+    workspace: Workspace | None = None,
+    stream: int | None = None,
+) -> Any:
+    """One label map of all instances, the first on top: `labels[i]` where the mask of `instance_masks` is set, else 0.
+
+    Args:
+        labels: (n,) uint8; 1 + i % 255 when left out.
+        out: `size` uint8.
+
+    Raises:
+        UsageError: an array has the wrong shape or dtype.
+    """
+    if masks_cuda.is_cuda(prototypes):
+        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
+        return instances_cuda.instance_labels(request, labels=labels, out=out, workspace=workspace, stream=stream)
+    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
+    if labels is None:
+        labels = (1 + np.arange(len(boxes)) % 255).astype(np.uint8)
+    if labels.shape != (len(boxes),) or labels.dtype != np.uint8:
+        raise UsageError(f"labels are {labels.dtype} {labels.shape}, expected uint8 ({len(boxes)},)")
+    if out is None:
+        out = np.zeros(size, np.uint8)
+    else:
+        _check_target(out, size)
+        out[...] = 0
+    todo.paint(np.ascontiguousarray(labels), out, 0, out.strides[0])
+    return out
+
+
+def instance_runs(
+    prototypes: Any,
+    coefficients: Any,
+    boxes: Any,
+    size: Size,
+    *,
+    content: Region | None = None,
+    crop: Crop = "picture",
+    count: Any | None = None,
+    capacity: int = 8192,
+    workspace: Workspace | None = None,
+    stream: int | None = None,
+) -> Runs | DeviceRuns:
+    """Run lengths of the masks of `instance_masks`, without a mask being made.
+
+    Args:
+        capacity: on a GPU: runs kept of each mask.
+
+    Raises:
+        UsageError: an array has the wrong shape or dtype.
+    """
+    if masks_cuda.is_cuda(prototypes):
+        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
+        return instances_cuda.instance_runs(request, capacity=capacity, workspace=workspace, stream=stream)
+    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
+    ends = np.zeros(len(boxes), np.int32)
+    capacity = 4096
+    while True:
+        lengths = _scratch.get("runs", (capacity,), np.int32)
+        todo.runs(lengths, ends)
+        needed = int(ends[-1]) if len(ends) else 0
+        if needed <= lengths.size:
+            break
+        capacity = needed
+    return Runs(lengths[:needed].copy(), np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, size)
+
+
+def mask_runs(
+    masks: Any, *, capacity: int = 8192, workspace: Workspace | None = None, stream: int | None = None
+) -> Runs | DeviceRuns:
+    """Run lengths of (n, height, width) masks, bool or uint8, where non-zero is set.
+
+    Args:
+        capacity: on a GPU: runs kept of each mask.
+
+    Raises:
+        UsageError: wrong shape or dtype, or a mask without pixels.
+    """
+    if masks_cuda.is_cuda(masks):
+        return instances_cuda.mask_runs(masks, capacity, workspace, stream)
+    if masks.ndim != 3 or 0 in masks.shape[1:]:
+        raise UsageError(f"masks have shape {masks.shape}, expected (n, height, width) with pixels")
+    _check_target(masks, masks.shape)
+    _, height, width = masks.shape
+    offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
+    parts: list[NDArray[np.int32]] = []
+    capacity = 4096
+    for mask in masks:
+        while True:
+            lengths = _scratch.get("runs", (capacity,), np.int32)
+            _function("mask_runs")(_address(mask), mask.strides[0], height, width, lengths, offsets)
+            capacity = max(capacity, int(offsets[width]))
+            if offsets[width] <= lengths.size:
+                break
+        parts.append(lengths[: offsets[width]].copy())
+    bounds = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    return Runs(np.concatenate(parts) if parts else np.empty(0, np.int32), bounds[:-1], bounds[1:], (height, width))
+
+
+def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
+    """Where a letterboxed picture of `size` (height, width) lies within prototypes of (mh, mw) samples.
+
+    In whole samples, rounded as the YOLO frameworks' `scale_masks` does; `kernels.reference.native_content` states it.
+    """
+    gain = min(samples[0] / size[0], samples[1] / size[1])
+    pad_y, pad_x = (samples[0] - size[0] * gain) / 2, (samples[1] - size[1] * gain) / 2
+    left, top = round(pad_x - 0.1), round(pad_y - 0.1)
+    return left, top, samples[1] - round(pad_x + 0.1) - left, samples[0] - round(pad_y + 0.1) - top
+
+
+def _check_target(array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if array.shape != shape or array.dtype not in (np.bool_, np.uint8) or (array.size and array.strides[-1] != 1):
+        raise UsageError(
+            f"masks are {array.dtype} {array.shape} with strides {array.strides}, "
+            f"expected bool or uint8 {shape} with adjacent pixels in a row"
+        )
+
+
+class _Request(NamedTuple):
+    """Checked arguments, as the kernels take them."""
+
+    prototypes: NDArray[np.float32]
+    coefficients: NDArray[np.float32]
+    plan: NDArray[np.int32]
+    across: tuple[NDArray[np.int32], NDArray[np.float32]]
+    down: tuple[NDArray[np.int32], NDArray[np.float32]]
+
+    @classmethod
+    def of(
+        cls,
+        prototypes: NDArray[Any],
+        coefficients: NDArray[Any],
+        boxes: NDArray[Any],
+        size: Size,
+        content: Region | None,
+        crop: Crop,
+    ) -> _Request:
+        if prototypes.ndim != 3 or prototypes.dtype != np.float32 or 0 in prototypes.shape:
+            raise UsageError(f"prototypes are {prototypes.dtype} {prototypes.shape}, expected float32 (c, mh, mw)")
+        channels, mh, mw = prototypes.shape
+        n = len(boxes)
+        if boxes.shape != (n, 4) or coefficients.shape != (n, channels):
+            raise UsageError(
+                f"boxes have shape {boxes.shape} and coefficients {coefficients.shape}, "
+                f"expected (n, 4) and (n, {channels})"
+            )
+        if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+            raise UsageError(f"size {size} is not a height and a width of 1 to {MAX_PIXELS} pixels in all")
+        if crop not in ("picture", "prototypes"):
+            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'picture' or 'prototypes'")
+        left, top, width, height = content or (0, 0, mw, mh)
+        if not (width > 0 and height > 0):
+            raise UsageError(f"content {content} has no area")
+        if prototypes.strides[2] != 4 or prototypes.strides[0] % 4 or prototypes.strides[1] % 4:
+            prototypes = np.ascontiguousarray(prototypes)
+        across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
+        scale = (width / size[1], height / size[0])
+        plan = plan_instances(boxes, (left, top), scale, (mh, mw), across[0], down[0], crop)
+        return cls(prototypes, np.ascontiguousarray(coefficients, np.float32), plan, across, down)
+
+    @property
+    def _samples(self) -> tuple[int, int, int, int]:
+        channels_pitch, row_pitch, _ = (stride // 4 for stride in self.prototypes.strides)
+        return _address(self.prototypes), len(self.prototypes), channels_pitch, row_pitch
+
+    def _buffers(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Scratch for logits (a border of one sample around all prototypes) and for stretched rows."""
+        _, mh, mw = self.prototypes.shape
+        stretched = max((mh + 1) * len(self.across[0]), mw + 1)
+        return _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
+
+    def paint(self, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
+        if not len(values):
+            return
+        _function("instance_paint")(
+            *self._samples,
+            self.coefficients,
+            self.plan,
+            values,
+            *self.across,
+            *self.down,
+            _address(out),
+            item_pitch,
+            row_pitch,
+            *self._buffers(),
+        )
+
+    def runs(self, lengths: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
+        if not len(ends):
+            return
+        starts = np.searchsorted(self.down[0], np.arange(self.prototypes.shape[1] + 1)).astype(np.int32)
+        _function("instance_runs")(
+            *self._samples,
+            self.coefficients,
+            self.plan,
+            *self.across,
+            *self.down,
+            starts,
+            lengths,
+            ends,
+            *self._buffers(),
+        )
+
+
+def plan_instances(
+    boxes: NDArray[Any],
+    origin: tuple[float, float],
+    scale: tuple[float, float],
+    samples: Size,
+    across: NDArray[np.int32],
+    down: NDArray[np.int32],
+    crop: Crop,
+) -> NDArray[np.int32]:
+    """(n, 8): for each box the samples kept (left, right, top, bottom), then the pixels that may be set."""
+    boxes = np.asarray(boxes, np.float32)
+    height, width = len(down), len(across)
+    if crop == "prototypes":
+        boxes = boxes * np.array(scale * 2, np.float32) + np.array(origin * 2, np.float32)
+    with np.errstate(invalid="ignore"):
+        empty = ~((boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3]))
+    edges = np.ceil(np.where(empty[:, None], 0, boxes))
+    plan = np.empty((len(boxes), 8), np.int32)
+    if crop == "picture":
+        plan[:, :4] = 0, samples[1], 0, samples[0]
+        plan[:, 4:] = edges[:, [0, 2, 1, 3]].clip(0, (width, width, height, height))
+        return plan
+    plan[:, :4] = edges[:, [0, 2, 1, 3]].clip(0, (samples[1], samples[1], samples[0], samples[0]))
+    for k, index in ((0, across), (2, down)):
+        # A pixel may be set when one of its two taps is kept.
+        plan[:, 4 + k] = np.searchsorted(index, plan[:, k] - 1)
+        plan[:, 5 + k] = np.where(plan[:, k] < plan[:, k + 1], np.searchsorted(index, plan[:, k + 1] - 1, "right"), 0)
+    return plan

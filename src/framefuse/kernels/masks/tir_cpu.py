@@ -1,0 +1,240 @@
+"""Mask operations as CPU loop nests: class arg-max, separable smoothing, temporal average, stretching, composition.
+
+`reference/masks.py` states the formulas. Arrays come as addresses with pitches in elements, so that rows may be padded
+and memory read-only; scratch comes as arguments; a row range makes the work of one thread.
+"""
+
+from tvm.script import tirx as T
+
+from ..tir.base import lerp, stored
+
+BLOCK = 1024
+"""Pixels whose best class is held in the first-level cache while the classes stream by."""
+
+TYPES = {"u8": "uint8", "f32": "float32"}
+
+
+@T.prim_func(s_tir=True)
+def mask_argmax(
+    score_address: T.int64,
+    plane_pitch: T.int64,
+    target_address: T.int64,
+    classes: T.int32,
+    pixels: T.int32,
+    foreground: T.int32,
+    best_scratch: T.handle,
+    label_scratch: T.handle,
+):
+    """Labels of `pixels` adjacent pixels; with foreground >= 0: 255 where that class wins, else 0."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "mask_argmax"})
+    best = T.match_buffer(best_scratch, (BLOCK,), "float32", align=4)
+    label = T.match_buffer(label_scratch, (BLOCK,), "int32", align=4)
+    target = T.decl_buffer((pixels,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+    for block in T.serial((pixels + BLOCK - 1) // BLOCK):
+        start: T.let = block * BLOCK
+        count: T.let = T.min(BLOCK, pixels - start)
+        for x in T.serial(count):
+            best[x] = T.float32("-inf")
+        for x in T.serial(count):
+            label[x] = 0
+        for c in T.serial(classes):
+            scores = T.decl_buffer(
+                (pixels,),
+                "float32",
+                data=T.reinterpret("handle", score_address + T.Cast("int64", c) * plane_pitch),
+                align=4,
+            )
+            for x in T.serial(count):
+                label[x] = T.Select(scores[start + x] > best[x], c, label[x])
+                best[x] = T.Select(scores[start + x] > best[x], scores[start + x], best[x])
+        if foreground < 0:
+            for x in T.serial(count):
+                target[start + x] = T.Cast("uint8", label[x])
+        else:
+            for x in T.serial(count):
+                target[start + x] = T.Cast("uint8", T.Select(label[x] == foreground, 255, 0))
+
+
+def smooth_variant(source_type, target_type):
+    """The PrimFunc `mask_smooth_<source>_<target>`: taps down into a row, edges repeated, then taps across."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source_address: T.int64,
+        source_pitch: T.int32,
+        target_address: T.int64,
+        target_pitch: T.int32,
+        height: T.int32,
+        width: T.int32,
+        first: T.int32,
+        last: T.int32,
+        scale: T.float32,
+        weight: T.handle,
+        row_scratch: T.handle,
+        sum_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_smooth_{source_type}_{target_type}"})
+        length, row_size, sum_size = T.int32(), T.int32(), T.int32()
+        weights = T.match_buffer(weight, (length,), "float32", align=4)
+        row = T.match_buffer(row_scratch, (row_size,), "float32", align=4)
+        sums = T.match_buffer(sum_scratch, (sum_size,), "float32", align=4)
+        source = T.decl_buffer((row_size,), TYPES[source_type], data=T.reinterpret("handle", source_address), align=1)
+        target = T.decl_buffer((row_size,), TYPES[target_type], data=T.reinterpret("handle", target_address), align=1)
+        radius: T.let = length // 2
+        for j in T.serial(last - first):
+            y: T.let = first + j
+            for x in T.serial(width):
+                row[radius + x] = T.float32(0)
+            for k in T.serial(length):
+                at: T.let = T.min(T.max(y + k - radius, 0), height - 1) * source_pitch
+                down: T.let = weights[k]
+                for x in T.serial(width):
+                    row[radius + x] = row[radius + x] + down * T.Cast("float32", source[at + x])
+            for k in T.serial(radius):
+                row[k] = row[radius]
+                row[radius + width + k] = row[radius + width - 1]
+            for x in T.serial(width):
+                sums[x] = T.float32(0)
+            for k in T.serial(length):
+                across: T.let = weights[k]
+                for x in T.serial(width):
+                    sums[x] = sums[x] + across * row[x + k]
+            for x in T.serial(width):
+                target[y * target_pitch + x] = stored(sums[x] * scale, target_type)
+
+    return kernel
+
+
+def ema_variant(source_type):
+    """The PrimFunc `mask_ema_<source>`."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source_address: T.int64,
+        source_pitch: T.int32,
+        state_address: T.int64,
+        state_pitch: T.int32,
+        height: T.int32,
+        width: T.int32,
+        weight: T.float32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_ema_{source_type}"})
+        source = T.decl_buffer((width,), TYPES[source_type], data=T.reinterpret("handle", source_address), align=1)
+        state = T.decl_buffer((width,), "float32", data=T.reinterpret("handle", state_address), align=4)
+        for y in T.serial(height):
+            for x in T.serial(width):
+                state[y * state_pitch + x] = lerp(
+                    state[y * state_pitch + x], T.Cast("float32", source[y * source_pitch + x]), weight
+                )
+
+    return kernel
+
+
+def upsample_variant(kind):
+    """The PrimFunc `mask_upsample_<type>`: taps across for each source row once, then taps down."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        source_address: T.int64,
+        source_pitch: T.int32,
+        target_address: T.int64,
+        target_pitch: T.int32,
+        source_height: T.int32,
+        first: T.int32,
+        last: T.int32,
+        across_index: T.handle,
+        across_weight: T.handle,
+        down_index: T.handle,
+        down_weight: T.handle,
+        row_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
+        width, height, size = T.int32(), T.int32(), T.int32()
+        xi = T.match_buffer(across_index, (width,), "int32", align=4)
+        xw = T.match_buffer(across_weight, (width,), "float32", align=4)
+        yi = T.match_buffer(down_index, (height,), "int32", align=4)
+        yw = T.match_buffer(down_weight, (height,), "float32", align=4)
+        rows = T.match_buffer(row_scratch, (size,), "float32", align=4)
+        source = T.decl_buffer((size,), TYPES[kind], data=T.reinterpret("handle", source_address), align=1)
+        target = T.decl_buffer((size,), TYPES[kind], data=T.reinterpret("handle", target_address), align=1)
+        held = T.alloc_buffer((2,), "int32")
+        # Source row r lies stretched in slot r % 2.
+        held[0] = -1
+        held[1] = -1
+        for j in T.serial(last - first):
+            y: T.let = first + j
+            for k in T.serial(2):
+                r: T.let = T.min(yi[y] + k, source_height - 1)
+                slot: T.let = r % 2
+                if held[slot] != r:
+                    held[slot] = r
+                    for x in T.serial(width):
+                        left: T.let = r * source_pitch + xi[x]
+                        # The upper tap is read only where it counts: the last sample has no neighbour.
+                        step: T.let = T.Cast("int32", xw[x] > T.float32(0))
+                        rows[slot * width + x] = lerp(
+                            T.Cast("float32", source[left]), T.Cast("float32", source[left + step]), xw[x]
+                        )
+            upper: T.let = yi[y] % 2 * width
+            lower: T.let = T.min(yi[y] + 1, source_height - 1) % 2 * width
+            weight: T.let = yw[y]
+            for x in T.serial(width):
+                target[y * target_pitch + x] = stored(lerp(rows[upper + x], rows[lower + x], weight), kind)
+
+    return kernel
+
+
+def blended(foreground, background, alpha):
+    """(f a + b (255 - a) + 127) // 255 for integers; exact for 0 <= n < 65,790: (n + 1 + (n >> 8)) >> 8."""
+    value = foreground * alpha + background * (255 - alpha) + 127
+    return (value + 1 + (value >> 8)) >> 8
+
+
+def composite_variant(channels):
+    """The PrimFunc `mask_composite_<channels>`."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        foreground_address: T.int64,
+        foreground_pitch: T.int32,
+        background_address: T.int64,
+        background_pitch: T.int32,
+        alpha_address: T.int64,
+        alpha_pitch: T.int32,
+        target_address: T.int64,
+        target_pitch: T.int32,
+        height: T.int32,
+        width: T.int32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_composite_{channels}"})
+        foreground = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", foreground_address), align=1)
+        background = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", background_address), align=1)
+        alphas = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", alpha_address), align=1)
+        target = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+        for y in T.serial(height):
+            for x in T.serial(width):
+                alpha: T.let = T.Cast("int32", alphas[y * alpha_pitch + x])
+                for c in T.unroll(channels):
+                    at: T.let = x * channels + c
+                    target[y * target_pitch + at] = T.Cast(
+                        "uint8",
+                        blended(
+                            T.Cast("int32", foreground[y * foreground_pitch + at]),
+                            T.Cast("int32", background[y * background_pitch + at]),
+                            alpha,
+                        ),
+                    )
+
+    return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    functions = {"mask_argmax": mask_argmax}
+    functions |= {
+        f"mask_smooth_{a}_{b}": smooth_variant(a, b) for a, b in (("u8", "u8"), ("u8", "f32"), ("f32", "f32"))
+    }
+    functions |= {f"mask_ema_{kind}": ema_variant(kind) for kind in TYPES}
+    functions |= {f"mask_upsample_{kind}": upsample_variant(kind) for kind in TYPES}
+    functions |= {f"mask_composite_{channels}": composite_variant(channels) for channels in (1, 3, 4)}
+    return functions

@@ -1,0 +1,1 @@
+"""The kernels between a network's convolutions, for engine cudnn."""

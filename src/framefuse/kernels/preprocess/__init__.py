@@ -1,0 +1,1 @@
+"""Frame -> model input in one kernel: resize, colour, normalise, layout."""

@@ -1,0 +1,117 @@
+"""The last steps of the CPU nests of preprocess: colour, store, and the layout of the output."""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..tir.base import clipped, colour
+
+STORES = {"f32": "float32", "f16": "uint16", "bf16": "uint16", "byte": "uint8"}
+"""How values are stored, in the order of the argument `store`, and as what they are written."""
+
+
+def word(value, store, flip, lanes=1):
+    """Value, or so many lanes, as it is written.
+
+    byte: what the plan added makes truncation round; flipping bit 7 makes it signed.
+    """
+
+    def of(dtype):
+        return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+    if store == "f16":
+        return tirx.reinterpret(of("uint16"), value.astype(of("float16")))
+    if store == "bf16":  # to nearest, halves to even
+        bits = tirx.reinterpret(of("uint32"), value)
+        last = tirx.bitwise_and(bits >> tirx.const(16, "uint32"), tirx.const(1, "uint32"))
+        return ((bits + last + tirx.const(0x7FFF, "uint32")) >> tirx.const(16, "uint32")).astype(of("uint16"))
+    if store == "byte":
+        return tirx.bitwise_xor(value.astype(of("int32")), flip).astype(of("uint8"))
+    return value
+
+
+def filler(store):
+    """A function that paints padding."""
+
+    @T.inline
+    def fill(target, coefficients, flip, at, channel_pitch, count):
+        """`count` pixels from `at`."""
+        for c in T.unroll(3):
+            for x in T.serial(count):
+                target[at + c * channel_pitch + x] = word(coefficients[18 + c], store, flip)
+
+    return fill
+
+
+def painters(layout):
+    """Functions that paint a row of the picture and its padding, one for each of STORES, and `copy_bytes`."""
+
+    def painted(coefficients, channel, comps, columns, x, red):
+        """One output channel. That of a packed picture is one of its own: channel `red` of it is red."""
+        if layout.startswith("packed"):
+            of = (red, 1, 2 - red)[channel]
+            value = coefficients[9 + channel] + coefficients[3 * channel + of] * comps[of * columns + x]
+            return clipped(coefficients, channel, value)
+        return colour(coefficients, channel, [comps[k * columns + x] for k in range(1 if layout == "gray" else 3)])
+
+    def painter(store):
+        fill = filler(store)
+
+        @T.inline
+        def paint(target, coefficients, comps, columns, red, flip, at, channel_pitch, left, count, width):
+            """A row: `left` pixels of padding, `count` of the picture, and padding up to `width`."""
+            fill(target, coefficients, flip, at, channel_pitch, left)
+            for x in T.serial(count):
+                target[at + left + x] = word(painted(coefficients, 0, comps, columns, x, red), store, flip)
+                target[at + left + channel_pitch + x] = word(
+                    painted(coefficients, 1, comps, columns, x, red), store, flip
+                )
+                target[at + left + 2 * channel_pitch + x] = word(
+                    painted(coefficients, 2, comps, columns, x, red), store, flip
+                )
+            fill(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
+
+        return paint
+
+    paint_f32, paint_f16, paint_bf16, paint_byte = map(painter, STORES)
+    fill_byte = filler("byte")
+
+    @T.inline
+    def copy_bytes(target, picked, coefficients, flip, at, channel_pitch, left, count, width, red):
+        """A row whose bytes are stored as they are, channel `red` of a pixel first."""
+        fill_byte(target, coefficients, flip, at, channel_pitch, left)
+        for x in T.serial(count):
+            target[at + left + x] = tirx.bitwise_xor(picked[4 * x + red], flip.astype("uint8"))
+            target[at + left + channel_pitch + x] = tirx.bitwise_xor(picked[4 * x + 1], flip.astype("uint8"))
+            target[at + left + 2 * channel_pitch + x] = tirx.bitwise_xor(picked[4 * x + 2 - red], flip.astype("uint8"))
+        fill_byte(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
+
+    return paint_f32, paint_f16, paint_bf16, paint_byte, copy_bytes
+
+
+@T.inline
+def lay_out(target, laid, channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step,
+            column_step):  # fmt: skip
+    """`count` painted rows to where they belong; steps are those of the output. NHWC may have spare channels."""
+    if channel_step > 1:
+        for c in T.serial(3):
+            for x in T.serial(width):
+                for j in T.serial(count):
+                    laid[c * channel_step + x * column_step + first + j] = target[c * channel_pitch + j * row_pitch + x]
+    elif strip > 1:
+        for x in T.serial(width):
+            for j in T.serial(count):
+                to: T.let = x * column_step + (first + j) * row_step
+                for c in T.unroll(3):
+                    laid[to + c] = target[c * channel_pitch + j * row_pitch + x]
+                for c in T.serial(3, row_step):
+                    laid[to + c] = T.cast(0, laid.dtype)
+    elif column_step == 3:
+        for x in T.serial(width):
+            for c in T.unroll(3):
+                laid[first * row_step + 3 * x + c] = target[c * channel_pitch + x]
+    else:
+        for i in T.serial(width * column_step):
+            laid[first * row_step + i] = T.cast(0, laid.dtype)
+        for x in T.serial(width):
+            for c in T.unroll(3):
+                laid[first * row_step + x * column_step + c] = target[c * channel_pitch + x]

@@ -1,0 +1,214 @@
+"""preprocess: the one pass from a decoder's planes to a model's input."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+from framefuse.frame import Frame
+from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
+from framefuse.kernels.preprocess import cuda as preprocess_cuda
+from framefuse.kernels.preprocess.filters import Interpolation
+from framefuse.kernels.preprocess.plan import (
+    MAX_ELEMENTS,
+    ChannelOrder,
+    Content,
+    MemoryFormat,
+    Region,
+    Request,
+    Triple,
+    plan,
+)
+
+
+class _Call(NamedTuple):
+    """All that a call hands to the compiled kernel but addresses: what frames and outputs of one kind share."""
+
+    function: Callable[..., None]
+    pitches: tuple[int, ...]
+    walk: tuple[int, ...]
+    arrays: tuple[Any, ...]
+    offset: int
+    """Bytes from the start of `out` to the first one written."""
+    strip: int
+    """Address of the scratch in which rows are painted; 0: they are painted into `out`."""
+    keep: tuple[object, ...]
+    """Whatever the key or the call names by its address."""
+
+
+class _Calls(threading.local):
+    """Calls that a thread has made, by what decides them. Their scratch is the thread's own."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, _Call] = {}
+
+
+_calls = _Calls()
+REMEMBERED = 64
+
+
+def _pitches(frame: Frame) -> tuple[int, ...]:
+    """Pitch in elements of each plane, padded to three."""
+    pitches = []
+    for number, plane in enumerate(frame.planes):
+        if not isinstance(plane, np.ndarray):
+            raise UsageError(f"plane {number} is a {type(plane).__name__}, not an array on the host")
+        pitch = plane.strides[0] // plane.itemsize
+        if pitch * plane.itemsize != plane.strides[0] or not plane[0].flags.c_contiguous:
+            raise UsageError(
+                f"plane {number} has strides {plane.strides} bytes; within a row its samples must be adjacent",
+                remedy="pass np.ascontiguousarray(plane), which copies",
+            )
+        if abs(pitch) * plane.shape[0] > MAX_ELEMENTS:
+            raise UsageError(f"plane {number} has {plane.shape[0]} rows {pitch} samples apart, more than 2^31 samples")
+        pitches.append(pitch)
+    return (*pitches, *pitches[:1] * (3 - len(pitches)))
+
+
+def preprocess(
+    frame: Frame,
+    out: NDArray[Any],
+    *,
+    content: Content,
+    interpolation: Interpolation,
+    pad_value: float | None,
+    mean: Triple,
+    std: Triple,
+    channel_order: ChannelOrder,
+    memory_format: MemoryFormat = "nchw",
+    roi: Region | None = None,
+    rows: tuple[int, int] | None = None,
+    stream: int | None = None,
+) -> None:
+    """Resize, convert to RGB, normalise and lay out a frame as a model input, in one pass over its own planes.
+
+    `kernels.reference.preprocess` is the specification: the formula, the standards and the meaning of the arguments are
+    stated there. This one agrees with it to 0.02 grey levels. The frame's planes may be read-only and have any row
+    pitch; `out` may be a slot of a batch, so a batch of differently sized frames is a loop over its slots.
+
+    With `pad_value` None, the padding is left as it is: for an output that is filled again and again, in which it does
+    not change. On a GPU it is always written, so there None is refused.
+
+    The GIL is released while it runs, so threads may fill disjoint `rows` of one output at once:
+
+        with ThreadPoolExecutor(2) as pool:
+            halves = (0, height // 2), (height // 2, height)
+            for part in [pool.submit(preprocess, frame, out, rows=rows, **options) for rows in halves]:
+                part.result()
+
+    Parts of a picture that is turned by 90 degrees may differ from the whole by a rounding of float32.
+
+    Planes of CuPy arrays are preprocessed on their GPU, into a CuPy, torch or DLPack array there, in order with
+    `stream` (pointer of a CUDA stream; None: CuPy's current one). `preprocess_batch` says what holds in a captured
+    graph.
+
+    Raises:
+        UsageError: an argument or a plane cannot be used; the message says which and why.
+        CapabilityError: there are no compiled kernels for this machine.
+    """
+    if preprocess_cuda.is_cuda(frame):
+        options = {
+            "interpolation": interpolation,
+            "pad_value": pad_value,
+            "mean": mean,
+            "std": std,
+            "channel_order": channel_order,
+            "memory_format": memory_format,
+            "roi": roi,
+            "rows": rows,
+        }
+        preprocess_cuda.fill([frame], out, [content], options, stream, axes=3)
+        return
+    planes = frame.planes
+    key = (
+        id(frame.format), frame.rotation, frame.matrix, frame.full_range, *[(p.shape, p.strides) for p in planes],
+        getattr(out, "shape", None), getattr(out, "strides", None), getattr(out, "dtype", None), tuple(content),
+        interpolation, pad_value, tuple(mean), tuple(std), channel_order, memory_format, roi and tuple(roi),
+        rows and tuple(rows),
+    )  # fmt: skip
+    call = _calls.known.get(key)
+    if call is None or not out.flags.writeable:
+        request = Request.of(
+            frame, out, content, interpolation, pad_value, mean, std, channel_order, memory_format, roi, rows
+        )
+        call = _call(request, _pitches(frame), frame)
+        if len(_calls.known) >= REMEMBERED:
+            _calls.known.clear()
+        _calls.known[key] = call
+    addresses = [_address(plane) for plane in planes]
+    addresses += addresses[:1] * (3 - len(addresses))
+    written = _address(out) + call.offset
+    call.function(*addresses, *call.pitches, call.strip or written, written, *call.walk, *call.arrays)
+
+
+def _call(request: Request, pitches: tuple[int, ...], frame: Frame) -> _Call:
+    todo = plan(request)
+    size = request.dtype.itemsize
+    strip = None
+    if todo.strip_elements:
+        strip = _scratch.get(f"preprocess_strip{size}", (todo.strip_elements,), f"u{size}")
+    scratch: tuple[NDArray[Any], ...] = ()
+    if todo.scratch is not None:
+        row, columns = todo.scratch
+        scratch = (
+            _scratch.get("preprocess_row", (row,)),
+            _scratch.get("preprocess_lanes", (4 * columns,)),
+            _scratch.get("preprocess_components", (3 * columns,)),
+            _picked(request, columns),
+        )
+    return _Call(
+        _function(todo.name),
+        pitches,
+        todo.walk,
+        tuple(_tensor(array) for array in (*todo.tables, *scratch)),
+        todo.offset * size,
+        0 if strip is None else _address(strip),
+        (frame.format, strip),
+    )
+
+
+def preprocess_batch(
+    frames: Sequence[Frame],
+    out: Any,
+    *,
+    contents: Sequence[Content],
+    stream: int | None = None,
+    **options: Any,
+) -> None:
+    """`preprocess` frame i into out[i], for every i; `out` may have more slots, which are left alone.
+
+    Args:
+        frames: of any sizes, all on the host or all on one GPU; there, those of one plane layout and sample type share
+            one launch.
+        out: (slots, 3, height, width), or (slots, height, width, channels) with memory_format "nhwc", whose channels on
+            a GPU are 3, 4 or 8.
+        contents: for each frame, as `preprocess` takes it.
+        stream: pointer of a CUDA stream; None: CuPy's current one.
+        options: of `preprocess`, for all frames.
+
+    In the capture of a CUDA graph, call it with the very frames and arrays with which it was called before; the graph
+    then reads those. `PreprocessTable` is for graphs that are to read others later.
+
+    Raises:
+        UsageError: an argument cannot be used, or a capture meets frames that were not preprocessed before.
+        CapabilityError: there are no compiled kernels for this machine.
+    """
+    if len(frames) != len(contents) or len(frames) > len(out):
+        raise UsageError(f"{len(frames)} frames, {len(contents)} contents and {len(out)} slots do not fit together")
+    if frames and preprocess_cuda.is_cuda(frames[0]):
+        preprocess_cuda.fill(frames, out, contents, options, stream)
+        return
+    for frame, slot, content in zip(frames, out, contents, strict=False):
+        preprocess(frame, slot, content=content, **options)
+
+
+def _picked(request: Request, columns: int) -> NDArray[Any]:
+    """Scratch for samples picked from a plane: whole pixels as they are, single samples as the kernel converts them."""
+    if request.format.layout == "packed":
+        return _scratch.get(f"preprocess_pixels{request.format.bits}", (4 * columns,), request.format.dtype)
+    return _scratch.get("preprocess_samples", (columns,), np.int32)

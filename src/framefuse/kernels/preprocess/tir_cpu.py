@@ -1,0 +1,173 @@
+"""preprocess in TVM TensorIR: planes -> resize -> RGB -> normalise -> model input, in one pass.
+
+    p_k     = separable filter of component k        (1 tap: nearest; 2: linear; more: area, antialias)
+    out_c   = min(max(M[c] . p + o[c], lo[c]), hi[c])
+
+Normalisation is folded into M and o, and the clip to 0..255 into lo and hi (`plan.py` says how), so one form serves
+every pixel format, colour matrix, range and mean. Layout and sample type of the planes make the variants; all else,
+the output's type and memory format included, is an argument, looked at once a row.
+
+Planes and output come as addresses with pitches in elements: read-only and strided memory needs no copy, and a batch
+can be a table of them. Tables and scratch come as arrays. Nothing is allocated or threaded in here.
+
+The CPU nest works row by row: blend the source rows (vertical taps) into a float row, gather and sum the horizontal
+taps into one float row a component, then colour and store. Where a position has one tap in both directions, samples are
+picked from the plane itself; where bytes are wanted just as they were packed, they go by without colour (`plain`).
+Every loop is simple enough for LLVM to vectorise; a conditional or a second gather inside one of them would cost
+several times its price.
+
+Rows are painted as three planes. Where the output is not that (rows of a frame turned by 90 degrees go down its
+columns; NHWC has channels side by side), they are painted into `target`, a scratch of `strip` rows, and laid out from
+there, so that whole cache lines are written. Otherwise `target` is the output itself.
+"""
+
+from tvm.script import tirx as T
+
+from ..tir.base import SAMPLES
+from ._tir_filter import filters
+from ._tir_store import lay_out, painters
+
+LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
+
+
+def variant(layout, sample):
+    """The PrimFunc `preprocess_<layout>_<sample>`."""
+    dtype = SAMPLES[sample]
+    channels = {"packed3": 3, "packed4": 4}.get(layout, 0)
+    bytes_pass = channels > 0 and sample == "u8"
+    picked_dtype = dtype if channels > 0 else "int32"
+    one_component, two_components, packed_components = filters(layout, sample)
+    paint_f32, paint_f16, paint_bf16, paint_byte, copy_bytes = painters(layout)
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        address0: T.int64,
+        address1: T.int64,
+        address2: T.int64,
+        pitch0: T.int32,
+        pitch1: T.int32,
+        pitch2: T.int32,
+        target_address: T.int64,
+        laid_address: T.int64,
+        store: T.int32,
+        flip: T.int32,
+        red: T.int32,
+        channel_pitch: T.int32,
+        row_pitch: T.int32,
+        strip: T.int32,
+        channel_step: T.int32,
+        row_step: T.int32,
+        column_step: T.int32,
+        height: T.int32,
+        width: T.int32,
+        top: T.int32,
+        left: T.int32,
+        content_height: T.int32,
+        content_width: T.int32,
+        plain: T.int32,
+        start0: T.int32,
+        stop0: T.int32,
+        start1: T.int32,
+        stop1: T.int32,
+        taps0: T.int32,
+        taps1: T.int32,
+        begin: T.int32,
+        end: T.int32,
+        row_index: T.handle,
+        row_weight: T.handle,
+        coefficient: T.handle,
+        column_index: T.handle,
+        column_weight: T.handle,
+        column_pairs: T.handle,
+        row_scratch: T.handle,
+        lane_scratch: T.handle,
+        component_scratch: T.handle,
+        picked_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{layout}_{sample}"})
+        index_columns, weight_columns, content_rows, row_taps = T.int32(), T.int32(), T.int32(), T.int32()
+        row_size, lane_size, columns3, picked_size = T.int32(), T.int32(), T.int32(), T.int32()
+        pair_size = T.int32()
+        # The default alignment of 64 bytes would be assumed, not checked; numpy promises 16.
+        xi = T.match_buffer(column_index, (2, index_columns), "int32", align=4)
+        xw = T.match_buffer(column_weight, (2, weight_columns), "float32", align=4)
+        pairs = T.match_buffer(column_pairs, (pair_size,), "int16", align=2)
+        yi = T.match_buffer(row_index, (4, content_rows), "int32", align=4)
+        yw = T.match_buffer(row_weight, (row_taps,), "float32", align=4)
+        coefficients = T.match_buffer(coefficient, (21,), "float32", align=4)
+        row = T.match_buffer(row_scratch, (row_size,), "float32", align=4)
+        lanes = T.match_buffer(lane_scratch, (lane_size,), "float32", align=4)
+        comps = T.match_buffer(component_scratch, (columns3,), "float32", align=4)
+        picked = T.match_buffer(picked_scratch, (picked_size,), picked_dtype, align=1)
+        plane0 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address0), align=1)
+        plane1 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address1), align=1)
+        plane2 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address2), align=1)
+        target32 = T.decl_buffer((row_size,), "float32", data=T.reinterpret("handle", target_address), align=1)
+        target16 = T.decl_buffer((row_size,), "uint16", data=T.reinterpret("handle", target_address), align=1)
+        target8 = T.decl_buffer((row_size,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+        laid32 = T.decl_buffer((row_size,), "float32", data=T.reinterpret("handle", laid_address), align=1)
+        laid16 = T.decl_buffer((row_size,), "uint16", data=T.reinterpret("handle", laid_address), align=1)
+        laid8 = T.decl_buffer((row_size,), "uint8", data=T.reinterpret("handle", laid_address), align=1)
+        columns: T.let = columns3 // 3
+        taps: T.let = row_taps // (2 * content_rows)
+        for part in T.serial((height + strip - 1) // strip):
+            first: T.let = part * strip
+            count: T.let = T.min(strip, height - first)
+            for j in T.serial(count):
+                r: T.let = first + j - top
+                inside: T.let = T.And(r >= 0, r < content_height)
+                before: T.let = T.if_then_else(inside, left, width)
+                shown: T.let = T.if_then_else(inside, content_width, 0)
+                if inside:
+                    if channels > 0:
+                        packed_components(plane0, comps, row, lanes, picked, xi, xw, pairs, begin, end, taps0, columns,
+                                          content_width, start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw,
+                                          r * taps, plain)  # fmt: skip
+                    else:
+                        one_component(plane0, comps, row, lanes, picked, xi, xw, 0, taps0, 0, columns, content_width,
+                                      start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps)  # fmt: skip
+                    if layout == "planar":
+                        one_component(plane1, comps, row, lanes, picked, xi, xw, 1, taps1, 1, columns, content_width,
+                                      start1, stop1, yi[2, r] * pitch1, pitch1, yi[3, r], yw,
+                                      (content_rows + r) * taps)  # fmt: skip
+                        one_component(plane2, comps, row, lanes, picked, xi, xw, 1, taps1, 2, columns, content_width,
+                                      start1, stop1, yi[2, r] * pitch2, pitch2, yi[3, r], yw,
+                                      (content_rows + r) * taps)  # fmt: skip
+                    if layout == "semiplanar":
+                        two_components(plane1, comps, row, lanes, xi, xw, taps1, columns, content_width, start1, stop1,
+                                       yi[2, r] * pitch1, pitch1, yi[3, r], yw, (content_rows + r) * taps)  # fmt: skip
+                at: T.let = j * row_pitch
+                if store == 0:
+                    paint_f32(
+                        target32, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown, width
+                    )
+                elif store == 1:
+                    paint_f16(
+                        target16, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown, width
+                    )
+                elif store == 2:
+                    paint_bf16(target16, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown,
+                               width)  # fmt: skip
+                elif plain == 0:
+                    paint_byte(target8, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown,
+                               width)  # fmt: skip
+                elif bytes_pass:
+                    copy_bytes(target8, picked, coefficients, flip, at, channel_pitch, before, shown, width, red)
+            if column_step > 0:
+                if store == 0:
+                    lay_out(target32, laid32, channel_pitch, row_pitch, first, count, strip, width, channel_step,
+                            row_step, column_step)  # fmt: skip
+                elif store == 3:
+                    lay_out(target8, laid8, channel_pitch, row_pitch, first, count, strip, width, channel_step,
+                            row_step, column_step)  # fmt: skip
+                else:
+                    lay_out(target16, laid16, channel_pitch, row_pitch, first, count, strip, width, channel_step,
+                            row_step, column_step)  # fmt: skip
+
+    return kernel
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}. No format has four packed channels of 16 bits."""
+    kinds = [(layout, sample) for layout in LAYOUTS for sample in SAMPLES if (layout, sample) != ("packed4", "u16")]
+    return {f"preprocess_{layout}_{sample}": variant(layout, sample) for layout, sample in kinds}

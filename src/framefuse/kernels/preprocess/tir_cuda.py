@@ -1,0 +1,455 @@
+"""preprocess in TVM TensorIR for CUDA: a batch of frames of any sizes in one launch.
+
+The formula and the colour are those of `preprocess.py`. A thread makes a few neighbouring pixels of a row, so that a
+warp writes whole lines; blockIdx.z is the frame, whose facts are a row of a table on the device
+(`_frame_row.py`), so a captured launch can be given other frames by writing the table alone.
+
+Taps of `nearest` and `linear` are computed here, in exact integers: a float guess of the quotient is off by one at
+most, and the remainder corrects it; the other pixels of the thread follow by adding. Filters of more taps come as
+tables. Both clamp to the samples that exist, so what a thread computes outside the picture is harmless, and it is
+replaced by padding.
+"""
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..tir.base import OUTPUTS, SAMPLES, colour, lerp, stored
+from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
+
+LAYOUTS = ("planar", "semiplanar", "packed", "gray")
+MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
+"""Memory formats of the output, and their channels; those after the third are 0."""
+
+BLOCKS = {4: (32, 4), 8: (16, 8)}
+"""Threads of a block in x and in y, where each makes so many pixels."""
+
+RESIDENT = {4: 8, 8: 7}
+"""Blocks that a multiprocessor is to hold at once: what measured best between few registers and few threads."""
+
+LARGE = 1 << 40
+"""Elements of a buffer whose size nobody needs."""
+
+
+class _Fractions:
+    """Words of a row that are fractions."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __getitem__(self, index):
+        return T.reinterpret("float32", self.words[index])
+
+
+def variant(layout, sample, memory, alone=False):
+    """The PrimFunc `preprocess_<layout>_<sample>_<memory>`, or `..._one`: for one frame, its row in the launch."""
+    many = span(layout, memory, alone)
+    columns, lines = BLOCKS[many]
+    across = columns * many
+    size = 1 if sample == "u8" else 2
+    bits = 8 * size
+    channels = MEMORIES[memory]
+    chroma = layout in ("planar", "semiplanar")
+    side_by_side = 3 if layout == "packed" else 1
+    count = 1 if layout == "gray" else 3
+
+    def place(channel, pixel):
+        return channel * many + pixel if memory == "nchw" else pixel * channels + channel
+
+    def begin(element, channel_pitch):
+        """Where an element of a thread's pixels goes, if a whole vector begins there."""
+        return element // many * wide(channel_pitch) + element % many if memory == "nchw" else element
+
+    def painted(coefficients, channel, comps, first):
+        return colour(_Fractions(coefficients), channel, [comps[first + k] for k in range(count)])
+
+    def fraction(word):
+        return T.reinterpret("float32", word)
+
+    def load(address):
+        return T.call_extern("float32", f"load_{sample}", address)
+
+    def pair(address):
+        return T.call_extern("uint32", f"load_pair_{sample}", address)
+
+    def first_of(word):
+        if sample == "u8":
+            return T.call_extern("float32", "byte_f32", word, 0)
+        return tirx.bitwise_and(word, tirx.const((1 << bits) - 1, "uint32")).astype("float32")
+
+    def second_of(word):
+        if sample == "u8":
+            return T.call_extern("float32", "byte_f32", word, 1)
+        return (word >> tirx.const(bits, "uint32")).astype("float32")
+
+    def wide(value):
+        return value.astype("int64")
+
+    @T.inline
+    def fetch(words, first, groups, integers, row, at):
+        """Groups of four words from a row, each in one load."""
+        for g in T.unroll(groups):
+            for e in T.vectorized(4):
+                words[first + 4 * g + e] = integers[row, at + 4 * g + e]
+
+    @T.inline
+    def taps(axis, position, number, wholes, weights, first, stride):
+        """Taps of neighbouring positions, of which p is in slot first + p stride: wholes[slot] = the first sample, and
+        weights[slot] = that of the next. `axis` holds the first words of AXIS."""
+        # Plain assignment makes a variable. TVM would write a `T.let` out wherever it is used.
+        unit = axis[2]
+        numerator = axis[0] * position + axis[1]
+        whole = (numerator.astype("float32") * fraction(axis[6])).astype("int32")
+        rest = numerator - whole * unit
+        low = rest < 0
+        high = rest >= unit
+        whole = whole + T.Select(high, 1, 0) - T.Select(low, 1, 0)
+        rest = rest + T.Select(low, unit, 0) - T.Select(high, unit, 0)
+        for p in T.unroll(number):
+            wholes[first + p * stride] = whole
+            weights[first + p * stride] = rest.astype("float32") * fraction(axis[7])
+            if p + 1 < number:
+                rest = rest + axis[9]
+                over = rest >= unit
+                whole = whole + axis[8] + T.Select(over, 1, 0)
+                rest = rest - T.Select(over, unit, 0)
+
+    @T.inline
+    def clamp(axis, number, wholes, offsets, first, stride):
+        """offsets[2 slot] and [2 slot + 1] = bytes to both samples of a slot. Beyond the ends both are the last, and
+        their weights do not matter."""
+        for p in T.unroll(number):
+            slot = first + p * stride
+            offsets[2 * slot] = T.max(T.min(wholes[slot], axis[5]), axis[4]) * axis[3]
+            offsets[2 * slot + 1] = T.max(T.min(wholes[slot] + 1, axis[5]), axis[4]) * axis[3]
+
+    @T.inline
+    def one(comps, k, plane, add, ups, wys, y, lefts, wxs, x):
+        """comps[k] = both taps of both axes of a plane, `add` bytes into a pixel; y and x are slots of the taps."""
+        a = plane + wide(ups[2 * y]) + add
+        b = plane + wide(ups[2 * y + 1]) + add
+        comps[k] = lerp(
+            lerp(load(a + wide(lefts[2 * x])), load(a + wide(lefts[2 * x + 1])), wxs[x]),
+            lerp(load(b + wide(lefts[2 * x])), load(b + wide(lefts[2 * x + 1])), wxs[x]),
+            wys[y],
+        )
+
+    @T.inline
+    def picked(comps, k, plane, add, ups, lefts, x):
+        """comps[k] = the first tap of both axes of a plane of luma."""
+        comps[k] = load(plane + wide(ups[0]) + add + wide(lefts[2 * x]))
+
+    @T.inline
+    def two(comps, k, plane, ups, wys, y, lefts, wxs, x):
+        """comps[k], comps[k + 1] = the same of a plane of interleaved chroma."""
+        words = T.alloc_buffer((4,), "uint32", scope="local")
+        a = plane + wide(ups[2 * y])
+        b = plane + wide(ups[2 * y + 1])
+        words[0] = pair(a + wide(lefts[2 * x]))
+        words[1] = pair(a + wide(lefts[2 * x + 1]))
+        words[2] = pair(b + wide(lefts[2 * x]))
+        words[3] = pair(b + wide(lefts[2 * x + 1]))
+        comps[k] = lerp(
+            lerp(first_of(words[0]), first_of(words[1]), wxs[x]),
+            lerp(first_of(words[2]), first_of(words[3]), wxs[x]),
+            wys[y],
+        )
+        comps[k + 1] = lerp(
+            lerp(second_of(words[0]), second_of(words[1]), wxs[x]),
+            lerp(second_of(words[2]), second_of(words[3]), wxs[x]),
+            wys[y],
+        )
+
+    @T.inline
+    def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
+        """comps[k..] = the samples of a plane, weighted; `together` components lie side by side in it."""
+        xs = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", along_table), align=4)
+        xw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", along_table), align=4)
+        ys = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", across_table), align=4)
+        yw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", across_table), align=4)
+        x = i * integers[row, WORD[f"along_filter{kind}"]]
+        y = j * integers[row, WORD[f"across_filter{kind}"]]
+        step = wide(integers[row, WORD[f"along_pitch{kind}"]])
+        pitch = wide(integers[row, WORD[f"across_pitch{kind}"]])
+        across = T.alloc_buffer((3,), "float32", scope="local")
+        for c in T.unroll(together):
+            comps[k + c] = T.float32(0)
+        for v in T.serial(ys[y + 1]):
+            line = plane + wide(ys[y] + v) * pitch + wide(xs[x]) * step
+            for c in T.unroll(together):
+                across[c] = T.float32(0)
+            for u in T.serial(xs[x + 1]):
+                for c in T.unroll(together):
+                    across[c] = across[c] + xw[x + 2 + u] * load(line + wide(u) * step + c * size)
+            for c in T.unroll(together):
+                comps[k + c] = comps[k + c] + yw[y + 2 + v] * across[c]
+
+    @T.inline
+    def linear(comps, pick, plane0, plane1, plane2, ups, wys, lefts, wxs):
+        """All components of the pixels. No branch inside: so the loads of all of them are under way at once."""
+        for p in T.unroll(many):
+            for k in T.unroll(side_by_side):
+                if pick:
+                    picked(comps, 3 * p + k, plane0, k * size, ups, lefts, 2 * p)
+                else:
+                    one(comps, 3 * p + k, plane0, k * size, ups, wys, 0, lefts, wxs, 2 * p)
+            if layout == "planar":
+                one(comps, 3 * p + 1, plane1, 0, ups, wys, 1, lefts, wxs, 2 * p + 1)
+                one(comps, 3 * p + 2, plane2, 0, ups, wys, 1, lefts, wxs, 2 * p + 1)
+            if layout == "semiplanar":
+                two(comps, 3 * p + 1, plane1, ups, wys, 1, lefts, wxs, 2 * p + 1)
+
+    @T.inline
+    def near_one(comps, k, line, below, step, add, wholes, wxs, wy, slot, pick):
+        """comps[k] = as `one`, of samples `step` bytes apart on two lines of a plane, none of them beyond its ends."""
+        a = line + wide(wholes[slot]) * step + add
+        if pick:
+            comps[k] = load(a)
+        else:
+            b = below + wide(wholes[slot]) * step + add
+            comps[k] = lerp(lerp(load(a), load(a + step), wxs[slot]), lerp(load(b), load(b + step), wxs[slot]), wy)
+
+    @T.inline
+    def near_two(comps, k, line, below, wholes, wxs, wy, slot):
+        """comps[k], comps[k + 1] = as `two`, likewise."""
+        words = T.alloc_buffer((4,), "uint32", scope="local")
+        a = line + wide(wholes[slot]) * T.int64(2 * size)
+        b = below + wide(wholes[slot]) * T.int64(2 * size)
+        words[0] = pair(a)
+        words[1] = pair(a + 2 * size)
+        words[2] = pair(b)
+        words[3] = pair(b + 2 * size)
+        comps[k] = lerp(
+            lerp(first_of(words[0]), first_of(words[1]), wxs[slot]),
+            lerp(first_of(words[2]), first_of(words[3]), wxs[slot]),
+            wy,
+        )
+        comps[k + 1] = lerp(
+            lerp(second_of(words[0]), second_of(words[1]), wxs[slot]),
+            lerp(second_of(words[2]), second_of(words[3]), wxs[slot]),
+            wy,
+        )
+
+    @T.inline
+    def plain(comps, pick, along0, plane0, plane1, plane2, ups, wys, wholes, wxs):
+        """`linear` where samples lie as pixels do, away from the ends: one address serves both taps of a line."""
+        step0 = wide(along0[3]) if layout == "packed" else T.int64(size)
+        line0 = plane0 + wide(ups[0])
+        below0 = plane0 + wide(ups[1])
+        for p in T.unroll(many):
+            for k in T.unroll(side_by_side):
+                near_one(comps, 3 * p + k, line0, below0, step0, k * size, wholes, wxs, wys[0], 2 * p, pick)
+        if layout == "planar":
+            line1 = plane1 + wide(ups[2])
+            below1 = plane1 + wide(ups[3])
+            line2 = plane2 + wide(ups[2])
+            below2 = plane2 + wide(ups[3])
+            for p in T.unroll(many):
+                near_one(comps, 3 * p + 1, line1, below1, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
+                near_one(comps, 3 * p + 2, line2, below2, T.int64(size), 0, wholes, wxs, wys[1], 2 * p + 1, False)
+        if layout == "semiplanar":
+            line1 = plane1 + wide(ups[2])
+            below1 = plane1 + wide(ups[3])
+            for p in T.unroll(many):
+                near_two(comps, 3 * p + 1, line1, below1, wholes, wxs, wys[1], 2 * p + 1)
+
+    @T.inline
+    def pixels(values, addresses, integers, row, x, y):
+        """values = neighbouring pixels, converted and laid out."""
+        coefficients = T.alloc_buffer((24,), "int32", scope="local")
+        extents = T.alloc_buffer((4,), "int32", scope="local")
+        along0 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
+        along1 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
+        across0 = T.alloc_buffer((8,), "int32", scope="local")
+        across1 = T.alloc_buffer((8,), "int32", scope="local")
+        # All that is needed of the row but the coefficients, before any branch: so it arrives at once.
+        fetch(extents, 0, 1, integers, row, WORD["along_begin"])
+        fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
+        fetch(along0, 0, 3, integers, row, WORD["along_step0"])
+        fetch(across0, 0, 2, integers, row, WORD["across_step0"])
+        fetch(along1, 0, 3, integers, row, WORD["along_step1"])
+        if chroma:
+            fetch(across1, 0, 2, integers, row, WORD["across_step1"])
+        plane0 = addresses[row, ADDRESS["plane0"]]
+        plane1 = addresses[row, ADDRESS["plane1"]]
+        plane2 = addresses[row, ADDRESS["plane2"]]
+        if T.And(
+            T.And(y >= extents[2], y < extents[3]),
+            T.And(x + many > extents[0], x < extents[1]),
+        ):
+            lefts = T.alloc_buffer((4 * many,), "int32", scope="local")
+            wxs = T.alloc_buffer((2 * many,), "float32", scope="local")
+            ups = T.alloc_buffer((4,), "int32", scope="local")
+            wholes = T.alloc_buffer((2 * many,), "int32", scope="local")
+            heights = T.alloc_buffer((2,), "int32", scope="local")
+            inner = T.alloc_buffer((1,), "int32", scope="local")
+            wys = T.alloc_buffer((2,), "float32", scope="local")
+            comps = T.alloc_buffer((3 * many,), "float32", scope="local")
+            mode = along0[11]
+            direct = along1[11]
+            if mode != MODES["filtered"]:
+                taps(along0, x, many, wholes, wxs, 0, 2)
+                taps(across0, y, 1, heights, wys, 0, 1)
+                clamp(across0, 1, heights, ups, 0, 1)
+                # Whether all taps exist, and lie as the pixels do.
+                inner[0] = 0
+                if T.And(T.And(wholes[0] >= along0[4], wholes[2 * many - 2] < along0[5]), direct != 0):
+                    inner[0] = 1
+                if chroma:
+                    taps(along1, x, many, wholes, wxs, 1, 2)
+                    taps(across1, y, 1, heights, wys, 1, 1)
+                    clamp(across1, 1, heights, ups, 1, 1)
+                    if T.Not(T.And(wholes[1] >= along1[4], wholes[2 * many - 1] < along1[5])):
+                        inner[0] = 0
+                if inner[0] != 0:
+                    if mode == MODES["picked"]:
+                        plain(comps, True, along0, plane0, plane1, plane2, ups, wys, wholes, wxs)
+                    else:
+                        plain(comps, False, along0, plane0, plane1, plane2, ups, wys, wholes, wxs)
+                else:
+                    clamp(along0, many, wholes, lefts, 0, 2)
+                    if chroma:
+                        clamp(along1, many, wholes, lefts, 1, 2)
+                    linear(comps, False, plane0, plane1, plane2, ups, wys, lefts, wxs)
+            else:
+                along_table0 = addresses[row, ADDRESS["along0"]]
+                across_table0 = addresses[row, ADDRESS["across0"]]
+                along_table1 = addresses[row, ADDRESS["along1"]]
+                across_table1 = addresses[row, ADDRESS["across1"]]
+                j = y - extents[2]
+                for p in T.unroll(many):
+                    i = T.min(T.max(x + p, extents[0]), extents[1] - 1) - extents[0]
+                    filtered(comps, 3 * p, 0, side_by_side, integers, row, plane0, along_table0, across_table0, i, j)
+                    if layout == "planar":
+                        filtered(comps, 3 * p + 1, 1, 1, integers, row, plane1, along_table1, across_table1, i, j)
+                        filtered(comps, 3 * p + 2, 1, 1, integers, row, plane2, along_table1, across_table1, i, j)
+                    if layout == "semiplanar":
+                        filtered(comps, 3 * p + 1, 1, 2, integers, row, plane1, along_table1, across_table1, i, j)
+            fetch(coefficients, 0, 4, integers, row, COEFFICIENT)
+            for p in T.unroll(many):
+                for c in T.unroll(3):
+                    values[place(c, p)] = painted(coefficients, c, comps, 3 * p)
+            if T.Or(x < extents[0], x + many > extents[1]):
+                for p in T.unroll(many):
+                    if T.Or(x + p < extents[0], x + p >= extents[1]):
+                        for c in T.unroll(3):
+                            values[place(c, p)] = fraction(coefficients[18 + c])
+        else:
+            for p in T.unroll(many):
+                for c in T.unroll(3):
+                    values[place(c, p)] = fraction(coefficients[18 + c])
+        for p in T.unroll(many):
+            for c in T.unroll(channels - 3):
+                values[place(c + 3, p)] = T.float32(0)
+
+    @T.inline
+    def write(values, target, output, x, y, width, channel_pitch, vectors):
+        """The pixels to their place: in vectors, or one by one as far as the row goes."""
+        out = T.decl_buffer((LARGE,), OUTPUTS[output], data=T.reinterpret("handle", target), align=16)
+        words = T.alloc_buffer((channels * many,), OUTPUTS[output], scope="local")
+        for e in T.unroll(channels * many):
+            words[e] = stored(values[e], output)
+        at = (wide(y) * wide(width) + wide(x)) * (1 if memory == "nchw" else channels)
+        if vectors > 0:
+            for g in T.unroll(channels * many // lanes(layout, memory, output, alone)):
+                for e in T.vectorized(lanes(layout, memory, output, alone)):
+                    out[at + begin(g * lanes(layout, memory, output, alone), channel_pitch) + e] = words[
+                        g * lanes(layout, memory, output, alone) + e
+                    ]
+        else:
+            for p in T.unroll(many):
+                if x + p < width:
+                    for c in T.unroll(channels):
+                        out[at + (c * wide(channel_pitch) + p if memory == "nchw" else p * channels + c)] = words[
+                            place(c, p)
+                        ]
+
+    @T.inline
+    def fill(addresses, integers, frame, x, y, width, height, channel_pitch, vectors, store):
+        """Neighbouring pixels of one frame."""
+        if T.And(x < width, y < height):
+            values = T.alloc_buffer((channels * many,), "float32", scope="local")
+            pixels(values, addresses, integers, frame, x, y)
+            target = addresses[frame, ADDRESS["output"]]
+            if store == STORES["f32"]:
+                write(values, target, "f32", x, y, width, channel_pitch, vectors)
+            elif store == STORES["f16"]:
+                write(values, target, "f16", x, y, width, channel_pitch, vectors)
+            elif store == STORES["bf16"]:
+                write(values, target, "bf16", x, y, width, channel_pitch, vectors)
+            elif store == STORES["u8"]:
+                write(values, target, "u8", x, y, width, channel_pitch, vectors)
+            else:
+                write(values, target, "i8", x, y, width, channel_pitch, vectors)
+
+    # Parsing takes a second: only the one that is asked for.
+    if alone:
+
+        @T.prim_func(s_tir=True)
+        def single(
+            table: T.int64,
+            width: T.int32,
+            height: T.int32,
+            channel_pitch: T.int32,
+            vectors: T.int32,
+            store: T.int32,
+        ):
+            T.func_attr(
+                {
+                    "tirx.noalias": True,
+                    "global_symbol": f"preprocess_{layout}_{sample}_{memory}_one",
+                    "carried": ["table", BYTES],
+                }
+            )
+            addresses = T.decl_buffer((1, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
+            integers = T.decl_buffer((1, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
+            for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
+                for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
+                    for thread_y in T.thread_binding(lines, thread="threadIdx.y"):
+                        for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
+                            x = (block_x * columns + thread_x) * many
+                            y = block_y * lines + thread_y
+                            fill(addresses, integers, 0, x, y, width, height, channel_pitch, vectors, store)
+
+        return single
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        table: T.int64,
+        frames: T.int32,
+        width: T.int32,
+        height: T.int32,
+        channel_pitch: T.int32,
+        vectors: T.int32,
+        store: T.int32,
+    ):
+        T.func_attr(
+            {
+                "tirx.noalias": True,
+                "global_symbol": f"preprocess_{layout}_{sample}_{memory}",
+                "resident": RESIDENT[many],
+            }
+        )
+        addresses = T.decl_buffer((LARGE, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
+        integers = T.decl_buffer((LARGE, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
+        for frame in T.thread_binding(frames, thread="blockIdx.z"):
+            for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
+                for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
+                    for thread_y in T.thread_binding(lines, thread="threadIdx.y"):
+                        for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
+                            x = (block_x * columns + thread_x) * many
+                            y = block_y * lines + thread_y
+                            fill(addresses, integers, frame, x, y, width, height, channel_pitch, vectors, store)
+
+    return kernel
+
+
+def cuda_variants():
+    """Every variant: {symbol: PrimFunc}."""
+    functions = [
+        variant(layout, sample, memory, alone)
+        for layout in LAYOUTS
+        for sample in SAMPLES
+        for memory in MEMORIES
+        for alone in (False, True)
+    ]
+    return {str(function.attrs["global_symbol"]): function for function in functions}

@@ -1,0 +1,1 @@
+"""Signals of scene complexity from the luma plane."""

@@ -1,0 +1,115 @@
+"""Signals of scene complexity as CPU loop nests: shrink the luma, then count over the small picture.
+
+`reference/signals.py` states the formulas; all of it is integer arithmetic.
+"""
+
+from tvm.script import tirx as T
+
+from ..tir.base import SAMPLES
+
+
+def shrink_variant(sample):
+    """The PrimFunc `signal_shrink_<sample>`: means of step x step blocks, brought to 8 bits."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        luma_address: T.int64,
+        pitch: T.int32,
+        small_address: T.int64,
+        small_pitch: T.int32,
+        height: T.int32,
+        width: T.int32,
+        step: T.int32,
+        shift: T.int32,
+        first: T.int32,
+        last: T.int32,
+        sum_scratch: T.handle,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"signal_shrink_{sample}"})
+        size = T.int32()
+        sums = T.match_buffer(sum_scratch, (size,), "int32", align=4)
+        total = T.alloc_buffer((1,), "int32")
+        luma = T.decl_buffer((size,), SAMPLES[sample], data=T.reinterpret("handle", luma_address), align=1)
+        small = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", small_address), align=1)
+        area: T.let = step * step
+        for j in T.serial(last - first):
+            y: T.let = first + j
+            for x in T.serial(width * step):
+                sums[x] = T.Cast("int32", luma[y * step * pitch + x]) >> shift
+            for k in T.serial(step - 1):
+                at: T.let = (y * step + k + 1) * pitch
+                for x in T.serial(width * step):
+                    sums[x] = sums[x] + (T.Cast("int32", luma[at + x]) >> shift)
+            for x in T.serial(width):
+                total[0] = area // 2
+                for k in T.serial(step):
+                    total[0] = total[0] + sums[x * step + k]
+                small[y * small_pitch + x] = T.Cast("uint8", total[0] // area)
+
+    return kernel
+
+
+@T.prim_func(s_tir=True)
+def signal_count(
+    small_address: T.int64,
+    small_pitch: T.int32,
+    previous_address: T.int64,
+    previous_pitch: T.int32,
+    height: T.int32,
+    width: T.int32,
+    threshold: T.int32,
+    out: T.handle,
+    edge_scratch: T.handle,
+):
+    """out: 256 histogram bins, edge pixels, sum of absolute differences (0 where previous_address is 0)."""
+    T.func_attr({"tirx.noalias": True, "global_symbol": "signal_count"})
+    size = T.int32()
+    counts = T.match_buffer(out, (258,), "int32", align=4)
+    # Four histograms in turn, so that equal neighbours do not wait for each other; then the two sums.
+    work = T.match_buffer(edge_scratch, (size,), "int32", align=4)
+    small = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", small_address), align=1)
+    previous = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", previous_address), align=1)
+    sums = T.alloc_buffer((2,), "int32")
+    for k in T.serial(1024):
+        work[k] = 0
+    sums[0] = 0
+    sums[1] = 0
+    for y in T.serial(height):
+        at: T.let = y * small_pitch
+        for x in T.serial(width):
+            bin: T.let = x % 4 * 256 + T.Cast("int32", small[at + x])
+            work[bin] = work[bin] + 1
+        if previous_address != T.int64(0):
+            for x in T.serial(width):
+                sums[1] = sums[1] + T.abs(
+                    T.Cast("int32", small[at + x]) - T.Cast("int32", previous[y * previous_pitch + x])
+                )
+        if T.And(y > 0, y < height - 1):
+            for x in T.serial(T.max(width - 2, 0)):
+                a: T.let = at - small_pitch + x
+                b: T.let = at + x
+                c: T.let = at + small_pitch + x
+                across: T.let = (
+                    T.Cast("int32", small[a + 2])
+                    - T.Cast("int32", small[a])
+                    + 2 * (T.Cast("int32", small[b + 2]) - T.Cast("int32", small[b]))
+                    + T.Cast("int32", small[c + 2])
+                    - T.Cast("int32", small[c])
+                )
+                down: T.let = (
+                    T.Cast("int32", small[c])
+                    - T.Cast("int32", small[a])
+                    + 2 * (T.Cast("int32", small[c + 1]) - T.Cast("int32", small[a + 1]))
+                    + T.Cast("int32", small[c + 2])
+                    - T.Cast("int32", small[a + 2])
+                )
+                sums[0] = sums[0] + T.Cast("int32", across * across + down * down > threshold * threshold)
+    for k in T.serial(256):
+        counts[k] = work[k] + work[256 + k] + work[512 + k] + work[768 + k]
+    counts[256] = sums[0]
+    counts[257] = sums[1]
+
+
+def variants():
+    """Every variant: {global symbol: PrimFunc}."""
+    return {f"signal_shrink_{sample}": shrink_variant(sample) for sample in SAMPLES} | {"signal_count": signal_count}

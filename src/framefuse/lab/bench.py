@@ -1,0 +1,326 @@
+"""One ONNX on every engine that is here, by one protocol: who computes what, how fast, and at what cost to build.
+
+All engines are open at the same time, and runs are interleaved: in every round each engine does a few, in an order that
+is shuffled anew, so that a busy minute of the machine is everybody's. Wall clock times are from a full slot in host
+memory to the outputs in host memory, one request at a time; device times are by the GPU's clock, of the model alone on
+memory of the GPU, captured in a graph where that is possible. Decoding inside the model is run by every engine, and all
+outputs are compared with those of the first row in FP32, so that nobody is fast by computing something else.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
+from framefuse.errors import FramefuseError, ModelError, UsageError
+from framefuse.lab.bench_report import BenchReport, Row, Timing
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.models.onnx_file import read_onnx
+from framefuse.runtime.choices import check_size
+
+WARMUPS, RUNS, ROUNDS = 20, 100, 10
+SECONDS = 60.0
+PACKAGES = (
+    "framefuse", "numpy", "onnx", "openvino", "onnxruntime", "onnxruntime-gpu", "torch", "apache-tvm", "tensorrt-rtx",
+    "tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""Whose versions are told."""
+
+Array = NDArray[Any]
+
+
+@dataclass
+class _Peer:
+    """A row, and what runs it."""
+
+    row: Row
+    engine: Any
+    lane: Lane
+    slot: Slot
+    execution: Any
+    """What `device_run` runs: kept, since a captured graph does not keep its memory."""
+    device_run: Callable[[], float] | None
+    wall: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        started = time.perf_counter()
+        self.lane.submit(self.slot)
+        self.lane.wait(self.slot)
+        self.wall.append((time.perf_counter() - started) * 1e3)
+        if self.device_run is not None:
+            self.device.append(self.device_run())
+
+
+def bench_engines(
+    model: str | Path,
+    *,
+    engines: Sequence[str] = (),
+    devices: Sequence[Literal["auto", "cpu", "cuda"]] = ("auto",),
+    precision: Precision | Sequence[Precision] = "auto",
+    batch: int = 1,
+    imgsz: tuple[int, int] | None = None,
+    warmups: int = WARMUPS,
+    runs: int = RUNS,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = lambda line: None,
+) -> BenchReport:
+    """Measure a model on engines.
+
+    Args:
+        model: ONNX file, or the name of a shipped model.
+        engines: names; default: every one that is known. One that cannot run gets a row that says why.
+        devices: auto: cuda where there is a usable GPU, else cpu.
+        precision: one for all, or several to try each engine in; auto: each engine's own choice. Two that come to the
+            same have one row.
+        imgsz: height and width; default: what the model states, or 640x640.
+        seconds: for the runs of one engine; one that is slower has fewer runs, and its `Timing.runs` says how many.
+        say: called with a line at each step.
+
+    Raises:
+        UsageError: an engine that nobody knows, or numbers that make no sense.
+        ModelError: the model cannot be read.
+    """
+    path = find_model(model)
+    known = engine_names()
+    for name in engines:
+        if name not in known:
+            raise UsageError(f"no engine is called {name!r}", remedy=f"choose among {', '.join(sorted(known))}")
+    if batch < 1 or runs < 1 or warmups < 0 or not seconds > 0:
+        raise UsageError(
+            f"batch {batch}, runs {runs}, warm-ups {warmups}, seconds {seconds:g}",
+            remedy="use 1 or more; warm-ups 0 or more",
+        )
+    shape = _shape(path, batch, imgsz)
+    picture = np.random.default_rng(0).random(shape, np.float32)
+    asked = dict.fromkeys([precision] if isinstance(precision, str) else precision)
+    peers: list[_Peer] = []
+    rows: list[Row] = []
+    for device in dict.fromkeys(_device(device) for device in devices):
+        for name, number_format in product(engines or known, asked):
+            row = Row(name, device, number_format if number_format != "auto" else "")
+            say(f"opening {row.title}")
+            try:
+                peers += _open(row, path, shape, picture, number_format, rows)
+            except FramefuseError as error:
+                row.not_run = error.message
+            except Exception as error:  # an engine that fails has a row too
+                row.not_run = f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            if row.key not in {other.key for other in rows}:
+                rows.append(row)
+    reference = _compare(peers)
+    say(f"measuring {', '.join(f'{peer.row.engine} {peer.row.precision}' for peer in peers)}")
+    _measure(peers, warmups, runs, seconds)
+    for peer in peers:
+        peer.row.wall = Timing.of(peer.wall)
+        peer.row.device_time = Timing.of(peer.device) if peer.device else None
+        peer.lane.close()
+        peer.engine.close()
+    return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())
+
+
+def machine() -> dict[str, str]:
+    """Without which numbers mean nothing."""
+    from framefuse.lab.doctor import facts
+
+    found = facts() | {"platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    try:
+        from framefuse.cuda import device
+
+        runtime = device.cupy().cuda.runtime
+        found["gpu"] = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        found["cuda driver"] = str(runtime.driverGetVersion())
+    except FramefuseError:
+        pass
+    return found
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    from framefuse.cuda import device
+
+    try:
+        device.cupy()
+    except FramefuseError:
+        return "cpu"
+    return "cuda"
+
+
+def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, int, int, int]:
+    facts = read_onnx(path)
+    stated = facts.inputs[0].shape
+    if len(stated) != 4 or len(facts.inputs) != 1:
+        raise UsageError(
+            f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of pictures, (b, 3, h, w)"
+        )
+    height, width = imgsz or (stated[2] or 640, stated[3] or 640)
+    asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
+    for name, (wanted, fixed) in asked.items():
+        if fixed and wanted != fixed and not (name == "batch" and wanted == 1):
+            raise UsageError(
+                f"{name} {wanted} was asked for, but {path.name} has a fixed {name} of {fixed}",
+                remedy="export the model with a dynamic shape, or leave it out",
+            )
+    if imgsz:
+        with suppress(ModelError):  # models without a card can be measured too
+            check_size(read_card(path), height, width)
+    return stated[0] or batch, stated[1] or 3, height, width
+
+
+def _open(
+    row: Row, path: Path, shape: tuple[int, int, int, int], picture: Array, precision: Precision, rows: Sequence[Row]
+) -> list[_Peer]:
+    """What runs a row; nothing where one of `rows` is the same engine in the same precision."""
+    started = time.perf_counter()
+    engine: Any = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
+    row.precision = engine.precision
+    if row.key in {other.key for other in rows}:
+        engine.close()
+        return []
+    execution = None
+    if row.device == "cuda" and hasattr(engine, "execution"):
+        execution = engine.execution(shape[0], *shape[2:])
+        row.build_seconds = time.perf_counter() - started
+        lane = _lane(engine, execution, shape)
+    else:
+        lane = engine.lane(shape[0], *shape[2:], 1)
+        row.build_seconds = time.perf_counter() - started
+    row.reasons = list(engine.reasons)
+    row.artifact_bytes = int(getattr(engine, "artifact_bytes", 0) or path.stat().st_size)
+    slot = lane.acquire()
+    assert slot is not None
+    fill(slot, picture)
+    device_run = None if execution is None else on_device(execution)
+    return [_Peer(row, engine, lane, slot, execution, device_run)]
+
+
+def fill(slot: Slot, picture: Array) -> None:
+    """Write (batch, 3, height, width) float32 in 0..1 into a slot, in its own order and type."""
+    values = picture.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else picture
+    if slot.input.dtype == np.uint16:  # bfloat16: the upper half of float32, rounded to nearest
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        slot.input[...] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    elif slot.input.dtype == np.uint8:
+        slot.input[...] = np.rint(values * 255)
+    else:
+        slot.input[..., : values.shape[-1]] = values
+
+
+def on_device(execution: Any) -> Callable[[], float]:
+    """A run of the model on memory of the GPU, which gives its milliseconds by the GPU's clock. The execution must live
+    as long as that.
+
+    The input is whatever lies there: a picture of noise is put there first, since zeros can be faster.
+    """
+    from framefuse.cuda import device
+    from framefuse.engines.device_requests import capture
+
+    cp = device.cupy()
+    noise = np.random.default_rng(1).random(execution.input.shape)
+    if getattr(execution, "memory_format", "nhwc") == "nhwc":
+        noise[..., 3:] = 0  # channels behind the picture's
+    execution.input.set(np.ascontiguousarray(noise.astype(execution.input.dtype)))
+    stream = cp.cuda.Stream(non_blocking=True)
+    begun, ended = cp.cuda.Event(), cp.cuda.Event()
+
+    def work() -> None:
+        execution.start(stream)
+        execution.finish(stream)
+
+    work()
+    stream.synchronize()
+    launch = work
+    if getattr(execution, "capturable", True):
+        try:
+            graph = capture(stream, work)
+            launch = lambda: graph.launch(stream)  # noqa: E731
+        except cp.cuda.runtime.CUDARuntimeError:
+            graph = None  # nothing to capture: the null engine launches nothing
+
+    def run() -> float:
+        begun.record(stream)
+        launch()
+        ended.record(stream)
+        ended.synchronize()
+        return float(cp.cuda.get_elapsed_time(begun, ended))
+
+    return run
+
+
+def _lane(engine: Any, execution: Any, shape: tuple[int, int, int, int]) -> Lane:
+    """A slot in host memory over an execution on the GPU; over another one, where the engine has lanes of its own."""
+    from framefuse.engines.device_requests import DeviceExecution, device_lane
+
+    if engine.name == "null":  # nothing to copy
+        slot = Slot(np.zeros(shape, np.float32))
+        return SlotLane(shape, [slot], start=lambda slot: None, wait=lambda slot, timeout: True)
+    if isinstance(execution, DeviceExecution):
+        return device_lane(shape, [execution])
+    return cast(Lane, engine.lane(shape[0], *shape[2:], 1))
+
+
+def _compare(peers: Sequence[_Peer]) -> str:
+    """Run each once and write how far its outputs are from the reference's; the name of that row."""
+    outputs: list[list[Array]] = []
+    for peer in peers:
+        peer.lane.submit(peer.slot)
+        peer.lane.wait(peer.slot)
+        outputs.append([np.array(output, np.float64) for output in map(_floats, peer.slot.outputs)])
+    real = [number for number, peer in enumerate(peers) if peer.row.engine != "null" and peer.slot.layout is None]
+    if not real:
+        return ""
+    first = next((number for number in real if peers[number].row.precision == "fp32"), real[0])
+    for number in real:
+        pairs = list(zip(outputs[number], outputs[first], strict=False))
+        if len(outputs[number]) != len(outputs[first]) or any(a.shape != b.shape for a, b in pairs):
+            peers[number].row.reasons.append("its outputs have other shapes than the reference's")
+            continue
+        away = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+        peers[number].row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for _, b in pairs), 1e-30)))
+    row = peers[first].row
+    return f"{row.engine} {row.device} {row.precision}"
+
+
+def _floats(output: Array) -> Array:
+    """An output whose bfloat16 NumPy knows as uint16."""
+    return (output.astype(np.uint32) << 16).view(np.float32) if output.dtype == np.uint16 else output
+
+
+def _measure(peers: Sequence[_Peer], warmups: int, runs: int, seconds: float) -> None:
+    """Warm up, then measure: rounds, in each of which every peer does a few runs, in a new order. One that has used up
+    its `seconds` does no more."""
+    shuffle = random.Random(0).shuffle
+    order = list(peers)
+    for total, rounds in ((warmups, 2), (runs, ROUNDS)):
+        patience = seconds * 1e3 * total / (warmups + runs)
+        for peer in peers:
+            peer.wall.clear()
+            peer.device.clear()
+        done = 0
+        for number in range(rounds):
+            upto = total * (number + 1) // rounds
+            shuffle(order)
+            for peer in order:
+                for _ in range(upto - done):
+                    if sum(peer.wall) < patience:
+                        peer.run()
+            done = upto

@@ -1,0 +1,324 @@
+"""One call from a PyTorch model, or an ONNX, to an engine that is ready: export, lower, build, check.
+
+    built = build_engine(model, shapes={"min": (1, 3, 320, 320), "opt": (1, 3, 640, 640), "max": (8, 3, 640, 640)},
+                         precision="fp16", engine="onnxruntime", device="cuda", output="model-fp16.onnx")
+    Pipeline("video.mp4", built.path, engine=built.engine, device="cuda")
+
+Every engine begins with an ONNX, so that is what is written, with the profile of shapes in its metadata, which
+`open_engine` holds every engine to. The plan of TensorRT goes into the cache, where its engine finds it; it is built
+without a GPU where TensorRT for RTX is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
+from framefuse.engines.cache import write_atomically
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
+from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
+from framefuse.models import find_model
+from framefuse.models.onnx_file import is_quantised, read_onnx
+
+OPSET = 17
+FOLLOW_THE_FILE = ("tensorrt",)
+"""Engines whose precision is the file's."""
+AXES = ("batch", "channels", "height", "width")
+Lowered = Literal["fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """What `build_engine` made."""
+
+    path: Path
+    engine: str
+    device: str
+    precision: str
+    """What really runs."""
+    profile: Profile
+    bytes: int
+    seconds: float
+    """From the call to an engine that has run once (a plan of TensorRT: that is built)."""
+    reasons: list[str] = field(default_factory=list)
+    """Each choice, with its reason."""
+
+
+def build_engine(
+    model: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | Sequence[int],
+    precision: Precision = "auto",
+    output: str | Path | None = None,
+    engine: str = "auto",
+    device: Device = "auto",
+    calib: Any = None,
+    metadata: Mapping[str, str] | None = None,
+    exist_ok: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> BuiltEngine:
+    """Make an engine of a model: PyTorch -> ONNX -> lowered -> built for a profile of shapes, and run once.
+
+    Args:
+        model: an `nn.Module`, an ONNX file, or the name of a shipped model.
+        shapes: input shapes (batch, 3, height, width): one, or `{"min", "opt", "max"}`.
+        precision: of the engine; int8 needs `calib`, unless the model is quantised already.
+        output: file to write; default: the model's name in the current folder, with the precision.
+        engine: name; auto: openvino on a CPU, cudnn on a GPU.
+        device: auto: a GPU where there is one that can be used.
+        calib: any source of frames like those that the model will see.
+        metadata: entries of the ONNX to write, as exporters write them: names, stride, ... Those of an ONNX that is
+            given stay, but for the ones named here.
+        exist_ok: write over an existing file.
+        say: called with a line at each step.
+
+    Raises:
+        UsageError: shapes that make no sense or that the model excludes, an unknown engine, an output that exists.
+        ModelError: the model cannot be exported, or has operators that the engine lacks.
+        CapabilityError: PyTorch, the engine or the device is missing.
+        QualityError: int8 loses too much accuracy.
+        SinkError: the output cannot be written.
+    """
+    started = time.perf_counter()
+    for what, value, known in (("precision", precision, get_args(Precision)), ("device", device, get_args(Device))):
+        if value not in known:
+            raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")
+    if not _is_module(model) and not isinstance(model, str | Path):
+        raise UsageError(
+            f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
+        )
+    if output is not None and not isinstance(output, str | Path):
+        raise UsageError(f"output is a {type(output).__name__}", remedy="pass the path of the file to write")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
+    profile = Profile.of(shapes)
+    device = _device(device)
+    name = ("cudnn" if device == "cuda" else "openvino") if engine == "auto" else engine
+    if name not in engine_names():
+        raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(engine_names()))}")
+    target = _target(model, output, precision)
+    if target.suffix != ".onnx":
+        raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="an ONNX is what is written: NAME.onnx")
+    if target.exists() and not exist_ok:
+        raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
+    if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
+        raise UsageError(f"output {target} is the model itself", remedy="choose another output")
+    quantised = precision == "int8" and not _is_module(model) and is_quantised(find_model(model))
+    if precision == "int8" and calib is None and not quantised:
+        raise UsageError(
+            "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
+        )
+    reasons = []
+    card = target.with_suffix(".yaml")
+    before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        if _is_module(model):
+            say(f"exporting {type(model).__name__} to ONNX")
+            export_onnx(model, path, profile)
+            reasons.append(f"exported from PyTorch, opset {OPSET}")
+        else:
+            _copy(model, path)
+        _state(path, metadata or {})
+        _check_sizes(path, profile)
+        if quantised:
+            reasons.append("the model is quantised: it stays as it is")
+        elif precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
+            from framefuse.lab.lowering import build_model
+
+            lowered = Path(folder) / "lowered.onnx"
+            try:
+                report = build_model(path, precision=precision, calib=calib, out=lowered, say=say)
+            except FramefuseError as error:
+                error.message = error.message.replace(str(path), target.name)
+                raise
+            path, reasons = lowered, [*reasons, report.summary().replace(str(lowered), target.name)]
+        _state(path, {PROFILE_KEY: profile.to_json()})
+        say(f"building for {name} on {device}: {profile}")
+        try:
+            _write(path, target)
+        except OSError as error:
+            raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
+    try:
+        if name == "tensorrt":
+            real, more = _plan(target, profile)
+        else:
+            real, more = _run_once(name, target, profile, EngineOptions(device, precision))
+    except BaseException:
+        for place, content in before.items():
+            if content is None:
+                place.unlink(missing_ok=True)
+            else:  # what was there stays
+                place.write_bytes(content)
+        raise
+    return BuiltEngine(
+        target, name, device, real, profile, target.stat().st_size, time.perf_counter() - started, [*reasons, *more]
+    )
+
+
+def export_onnx(module: Any, path: Path, profile: Profile) -> None:
+    """Write an `nn.Module` as ONNX; axes that the profile leaves open are free.
+
+    Raises:
+        ModelError: PyTorch cannot export it.
+    """
+    import torch
+
+    free = {number: axis for number, axis in enumerate(AXES) if profile.min[number] != profile.max[number]}
+    example = torch.zeros(profile.opt)
+    was_training = module.training
+    parameter = next(module.parameters(), None)
+    options: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, to those who write exporters
+            module.eval()
+            if parameter is not None:
+                example = example.to(parameter.device, parameter.dtype)
+            count = len(_tensors(module(example)))
+            names = [f"output{number}" for number in range(count)]
+            axes: dict[str, Any] = {"images": free} if free else {}
+            if 0 in free:
+                axes |= {name: {0: "batch"} for name in names}
+            torch.onnx.export(
+                module, (example,), str(path), opset_version=OPSET, input_names=["images"], output_names=names,
+                dynamic_axes=axes, **options,
+            )  # fmt: skip
+    except Exception as error:  # whatever the module's own code or the exporter raises
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ModelError(
+            f"PyTorch cannot export {type(module).__name__} at {profile.opt}: {first}",
+            remedy="export it to ONNX yourself",
+        ) from error
+    finally:
+        module.train(was_training)
+
+
+def _tensors(outputs: Any) -> list[Any]:
+    import torch
+
+    values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a module of PyTorch, which is only imported by those who pass one."""
+    return any(
+        f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.modules.module.Module" for kind in type(model).__mro__
+    )
+
+
+def _device(asked: Device) -> Device:
+    if asked != "auto":
+        return asked
+    from framefuse.cuda import device
+
+    with contextlib.suppress(CapabilityError):
+        device.cupy()
+        return "cuda"
+    return "cpu"
+
+
+def _target(model: Any, output: str | Path | None, precision: str) -> Path:
+    if output is not None:
+        return Path(output)
+    stem = type(model).__name__.lower() if _is_module(model) else Path(model).stem
+    return Path(f"{stem}-{precision if precision != 'auto' else 'built'}.onnx")
+
+
+def _copy(model: Any, path: Path) -> None:
+    """The ONNX with its weights inside."""
+    import onnx
+
+    found = find_model(model)
+    read_onnx(found)
+    onnx.save(load(found), path)
+    for card in [found.with_suffix(".yaml")]:
+        if card.exists():
+            path.with_suffix(".yaml").write_bytes(card.read_bytes())
+
+
+def _check_sizes(path: Path, profile: Profile) -> None:
+    """
+    Raises:
+        ModelError: the model has not one input of four axes.
+        UsageError: an axis that the model fixes has other sizes in the profile.
+    """
+    inputs = read_onnx(path).inputs
+    if len(inputs) != 1 or len(inputs[0].shape) not in (0, len(AXES)):
+        raise ModelError(
+            f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one picture",
+            remedy="export it with a single input (batch, 3, height, width)",
+        )
+    stated = inputs[0].shape or (None,) * len(AXES)
+    for axis, fixed, low, high in zip(AXES, stated, profile.min, profile.max, strict=True):
+        if fixed is not None and (low, high) != (fixed, fixed):
+            raise UsageError(
+                f"the profile {profile} leaves {axis} {low} to {high}, but the model fixes it at {fixed}",
+                remedy=f"ask for {axis} {fixed}, or export the model with a free {axis}",
+            )
+
+
+def _state(path: Path, metadata: Mapping[str, str]) -> None:
+    """Write metadata into an ONNX; other entries that it has stay."""
+    import onnx
+
+    network = onnx.load(path)
+    entries = {entry.key: entry.value for entry in network.metadata_props}
+    entries |= {str(key): str(value) for key, value in metadata.items()}
+    del network.metadata_props[:]
+    onnx.helper.set_model_props(network, entries)
+    onnx.save(network, path)
+
+
+def _write(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, path.read_bytes())
+    if path.with_suffix(".yaml").exists():
+        write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
+
+
+def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
+    """Build the plan of TensorRT into the cache."""
+    from framefuse.engines.tensorrt.build import Shapes, bindings, precision_of
+    from framefuse.engines.tensorrt.plans import build
+
+    found = bindings()
+    shapes = Shapes(*((shape[0], *shape[2:]) for shape in (profile.min, profile.opt, profile.max)))
+    kept, plan = build(path, shapes, precision=precision_of(load(path)), found=found)
+    return plan.precision, [
+        f"{found}: {kept.name}, {len(plan.content) / 1e6:.1f} MB, built in {plan.parse_s + plan.build_s:.1f} s; not run"
+    ]
+
+
+def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:
+    """Open the engine and run it at the usual shape, so that it is known to work, and its caches are filled."""
+    built = open_engine(name, path, options)
+    with _closing(built):
+        lane = built.lane(profile.opt[0], *profile.opt[2:], 1)
+        slot = lane.acquire()
+        assert slot is not None
+        lane.submit(slot)
+        lane.wait(slot)
+        lane.release(slot)
+        lane.close()
+        return built.precision, list(built.reasons)
+
+
+@contextlib.contextmanager
+def _closing(engine: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        engine.close()
+
+
+__all__ = ["BuiltEngine", "build_engine", "export_onnx"]

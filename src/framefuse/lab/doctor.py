@@ -1,0 +1,394 @@
+"""Doctor: a tiny job on every part of an installation, so that what works is known and not assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from framefuse.common.ort import onnxruntime
+from framefuse.engines import ENGINES
+from framefuse.errors import CapabilityError, EngineError, FramefuseError
+from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
+
+Status = Literal["PASS", "FAIL", "ABSENT"]
+
+PACKAGES: Final = (
+    "numpy",
+    "av",
+    "openvino",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+    "onnx",
+    "apache-tvm-ffi",
+    "cupy-cuda13x",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
+    "PyNvVideoCodec",
+)
+CPU_FEATURES: Final = (
+    *("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one tiny job found."""
+
+    name: str
+    status: Status
+    detail: str
+    """What works, or why it does not."""
+    remedy: str = ""
+    core: bool = False
+    """Whether framefuse cannot do its main job without it."""
+
+
+def facts() -> dict[str, str]:
+    """What this machine and installation are: versions, CPU, cores."""
+    from framefuse.common.machine import available_cores
+    from framefuse.common.version import __version__
+
+    found = {
+        "framefuse": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": f"{available_cores()} cores, {_cpu_model()}",
+        "cpu features": " ".join(cpu_features()) or "unknown",
+    }
+    return found | {name: number for name in PACKAGES if (number := _version(name))}
+
+
+def checks() -> Iterator[Check]:
+    """Run the tiny jobs one after the other; each Check comes as soon as its job is done."""
+    yield _try("kernels", _kernels, core=True)
+    yield _try("decode", partial(_video, "mpeg4"), core=True)
+    yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
+    driver = _try("nvidia driver", _driver, remedy="needed for --device cuda only")
+    for engine in ENGINES:
+        job = {"cudnn": _cudnn, "tensorrt": _tensorrt, "tvm": _tvm}.get(engine, partial(_engine, engine))
+        check = _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
+        yield _of_gpu(check, driver) if engine == "cudnn" or engine.startswith("onnxruntime-") else check
+    yield _onnxruntime_packages()
+    yield _try("shipped models", _shipped_models, remedy=REMEDY)
+    yield driver
+    yield _of_gpu(_try("cuda", _cuda), driver)
+    yield _of_gpu(_try("nvdec", _nvdec), driver)
+    yield _of_gpu(_try("nvenc", _nvenc), driver)
+    yield Check("device auto", "PASS", _device_auto())
+
+
+def cpu_features() -> list[str]:
+    """The instruction sets of this CPU that matter here, where the system tells (Linux)."""
+    words = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
+    return [name for name in CPU_FEATURES if name in words]
+
+
+def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str = "") -> Check:
+    try:
+        return Check(name, "PASS", job(), core=core)
+    except CapabilityError as error:
+        return Check(name, "ABSENT", error.message, error.remedy or remedy, core)
+    except ModuleNotFoundError as error:
+        return Check(name, "ABSENT", str(error), remedy, core)
+    except FramefuseError as error:
+        return Check(name, "FAIL", error.message, error.remedy or remedy, core)
+    except Exception as error:  # whatever goes wrong in a part is what the doctor is asked about
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
+
+
+def _of_gpu(check: Check, driver: Check) -> Check:
+    """A check of what runs on NVIDIA GPUs only: without one, installing a package is no remedy."""
+    if check.status != "ABSENT" or driver.status == "PASS":
+        return check
+    return replace(
+        check, detail=driver.detail, remedy="for machines with an NVIDIA GPU: pip install 'framefuse[cuda13]'"
+    )
+
+
+def _shipped_models() -> str:
+    files = [shipped_model(name) for name in SHIPPED]
+    return f"{len(files)} files are as they were shipped ({files[0].parent})"
+
+
+def _kernels() -> str:
+    """The compiled preprocessing kernel against its reference, on one small frame of noise."""
+    import numpy as np
+
+    from framefuse import kernels
+    from framefuse.frame import PIXEL_FORMATS, Frame
+    from framefuse.preprocess import Preprocess
+
+    library = kernels.describe()
+    noise = np.random.default_rng(0)
+    pixels = PIXEL_FORMATS["yuv420p"]
+    planes = tuple(noise.integers(16, 236, shape, np.uint8) for shape in pixels.plane_shapes(99, 61))
+    frame, meaning = Frame(planes, pixels), Preprocess(64, 64)
+    out, expected = np.zeros((2, 3, 64, 64), np.float32)
+    placement = meaning(frame, out)
+    kernels.reference.preprocess(
+        frame,
+        expected,
+        content=placement.content,
+        interpolation=meaning.interpolation,
+        pad_value=meaning.pad_value,
+        mean=meaning.mean,
+        std=meaning.std,
+        channel_order=meaning.channel_order,
+    )
+    worst = float(np.abs(out - expected).max() * 255)
+    if not worst < 1:
+        raise RuntimeError(f"{library.level} is {worst:.3g} grey levels off its reference")
+    return f"{library.level} ({library.reason}), {worst:.1g} grey levels off the reference at most"
+
+
+def _video(encoder: str) -> str:
+    """Encode a few pictures in memory and decode them again."""
+    import av
+    import numpy as np
+
+    try:
+        av.Codec(encoder, "w")
+    except av.error.FFmpegError as error:
+        raise CapabilityError(f"this FFmpeg has no encoder {encoder}") from error
+    count = 8
+    memory = io.BytesIO()
+    with av.open(memory, "w", format="matroska") as writer:
+        stream = cast(av.VideoStream, writer.add_stream(encoder, rate=30, width=64, height=48, pix_fmt="yuv420p"))
+        for index in range(count):
+            gray = np.full((72, 64), 20 * index, np.uint8)
+            writer.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="yuv420p")))
+        writer.mux(stream.encode(None))
+    memory.seek(0)
+    with av.open(memory, "r") as reader:
+        levels = [int(frame.to_ndarray()[0, 0]) for frame in reader.decode(video=0)]
+    worst = max(abs(level - 20 * index) for index, level in enumerate(levels))
+    if len(levels) != count or worst > 8:
+        raise RuntimeError(f"{len(levels)} of {count} frames came back, {worst} grey levels off")
+    return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
+
+
+def _engine(name: str) -> str:
+    """One grey picture with a saturated square in it, through the whole pipeline; the square must be found."""
+    import numpy as np
+
+    from framefuse.config import settings_from
+    from framefuse.pipeline import Pipeline
+
+    picture = np.full((360, 640, 3), 128, np.uint8)
+    left, top, right, bottom = truth = (200, 120, 280, 200)
+    picture[top:bottom, left:right] = (0, 0, 255)
+    on_gpu = {"device": "cuda"} if name.startswith("onnxruntime-") else {}
+    pipeline = Pipeline([picture], "squares", settings=settings_from({"engine": name, **on_gpu}))
+    (result,) = pipeline
+    boxes = result.detections.xyxy
+    if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
+        raise RuntimeError(f"found {boxes.round().tolist()} instead of the square at {list(truth)}")
+    return f"{_version(name) or 'built in'}, {pipeline.engine.precision}"
+
+
+def _cudnn() -> str:
+    """Two fused convolutions on the GPU, built, captured and run, against the same in NumPy."""
+    import numpy as np
+
+    from framefuse.engines import EngineOptions, open_engine
+    from framefuse.engines.cudnn import reference, selftest
+    from framefuse.engines.cudnn.convolutions import frontend
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = selftest.write(Path(folder, "two.onnx"))
+        lane = open_engine("cudnn", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+        lane.submit(slot)
+        lane.wait(slot)
+        (expected,) = reference.run(slot.handle.execution.compiled, slot.input.astype(np.float32), dtype=np.float16)
+        worst = float(np.abs(slot.outputs[0] - expected).max())
+    if not worst < 0.02:
+        raise RuntimeError(f"two convolutions are {worst:.3g} off their reference")
+    number = frontend().backend_version()
+    return (
+        f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}, "
+        f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
+    )
+
+
+def _tensorrt() -> str:
+    """A plan of two convolutions, built, and run where there is a GPU that this TensorRT knows."""
+    import numpy as np
+
+    from framefuse.engines import EngineOptions, open_engine
+    from framefuse.engines.cudnn import selftest
+    from framefuse.engines.tensorrt.build import Shapes, bindings, build_plan
+
+    found = bindings()
+    with tempfile.TemporaryDirectory() as folder:
+        path = selftest.write(Path(folder, "two.onnx"))
+        if found.rtx:
+            plan = build_plan(path, Shapes.exact(1, 32, 32), found=found)
+            built = f"{found} builds ({plan.build_s:.1f} s)"
+        else:
+            built = str(found)
+        try:
+            lane = open_engine("tensorrt", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
+        except (CapabilityError, EngineError) as error:
+            raise CapabilityError(f"{built}, but does not run here: {error.message}", remedy=error.remedy) from error
+        slot = lane.acquire()
+        assert slot is not None
+        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
+        lane.submit(slot)
+        lane.wait(slot)
+        if not np.isfinite(slot.outputs[0]).all():
+            raise RuntimeError("two convolutions give NaN")
+    return f"{built} and runs"
+
+
+def _tvm() -> str:
+    """A network in the shape of ResNet-18, compiled and run by TVM, against ONNX Runtime."""
+    from framefuse.engines.tvm import selftest
+
+    return f"apache-tvm {_version('apache-tvm')}, {selftest.run()}"
+
+
+def _onnxruntime_packages() -> Check:
+    plain, gpu = _version("onnxruntime"), _version("onnxruntime-gpu")
+    if plain and gpu:
+        return Check(
+            "onnxruntime packages",
+            "FAIL",
+            f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
+        )
+    found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
+    if plain or gpu:
+        try:
+            providers = onnxruntime("ort").get_available_providers()
+        except CapabilityError as error:
+            why = f"{found} cannot be imported: {error.__cause__}"
+            return Check("onnxruntime packages", "FAIL", why, "install it again")
+        names = (name.removesuffix("ExecutionProvider") for name in providers)
+        found += f"; providers {', '.join(names)}"
+    return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
+
+
+def _driver() -> str:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CapabilityError("no NVIDIA driver (libcuda.so.1 is missing)") from error
+    code = cuda.cuInit(0)
+    if code:
+        raise RuntimeError(f"the NVIDIA driver does not start (cuInit gives {code})")
+    number, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    if not count.value:
+        raise CapabilityError("the NVIDIA driver finds no GPU", remedy="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES")
+    return f"knows CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
+
+
+def _cuda() -> str:
+    """A kernel of ours, compiled and launched; which CUDA everything is of."""
+    import numpy as np
+
+    from framefuse.cuda import device, nvrtc
+    from framefuse.kernels.masks import call as masks
+
+    cp = device.cupy()
+    runtime = cp.cuda.runtime
+    scores = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
+    if not (cp.asnumpy(masks.argmax(cp.asarray(scores))) == scores.argmax(1)).all():
+        raise RuntimeError("the kernel of arg-max gives other classes than NumPy")
+    properties = runtime.getDeviceProperties(runtime.getDevice())
+    free, total = runtime.memGetInfo()
+    compiler = ".".join(map(str, nvrtc.find().version))
+    return (
+        f"{properties['name'].decode()} (compute capability {properties['major']}.{properties['minor']}), "
+        f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free, CUDA runtime {device.version(runtime.runtimeGetVersion())}, "
+        f"driver for {device.version(runtime.driverGetVersion())}, NVRTC {compiler}, CuPy {cp.__version__}"
+    )
+
+
+def _device_auto() -> str:
+    """What is chosen for a model that engine cudnn can run."""
+    from framefuse.runtime.choices import cuda_missing
+
+    why = cuda_missing()
+    return f"cpu: {why}" if why else "cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
+
+
+def _nvenc() -> str:
+    """One small picture through the GPU's encoder."""
+    from framefuse.sinks.encoders import NVENC, nvenc_refuses
+
+    why = nvenc_refuses(0)
+    if why:
+        raise CapabilityError(why)
+    return f"{NVENC}: device cuda encodes with it"
+
+
+def _nvdec() -> str:
+    """A few pictures, encoded here and decoded by the GPU."""
+    import av
+    import numpy as np
+
+    from framefuse.cuda import device
+    from framefuse.sources import SourceOptions, open_source
+    from framefuse.sources.nvdec_support import load_nvdec
+
+    load_nvdec()
+    cp = device.cupy()
+    levels: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "grey.mp4")
+        with av.open(str(path), "w") as writer:
+            stream = writer.add_stream("libx264", rate=30, width=256, height=144, pix_fmt="yuv420p")
+            for index in range(8):
+                grey = np.full((216, 256), 20 * index, np.uint8)
+                writer.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="yuv420p")))
+            writer.mux(stream.encode(None))
+        with contextlib.closing(open_source(path, SourceOptions(device="cuda"))) as source:
+            for frame in source:
+                if frame.ready is not None:
+                    frame.ready.synchronize()
+                if isinstance(frame.planes[0], np.ndarray):
+                    raise CapabilityError("; ".join(source.info.notes) or "the clip was decoded on the host")
+                levels.append(int(cp.asnumpy(frame.planes[0])[0, 0]))
+                if frame.lease is not None:
+                    frame.lease.release()
+    worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
+    if len(levels) != 8 or worst > 8:
+        raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
+    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into the GPU's memory"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str:
+    """First value of a key in /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")

@@ -1,0 +1,16 @@
+"""Evaluation: how right a model is, through the real pipeline, on data whose truth is known.
+
+    open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
+
+data.py, coco.py and world.py read data; classes.py matches names; boxes.py and pixels.py count; compare.py and plots.py
+are for people.
+"""
+
+from __future__ import annotations
+
+from framefuse.lab.evaluation.data import open_data
+from framefuse.lab.evaluation.dataset import Dataset, Labels
+from framefuse.lab.evaluation.scores import Scores
+from framefuse.lab.evaluation.validate import validate
+
+__all__ = ["Dataset", "Labels", "Scores", "open_data", "validate"]

@@ -1,0 +1,124 @@
+"""The classes that a model and the data have in common, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Labels, plain
+from framefuse.lab.evaluation.pixels import OTHER
+from framefuse.models.card import Card
+from framefuse.prediction import Detections
+
+
+class BoxClasses:
+    """Labels and detections in the classes that both have.
+
+    Args:
+        asked: names by number of those classes of the model that are compared.
+
+    Raises:
+        UsageError: they have none in common.
+    """
+
+    def __init__(self, asked: Mapping[int, str], data: Dataset, card: Card) -> None:
+        self.names, model_to, data_to, self.notes = match_names(asked, data.names, card)
+        self._model_to, self._data_to = _table(model_to, -1), _table(data_to, -1)
+
+    def labels(self, labels: Labels) -> Labels:
+        """The objects of classes that the model has; `class_id` counts `names`."""
+        number = self._data_to[labels.class_id]
+        kept = number >= 0
+        return replace(
+            labels,
+            xyxy=labels.xyxy[kept],
+            class_id=number[kept],
+            crowd=labels.crowd[kept],
+            area=labels.area[kept],
+        )
+
+    def found(self, found: Detections) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+        """xyxy, confidence and class of the detections of classes that the data have; classes count `names`."""
+        number = self._model_to[found.class_id]
+        kept = number >= 0
+        return found.xyxy[kept], found.confidence[kept], number[kept]
+
+
+class PixelClasses:
+    """Values of class masks in the classes that both have: `truth` and `found` are (256,) tables, OTHER elsewhere.
+
+    Raises:
+        UsageError: the data have no masks, or no class in common with the model.
+    """
+
+    def __init__(self, card: Card, data: Dataset) -> None:
+        if not data.mask_names:
+            raise UsageError(
+                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
+                remedy="use data with few enough categories and a segmentation for each annotation, or synthetic://bodies",
+            )
+        known = {plain(name) for name in card.names.values()}
+        names = dict(data.mask_names)
+        for group, members in data.mask_groups.items():
+            inside = {plain(data.mask_names[number]) for number in members} - {plain(group)}
+            if plain(group) in known and not known & inside:
+                names |= dict.fromkeys(members, group)
+        self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
+        self.truth = _table(data_to, OTHER)[:256].astype(np.uint8)
+        self.found = _table(model_to, OTHER)[:256].astype(np.uint8)
+
+
+def match_names(
+    model: Mapping[int, str], data: Mapping[int, str], card: Card
+) -> tuple[list[str], dict[int, int], dict[int, int], list[str]]:
+    """The classes that model and data share, by their names.
+
+    Case and the difference between blank, - and _ do not count; numbers of the same name are one class.
+
+    Returns:
+        their names in the order of the data; number in the model -> position there; number in the data -> position
+        there; notes.
+
+    Raises:
+        UsageError: there are none.
+    """
+    known = {plain(name) for name in model.values()}
+    shared: dict[str, str] = {}
+    for name in data.values():
+        if plain(name) in known:
+            shared.setdefault(plain(name), name)
+    position = {name: number for number, name in enumerate(shared)}
+    if set(shared) <= {NOTHING}:
+        raise UsageError(
+            f"{card.path.name} and the data have no class in common{', but for the background' if shared else ''}: "
+            f"the model has {_some(model)}, the data {_some(data)}",
+            remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
+        )
+    notes = []
+    model_to, data_to = (
+        {number: position[plain(name)] for number, name in names.items() if plain(name) in position}
+        for names in (model, data)
+    )
+    if unknown := {number: name for number, name in data.items() if number not in data_to}:
+        notes.append(f"not scored, as the model does not know them: {_some(unknown)}")
+    if extra := {number: name for number, name in model.items() if number not in model_to}:
+        notes.append(f"not scored, as the data do not have them: {_some(extra)}")
+    return list(shared.values()), model_to, data_to, notes
+
+
+def _some(names: Mapping[int, str]) -> str:
+    listed = list(names.values())
+    return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
+
+
+def _table(numbers: Mapping[int, int], other: int) -> NDArray[np.int64]:
+    """numbers[i] for any class number i; `other` where there is none."""
+    table = np.full(65536, other, np.int64)
+    for number, position in numbers.items():
+        table[number] = position
+    return table

@@ -1,0 +1,392 @@
+"""COCO files as data: images and annotations, checked before anything runs.
+
+Category ids may have gaps; class numbers count them in ascending order. Annotations with `iscrowd` are regions that
+count neither way. Where `images` is a video, each image of the file is the frame whose number is in its key `frame`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.config import UNWRITABLE
+from framefuse.errors import CapabilityError, DecodeError, SourceError
+from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
+from framefuse.prediction import FrameInfo
+from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources.pull import Frames, PullSource
+
+Record = dict[str, Any]
+NAMED = 3
+"""Examples in a message."""
+MOST_MASKED = 254
+"""Categories that a mask of bytes tells apart."""
+REPORT = "report.json"
+"""In the folder of every run that wrote something."""
+
+
+def open_coco(path: Path, images: Path | None = None) -> Dataset:
+    """Read a COCO file.
+
+    Args:
+        images: folder or video; the folder is looked for beside the file when left out.
+
+    Raises:
+        DecodeError: not JSON, or not COCO.
+        SourceError: a missing file or image, an unknown or repeated id, or nothing to find in it.
+    """
+    records = _read(path)
+    pictures, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
+    _check_pictures(path, pictures.values())
+    names = _class_names(path, categories)
+    number_of = {category: number for number, category in enumerate(sorted(categories))}
+    objects, notes = _objects(path, records["annotations"], pictures, categories)
+    folder = images or _find_folder(path, pictures)
+    place = _frames_of if folder.is_file() else _files_of
+    by_key = place(path, folder, pictures)
+    values = {category: 0 if plain(names[number]) == NOTHING else number + 1 for category, number in number_of.items()}
+    labels = partial(_labels, by_key, objects, number_of, values)
+    outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
+    shared: dict[str, Any] = {
+        "uri": str(path),
+        "names": names,
+        "keys": list(by_key),
+        "notes": notes,
+        **(_masks(categories, values) if outlined else {}),
+    }
+    if folder.is_file():
+        return Dataset(open=partial(_open_video, folder), key_of=_index_of, labels=labels, **shared)
+    return Dataset(open=_open_images, key_of=_file_of, labels=labels, mixed=len(by_key) > 1, **shared)
+
+
+def _read(path: Path) -> Mapping[str, list[Any]]:
+    remedy = "pass a file with the lists images, annotations and categories"
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"{path} is not JSON: {error}", remedy=remedy) from error
+    for key in ("images", "annotations", "categories"):
+        rows = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DecodeError(f"{path} is no COCO file: it has no list {key!r}", remedy=remedy)
+        if not rows:
+            raise SourceError(f"{path} has no {key}: there is nothing to compare with", remedy=remedy)
+    found: Mapping[str, list[Any]] = content
+    return found
+
+
+def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[int, Record]:
+    text = {"images": "file_name", "categories": "name"}[kind]
+    for record in records[kind]:
+        if not _is_id(record.get("id")) or not isinstance(record.get(text), str) or not record[text].strip():
+            raise DecodeError(
+                f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}",
+                remedy=f"give it a whole number as id, and a text as {text}",
+            )
+        if re.search(UNWRITABLE if kind == "images" else "[\0\ud800-\udfff]", record[text]):
+            raise DecodeError(
+                f"{path}: an entry of {kind} has a {text} that nothing can write: {_short(record[text])}",
+                remedy=f"give it a {text} in UTF-8",
+            )
+    counts = Counter(record["id"] for record in records[kind])
+    if repeated := [number for number, count in counts.items() if count > 1]:
+        raise SourceError(
+            f"{path}: {kind} has the id {repeated[0]} {counts[repeated[0]]} times",
+            remedy="give each its own",
+        )
+    return {record["id"]: record for record in records[kind]}
+
+
+def _check_pictures(path: Path, pictures: Iterable[Record]) -> None:
+    for record in pictures:
+        sides = [record.get("width"), record.get("height")]
+        if not all(_is_id(side) and side > 0 for side in sides):
+            raise DecodeError(
+                f"{path}: image {_short(record['file_name'])} has width {_short(sides[0])} and height "
+                f"{_short(sides[1])}",
+                remedy="give it both, in pixels",
+            )
+        complexity = record.get("complexity")
+        if complexity is not None and not (_is_length(complexity) and 0 <= complexity <= 1):
+            raise DecodeError(
+                f"{path}: image {_short(record['file_name'])} has the complexity {_short(complexity)}",
+                remedy="leave it out, or give a number from 0 (calm) to 1 (crowded)",
+            )
+
+
+def _is_id(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _class_names(path: Path, categories: Mapping[int, Record]) -> dict[int, str]:
+    names = {number: str(categories[category]["name"]) for number, category in enumerate(sorted(categories))}
+    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise SourceError(f"{path}: two categories are called {repeated[0]!r}", remedy="rename or merge them")
+    return names
+
+
+def _objects(
+    path: Path, annotations: Iterable[Record], pictures: Mapping[int, Record], categories: Mapping[int, Record]
+) -> tuple[dict[int, list[Record]], list[str]]:
+    """Annotations by image id, and what was left out."""
+    found: dict[int, list[Record]] = defaultdict(list)
+    seen: set[int] = set()
+    flat = outside = 0
+    for record in annotations:
+        for key, known in (("image_id", pictures), ("category_id", categories)):
+            if not _is_id(record.get(key)) or record[key] not in known:
+                raise SourceError(
+                    f"{path}: an annotation has the {key} {_short(record.get(key))}, which does not exist: "
+                    f"{_short(record)}",
+                    remedy=f"correct it, or add the {key.removesuffix('_id')}",
+                )
+        number = record.get("id")
+        if _is_id(number):
+            if number in seen:
+                raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
+            seen.add(int(number or 0))
+        _check_values(path, record)
+        box, picture = record["bbox"], pictures[record["image_id"]]
+        if min(box[2:]) <= 0:
+            flat += 1
+        else:
+            found[record["image_id"]].append(record)
+            x, y, width, height = box
+            outside += x >= picture["width"] or y >= picture["height"] or x + width <= 0 or y + height <= 0
+    if not found:
+        raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
+    notes = [f"{flat} annotations without an area were left out"] if flat else []
+    if outside:
+        notes.append(f"{outside} annotations lie wholly outside their pictures: nothing can find them")
+    return found, notes
+
+
+def _check_values(path: Path, record: Record) -> None:
+    """
+    Raises:
+        DecodeError: what an annotation says of an object cannot be.
+    """
+    box, area, crowd = (record.get(key) for key in ("bbox", "area", "iscrowd"))
+    which = f"{path}: an annotation (id {_short(record.get('id'))}) of image {record['image_id']}"
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
+        raise DecodeError(
+            f"{which} has the bbox {_short(box)}", remedy="bbox is [x, y, width, height], four numbers in pixels"
+        )
+    if area is not None and not (_is_length(area) and area >= 0):
+        raise DecodeError(
+            f"{which} has the area {_short(area)}", remedy="leave it out, or give a number of square pixels"
+        )
+    if crowd not in (None, 0, 1):
+        raise DecodeError(f"{which} has iscrowd {_short(crowd)}", remedy="iscrowd is 0 or 1")
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
+    """The first folder near the file that holds the first image, or else the video beside it that has its name."""
+    name = next(iter(pictures.values()))["file_name"]
+    split = path.stem.removeprefix("instances_")
+    near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
+    video = path.with_suffix(".mp4")  # as `framefuse synth` writes them
+    found = next((folder for folder in near if _is_file(folder / name)), video if _is_file(video) else None)
+    if found is not None and found in (path.parent, video) and (path.parent / REPORT).exists():
+        raise SourceError(
+            f"the pictures beside {path} are those of a run, with boxes drawn on them",
+            remedy="say where those are that it read, with --images",
+        )
+    if found is not None:
+        return found
+    tried = ", ".join(map(str, near))
+    raise SourceError(
+        f"{path} names {_short(name)}, which is in none of {tried}", remedy="say where with --images FOLDER"
+    )
+
+
+def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+    if not folder.is_dir():
+        raise SourceError(f"there is no folder {folder}", remedy="check --images")
+    files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in pictures.values()}
+    if len(files) < len(pictures):
+        raise SourceError(f"{path}: two images have the same file_name", remedy="name each image once")
+    if missing := [_short(file)[1:-1] for file in files if not _is_file(Path(str(file)))]:
+        raise SourceError(
+            f"{len(missing)} of {len(files)} images of {path.name} are missing: {_some(missing)}",
+            remedy="check --images, or take them out of the file",
+        )
+    return files
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no file can have this name
+        return False
+
+
+def _frames_of(path: Path, video: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+    frames: dict[Key, Record] = {}
+    for record in pictures.values():
+        number = record.get("frame")
+        if not _is_id(number) or number < 0:
+            raise SourceError(
+                f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}: it does not say which "
+                f"picture of {video} it means",
+                remedy="give each image its number in the video: frame: 0, ..., or name a folder with --images",
+            )
+        if number in frames:
+            raise SourceError(f"{path}: two images are frame {number} of {video}", remedy="name each frame once")
+        frames[number] = record
+    return {number: frames[number] for number in sorted(frames)}
+
+
+def _open_images(keys: Sequence[Key]) -> Source:
+    from framefuse.sources.images import open_images
+
+    return open_images([Path(str(key)) for key in keys], SourceOptions())
+
+
+def _open_video(video: Path, keys: Sequence[Key]) -> Source:
+    """The video, without the frames that were not asked for."""
+    from framefuse.sources import open_source
+
+    inner, wanted = open_source(video), set(keys)
+    info = SourceInfo(**{**vars(inner.info), "frames": len(keys)})
+
+    def frames(closed: threading.Event) -> Frames:
+        for frame in inner:
+            if frame.index in wanted:
+                yield frame
+
+    return PullSource(info, frames, release=inner.close, interrupt=inner.close)
+
+
+def _file_of(frame: FrameInfo) -> Key:
+    return frame.source_id
+
+
+def _index_of(frame: FrameInfo) -> Key:
+    return frame.index
+
+
+def _labels(
+    by_key: Mapping[Key, Record],
+    objects: Mapping[int, list[Record]],
+    number_of: Mapping[int, int],
+    values: Mapping[int, int],
+    key: Key,
+) -> Labels:
+    picture = by_key[key]
+    rows = objects.get(picture["id"], [])
+    boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
+    areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
+    boxes[:, 2:] += boxes[:, :2]
+    return Labels(
+        xyxy=boxes,
+        class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
+        crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
+        area=np.array(areas, np.float64),
+        size=(picture["width"], picture["height"]),
+        class_mask=partial(_class_mask, rows, values, picture),
+        complexity=picture.get("complexity"),
+    )
+
+
+def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
+    """What a class mask painted from annotations means, as in `Dataset`.
+
+    Some writers name a category background, though nothing is of it: it is what no annotation covers. A category
+    belongs to the group that its supercategory names: "head" to "person", as "person" itself does.
+    """
+    if len(categories) > MOST_MASKED:
+        return {"no_masks": f"{len(categories)} categories, and masks tell {MOST_MASKED} apart"}
+    names = {values[category]: str(record["name"]) for category, record in categories.items() if values[category]}
+    groups: dict[str, set[int]] = defaultdict(set)
+    for category, record in categories.items():
+        group = record.get("supercategory")
+        if values[category] and isinstance(group, str) and plain(group) != NOTHING:
+            groups[plain(group)].add(values[category])
+    for value, name in names.items():
+        if plain(name) in groups:
+            groups[plain(name)].add(value)
+    return {"mask_names": {0: NOTHING, **dict(sorted(names.items()))}, "mask_groups": groups}
+
+
+def _class_mask(rows: Sequence[Record], values: Mapping[int, int], picture: Record) -> NDArray[np.uint8]:
+    """Outlines painted from the largest to the smallest, so that what lies within another is seen.
+
+    Args:
+        values: category id -> value in the mask, 0 where nothing is.
+    """
+    height, width = int(picture["height"]), int(picture["width"])
+    mask = np.zeros((height, width), np.uint8)
+    if not rows or len(values) > MOST_MASKED:
+        return mask
+    tools = mask_tools()
+    for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
+        outline = row["segmentation"]
+        try:
+            _check_outline(outline, [height, width])
+            if isinstance(outline, list) or isinstance(outline.get("counts"), list):
+                outline = tools.frPyObjects(outline, height, width)
+            decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
+        except Exception as error:  # the library raises nearly anything on outlines that are none
+            raise DecodeError(
+                f"image {picture['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
+                remedy="it is a list of polygons [[x1, y1, x2, y2, ...]], or run lengths {size, counts}",
+            ) from error
+        mask[decoded] = values[row["category_id"]]
+    return mask
+
+
+def _check_outline(outline: Any, size: list[int]) -> None:
+    """What the library would take for an outline of nothing.
+
+    Raises:
+        ValueError: a polygon without three points or of no numbers; run lengths of another size.
+    """
+    if isinstance(outline, list):
+        for polygon in outline:
+            if len(polygon) < 6 or len(polygon) % 2 or not all(_is_length(value) for value in polygon):
+                raise ValueError(polygon)
+    elif outline["size"] != size or (isinstance(outline["counts"], list) and sum(outline["counts"]) != prod(size)):
+        raise ValueError(outline["size"])
+
+
+def mask_tools() -> Any:
+    """Run lengths and polygons of COCO to pixels.
+
+    Raises:
+        CapabilityError: the extra `val` is not installed.
+    """
+    try:
+        from faster_coco_eval import mask
+    except ImportError as error:
+        raise missing("faster-coco-eval") from error
+    return mask
+
+
+def missing(package: str) -> CapabilityError:
+    return CapabilityError(f"package {package} is not installed", remedy="pip install 'framefuse[val]'")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:NAMED]) + (", ..." if len(paths) > NAMED else "")

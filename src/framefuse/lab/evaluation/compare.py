@@ -1,0 +1,179 @@
+"""Several runs in one table, for people: text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from framefuse.errors import FramefuseError, SinkError
+from framefuse.lab.evaluation.scores import CONF, IOU, Scores
+
+SCHEMA = 1
+"""Version of scores.json; it grows when a field changes its meaning or goes away."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model, an engine and a precision that were asked for."""
+
+    model: str
+    engine: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of it: scores, or the reason why there are none."""
+
+    wanted: Wanted
+    scores: Scores | None = None
+    error: FramefuseError | None = None
+
+    @property
+    def title(self) -> str:
+        """Model, engine and precision: what ran, or what was to run."""
+        ran = self.scores
+        return " ".join((ran.model, ran.engine, ran.precision) if ran else vars(self.wanted).values())
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Header and one line a row; numbers are percent, the last column is the difference to the first row in points."""
+    scored = [row.scores for row in rows if row.scores]
+    first = scored[0] if scored else None
+    columns = ["model", "engine", "precision", "input", "MB"]
+    if any(scores.boxes for scores in scored):
+        columns += ["mAP50-95", "mAP50", "small", "medium", "large"]
+        splits = next((list(s.boxes.by_complexity) for s in scored if s.boxes and s.boxes.by_complexity), [])
+        columns += [name for name in splits]
+        columns += ["P", "R"]
+    if any(scores.pixels for scores in scored):
+        columns += ["mIoU", "pixels"]
+    columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]
+    return [columns, *(_line(row, columns, first) for row in rows)]
+
+
+def _line(row: Row, columns: Sequence[str], first: Scores | None) -> list[str]:
+    scores = row.scores
+    if scores is None:
+        return [*vars(row.wanted).values(), "failed", *["-"] * (len(columns) - 4)]
+    line = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
+    values: dict[str, float | None] = {}
+    if boxes := scores.boxes:
+        values = {"mAP50-95": boxes.map50_95, "mAP50": boxes.map50, **boxes.by_size}
+        values |= {name: split.map50_95 for name, split in boxes.by_complexity.items()}
+        values |= {"P": boxes.precision, "R": boxes.recall}
+    if pixels := scores.pixels:
+        values |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
+    for name in columns[5:]:
+        if name == "CPU ms":
+            line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
+        elif name == "points":
+            line.append(
+                "" if first is None or scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
+            )
+        else:
+            line.append(percent(values.get(name)))
+    return line
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def class_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Header and one line a class: mAP50-95 or IoU of each run, in percent."""
+    scored = [row for row in rows if row.scores]
+    names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
+    titles = [row.title for row in scored]
+    inputs = [f" {row.scores.input}" if row.scores and titles.count(row.title) > 1 else "" for row in scored]
+    lines = [["class", "objects", *map("".join, zip(titles, inputs, strict=True))]]
+    for name in names:
+        values, objects = [], "-"
+        for row in scored:
+            value = None
+            if row.scores and row.scores.boxes and name in row.scores.boxes.by_class:
+                found = row.scores.boxes.by_class[name]
+                value, objects = found.map50_95, f"{found.objects:,}"
+            elif row.scores and row.scores.pixels:
+                value = row.scores.pixels.by_class.get(name)
+            values.append(percent(value))
+        lines.append([name, objects, *values])
+    return lines
+
+
+def markdown(rows: Sequence[Row], pictures: Sequence[Path] = ()) -> str:
+    """The whole comparison as a page."""
+    scored = [row.scores for row in rows if row.scores]
+    page = ["# Accuracy", ""]
+    if scored:
+        page += [f"`{scored[0].data}`, {scored[0].frames:,} frames.", ""]
+    page += [*markdown_table(table(rows)), "", *legend(scored), ""]
+    if scored:
+        page += ["## By class", "", *markdown_table(class_table(rows)), ""]
+    for row in rows:
+        for note in row.scores.notes if row.scores else ():
+            page.append(f"- {row.title}: {note}")
+        if row.error:
+            page.append(f"- {row.title}: {row.error.message} ({row.error.remedy})")
+    page += [f"\n![{path.stem}]({path.name})" for path in pictures]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def legend(scored: Sequence[Scores]) -> list[str]:
+    """What the columns of `table` mean, a sentence each."""
+    said = []
+    if any(scores.boxes for scores in scored):
+        said.append(
+            "Percent. mAP is COCO's, by size of the objects in source pixels (small < 32 x 32, large > 96 x 96); "
+            f"P and R are precision and recall at confidence {CONF} and overlap {IOU}."
+        )
+    if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
+        said.append("Crowded, busy and calm frames: the thirds of the scene's stated complexity.")
+    if any(scores.pixels for scores in scored):
+        said.append("Percent. mIoU is the mean over the classes, pixels the part of all pixels that is right.")
+    said.append("CPU ms: processor time of the engine a frame, a hint only. Points: difference to the first row.")
+    return said
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Header and rows as lines of Markdown."""
+    head, *body = lines
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in body]
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *escaped)]
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    content = [
+        {"wanted": vars(row.wanted)}
+        | ({"scores": row.scores.to_dict()} if row.scores else {})
+        | ({"error": row.error.message, "remedy": row.error.remedy} if row.error else {})
+        for row in rows
+    ]
+    return json.dumps({"schema": SCHEMA, "runs": content}, indent=2, allow_nan=False) + "\n"
+
+
+def save(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write scores.json, val.md and a plot for each run into a folder; returns their paths.
+
+    Raises:
+        CapabilityError: the extra `val` is not installed.
+        SinkError: they cannot be written.
+    """
+    from framefuse.lab.evaluation.plots import plot
+
+    written = []
+    try:
+        for number, row in enumerate(rows, 1):
+            if row.scores:
+                name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
+                written.append(plot(row.scores, row.title, folder / f"{number}-{name}.png"))
+        texts = {folder / "scores.json": to_json(rows), folder / "val.md": markdown(rows, written)}
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SinkError(
+            f"cannot write into {folder}: {error.strerror or error}", remedy="choose another --project"
+        ) from error
+    return [*texts, *written]

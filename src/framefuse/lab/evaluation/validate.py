@@ -1,0 +1,144 @@
+"""validate: the real pipeline over data whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from framefuse.config import Settings, settings_from
+from framefuse.engines import Engine
+from framefuse.errors import SourceError
+from framefuse.lab.evaluation.boxes import BoxCounter
+from framefuse.lab.evaluation.classes import BoxClasses, PixelClasses
+from framefuse.lab.evaluation.data import open_data
+from framefuse.lab.evaluation.dataset import Dataset, Labels
+from framefuse.lab.evaluation.pixels import PixelCounter
+from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores
+from framefuse.models.card import Card
+from framefuse.pipeline import Pipeline
+from framefuse.prediction import Result
+
+DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
+"""How detections are kept here: nearly all of them, because average precision looks at every confidence."""
+
+
+def validate(
+    model: str | Path,
+    data: Dataset | str | Path | Sequence[str | Path],
+    *,
+    images: str | Path | None = None,
+    limit: int | None = None,
+    engine: str | Engine = "auto",
+    settings: Settings | None = None,
+    on_frame: Callable[[int, int], None] = lambda done, frames: None,
+    **options: Any,
+) -> Scores:
+    """Run a model over data and count what it got right.
+
+        scores = validate("scout-n", "synthetic://street?split=test&frames=300", precision="fp32")
+
+    Classes of model and data are matched by their names. Those that only one of them has are left out, and named in
+    `Scores.notes`.
+
+    Args:
+        model: path of an ONNX file, or the name of a shipped model.
+        data, images: what `open_data` takes.
+        limit: frames at most, evenly spread.
+        engine: name of an engine, or one that is already open.
+        settings: all options as one object; else the defaults of Settings with DEFAULTS.
+        on_frame: called after each frame with the frames done and those there are.
+        options: fields of `Settings`.
+
+    Raises:
+        UsageError: model and data have no class in common, or the data have no masks for a segmenter.
+        SourceError: a picture cannot be read, or is not of the size that the data say.
+        CapabilityError: the extra `val` is not installed.
+    """
+    opened = open_data(data, images)
+    keys = opened.spread(limit)
+    chosen = settings_from(options if settings else {**DEFAULTS, **options}, base=settings)
+    with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
+        counter = (
+            _Pixels(pipeline.card, opened)
+            if pipeline.card.task == "semantic"
+            else _Boxes(pipeline.card, opened, chosen)
+        )
+        done = set()
+        for result in pipeline:
+            key = opened.key_of(result.frame)
+            labels = opened.labels(key)
+            _check_size(result, labels)
+            counter.add(result, labels)
+            done.add(key)
+            on_frame(len(done), len(keys))
+        report = pipeline.report
+    if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
+        raise SourceError(
+            f"{len(lost)} of {len(keys)} pictures of {opened.uri} could not be read: {', '.join(lost[:3])}",
+            remedy="repair them, or take them out of the data",
+        )
+    scores = counter.scores()
+    engine_ms = next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None)
+    ran = report.model
+    notes = [*opened.notes, *counter.notes]
+    if ran and chosen.precision not in ("auto", ran.precision):
+        notes.append(f"{chosen.precision} was asked for; engine {ran.engine} multiplies in {ran.precision}")
+    return Scores(
+        model=pipeline.card.path.stem,
+        data=opened.uri,
+        task=pipeline.card.task,
+        engine=ran.engine if ran else "",
+        precision=ran.precision if ran else "",
+        input=ran.input if ran else "",
+        frames=len(done),
+        names=counter.names,
+        boxes=scores if isinstance(scores, BoxScores) else None,
+        pixels=scores if isinstance(scores, PixelScores) else None,
+        file_mb=pipeline.card.path.stat().st_size / 1e6,
+        cpu_ms=engine_ms,
+        notes=notes,
+    )
+
+
+class _Boxes:
+    def __init__(self, card: Card, data: Dataset, settings: Settings) -> None:
+        asked = {number: name for number, name in card.names.items() if number in (settings.classes or card.names)}
+        self._classes = BoxClasses(asked, data, card)
+        self.names, self.notes = self._classes.names, self._classes.notes
+        self._counter = BoxCounter(self.names, max_det=settings.max_det)
+
+    def add(self, result: Result, labels: Labels) -> None:
+        self._counter.add(self._classes.labels(labels), *self._classes.found(result.detections))
+
+    def scores(self) -> BoxScores:
+        return self._counter.scores()
+
+
+class _Pixels:
+    def __init__(self, card: Card, data: Dataset) -> None:
+        self._classes = PixelClasses(card, data)
+        self.names, self.notes = self._classes.names, self._classes.notes
+        self._counter = PixelCounter(self.names)
+
+    def add(self, result: Result, labels: Labels) -> None:
+        if labels.class_mask is None or result.masks is None:
+            raise SourceError(f"{result.frame.source_id}, frame {result.frame.index}, has no mask to compare with")
+        self._counter.add(self._classes.truth[labels.class_mask()], self._classes.found[result.masks.class_id])
+
+    def scores(self) -> PixelScores:
+        return self._counter.scores()
+
+
+def _check_size(result: Result, labels: Labels) -> None:
+    shown = result.frame.width, result.frame.height
+    if shown == labels.size:
+        return
+    turned = shown == labels.size[::-1]
+    raise SourceError(
+        f"{result.frame.source_id}, frame {result.frame.index}, is {shown[0]}x{shown[1]}, but the data say "
+        f"{labels.size[0]}x{labels.size[1]}",
+        remedy="it is turned by its EXIF tag, and the annotations are not: save it upright"
+        if turned
+        else "the annotations are of another picture or of another size of it",
+    )

@@ -1,0 +1,327 @@
+"""Lowering: a model in FP32 becomes one file in FP16 or INT8 that every engine reads, judged before it is written.
+
+    build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
+
+frames.py gets the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py says what that costs and gives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from framefuse.common.plain_yaml import read_mapping
+from framefuse.errors import ModelError, QualityError, SinkError, UsageError
+from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage
+from framefuse.lab.lowering.report import Accuracy, BuildReport, LayerReport
+from framefuse.models import find_model
+from framefuse.models.card import Card, read_card
+from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
+from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
+from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+
+Precision = Literal["fp16", "int8"]
+MAX_LOSS = 1.0
+"""Points of accuracy that a model may lose."""
+GIVEN_BACK = (0.0, 0.1, 0.25, 0.5)
+"""Parts of the layers that stay in floating point, the most sensitive first, until the accuracy is good enough."""
+SAMPLES = 2
+"""Frames on which the sensitivity of layers is measured."""
+
+
+def build_model(
+    model: str | Path,
+    *,
+    precision: Precision,
+    calib: Any = None,
+    data: Any = None,
+    images: str | Path | None = None,
+    out: str | Path | None = None,
+    allow_loss: bool = False,
+    exist_ok: bool = False,
+    frames: int = 64,
+    calibration: Calibration = "percentile",
+    say: Callable[[str], None] = lambda line: None,
+) -> BuildReport:
+    """Lower a model and write it, with its card, if it loses no more than `MAX_LOSS` points of accuracy.
+
+    Args:
+        model: ONNX file, or the name of a shipped model, in FP32.
+        calib: any source of frames like those that the model will see; default: a part of `data`.
+        data, images: what `evaluation.open_data` takes: pictures with known truth, to judge by. Without, the detections
+            of the FP32 model on frames of `calib` are the truth.
+        out: default: beside the model (a shipped one: in the current folder), name-int8.onnx or name-fp16.onnx.
+        allow_loss: write it whatever it loses, and give no layer back for the sake of accuracy.
+        exist_ok: write over an existing file.
+        frames: to calibrate with.
+        calibration: how the range of a tensor follows from its values on them.
+        say: called with a line at each step.
+
+    Raises:
+        QualityError: it loses more accuracy than that; nothing is written.
+        ModelError: the model is lowered already, of an unsupported opset, or no known detector.
+        UsageError: no frames to calibrate with, too few, or all alike; the output exists, or is no name of a file.
+        SourceError: they cannot be read.
+        SinkError: the output cannot be written.
+        CapabilityError: the extra `build` is not installed.
+    """
+    if precision not in get_args(Precision):
+        raise UsageError(f"precision {precision!r} is not one of fp16, int8")
+    if calibration not in get_args(Calibration):
+        raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
+    if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
+        raise UsageError(f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most")
+    if out is not None and not isinstance(out, str | Path):
+        raise UsageError(f"out is a {type(out).__name__}", remedy="pass the path of the file to write")
+    path = find_model(model)
+    target = _target(model, path, precision, out, exist_ok)
+    card = read_card(path)
+    prepared = prepare(path)
+    footage, labelled = _frames(card, precision, calib, data, images, frames, say)
+    with tempfile.TemporaryDirectory() as folder:
+        work = _Work(path, card, prepared, footage, Path(folder) / target.name, say)
+        judge = _judge(path, footage, labelled, say)
+        if precision == "fp16":
+            accuracy, layers, islands = work.fp16(judge)
+        else:
+            accuracy, layers, islands = work.int8(judge, calibration, allow_loss)
+        _check_loss(accuracy, layers, precision, path, allow_loss)
+        say("measuring speed")
+        speed, notes = work.speed()
+        _deliver(work.path, target)
+    return BuildReport(
+        source=path,
+        output=target,
+        precision=precision,
+        inputs=f"{card.input_name} {card.input_dtype}",
+        outputs=", ".join(f"{name} float32" for name in card.outputs),
+        calibration=work.calibration,
+        layers=layers,
+        islands=islands,
+        bytes_before=path.stat().st_size,
+        bytes_after=target.stat().st_size,
+        accuracy=accuracy,
+        speed_ms=speed,
+        notes=notes,
+    )
+
+
+class _Work:
+    """One model on its way; `path` is where the lowered file lies while it is judged."""
+
+    def __init__(
+        self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Callable[[str], None]
+    ) -> None:
+        self.path = path
+        self.calibration = ""
+        self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
+        if (card_file := source.with_suffix(".yaml")).exists():
+            path.with_suffix(".yaml").write_bytes(_card_of(card_file.read_bytes(), source))
+
+    def _write(self, lowered: Any) -> None:
+        import onnx
+
+        onnx.save(lowered, self.path)
+
+    def fp16(self, judge: Any) -> tuple[Accuracy | None, list[LayerReport], dict[str, int]]:
+        frames = self._footage.inputs if self._footage else list(noise(self._card))
+        self.calibration = "overflow checked on " + (self._footage.note if self._footage else "noise: no frames given")
+        self._say(self.calibration)
+        tensors = network_tensors(self._model)
+        everything = dict.fromkeys([*tensors, *self._card.outputs])
+        largest = largest_values(self._model, list(everything), self._card.input_name, frames[:16])
+        self._check_finite(largest)
+        kept = plan_fp16(self._model, largest)
+        self._write(to_fp16(self._model, kept))
+        graph = OnnxGraph(self._model)
+        layers = [
+            LayerReport(graph.name(number), graph.nodes[number].op_type, *_outcome(number, kept))
+            for number in graph.layers(*WEIGHTED)
+        ]
+        islands: dict[str, int] = {}
+        for why in kept.values():
+            islands[why] = islands.get(why, 0) + 1
+        return judge.accuracy(self.path) if judge else None, layers, islands
+
+    def _check_finite(self, largest: Mapping[str, float]) -> None:
+        """
+        Raises:
+            ModelError: the model puts out NaN or infinity, where there is nothing to lower.
+        """
+        if all(np.isfinite(largest[name]) for name in self._card.outputs):
+            return
+        first = next(name for name, value in largest.items() if not np.isfinite(value))
+        raise ModelError(
+            f"{self._source} puts out NaN or infinity on the first frames ({self.calibration}), from tensor {first} on",
+            remedy="check the model: it is damaged, or not trained",
+        )
+
+    def int8(
+        self, judge: Any, calibration: Calibration, allow_loss: bool
+    ) -> tuple[Accuracy, list[LayerReport], dict[str, int]]:
+        assert self._footage is not None, "int8 needs frames"
+        inputs, name = self._footage.inputs, self._card.input_name
+        candidates, fixed = plan_int8(self._model)
+        self.calibration = f"{calibration} ranges over {self._footage.note}"
+        self._say(f"calibrating: {self.calibration}")
+        ranges = calibrate(self._model, name, inputs, method=calibration)
+        self._say(f"measuring how sensitive each of {len(candidates)} layers is")
+        errors = sensitivities(
+            self._model, ranges, candidates, name, inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
+        )
+        worst_first = sorted(candidates, key=errors.__getitem__, reverse=True)
+        best: tuple[Accuracy, list[str]] | None = None
+        for part in GIVEN_BACK:
+            back = worst_first[: round(part * len(candidates))]
+            chosen = [layer for layer in candidates if layer not in back]
+            self._write(quantise(self._model, ranges, chosen))
+            accuracy: Accuracy = judge.accuracy(self.path)
+            self._say(f"{len(chosen)} layers in int8: {accuracy.loss:+.2f} points lost ({accuracy.measure})")
+            if best is None or accuracy.lowered > best[0].lowered:
+                best = accuracy, back
+            if allow_loss or accuracy.loss <= MAX_LOSS:
+                break
+        assert best is not None
+        accuracy, back = best
+        layers = _int8_layers(OnnxGraph(self._model), candidates, fixed, back, errors)
+        return accuracy, layers, {}
+
+    def speed(self) -> tuple[dict[str, float], list[str]]:
+        """Milliseconds of FP32, of the FP32 file by default, and of the lowered one; and what there is to say."""
+        from framefuse.lab.lowering.judge import measure_speed
+
+        spec = self._card.preprocess
+        size = self._footage.inputs[0].shape[2:] if self._footage else (spec.height, spec.width)
+        models = {"fp32": (self._source, "fp32"), "auto": (self._source, "auto"), "lowered": (self.path, "auto")}
+        return measure_speed(models, self._card, (size[0], size[1])), []
+
+
+def _card_of(text: bytes, source: Path) -> bytes:
+    """The card of what is made: that of its source, without the scores, which were measured on the source."""
+    import yaml
+
+    facts = {key: value for key, (value, _) in read_mapping(text).items()}
+    if "scores" not in (about := facts.get("about") or {}):
+        return text
+    kept = {key: value for key, value in about.items() if key != "scores"}
+    facts["about"] = kept | {"built_from": source.name}
+    return yaml.safe_dump(facts, sort_keys=False).encode()
+
+
+def _outcome(number: int, kept: Mapping[int, str]) -> tuple[str, str]:
+    return ("fp32", kept[number]) if number in kept else ("fp16", "")
+
+
+def _int8_layers(
+    graph: OnnxGraph,
+    candidates: Sequence[str],
+    fixed: Mapping[str, str],
+    back: Sequence[str],
+    errors: Mapping[str, float],
+) -> list[LayerReport]:
+    kinds = {node.name: node.op_type for node in graph.nodes}
+    layers = []
+    for number in graph.layers(*WEIGHTED):
+        name = graph.name(number)
+        if name in fixed:
+            layers.append(LayerReport(name, kinds[name], "fp32", fixed[name]))
+        elif name in back:
+            layers.append(LayerReport(name, kinds[name], "fp32", "one of the most sensitive", errors[name]))
+        else:
+            layers.append(LayerReport(name, kinds[name], "int8", "", errors[name]))
+    return layers
+
+
+def _target(model: str | Path, path: Path, precision: str, out: str | Path | None, exist_ok: bool) -> Path:
+    """Where the lowered model goes; checked before any work is done."""
+    folder = path.parent if str(model) == str(path) else Path()
+    target = folder / f"{path.stem}-{precision}.onnx" if out is None else Path(out)
+    if target.suffix != ".onnx":
+        better = target.with_suffix(".onnx") if target.name else f"{path.stem}-{precision}.onnx"
+        raise UsageError(f"the output {str(out)!r} is not named .onnx", remedy=f"--out {better}")
+    if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
+        remedy = "name another file with --out" + (
+            "" if target.samefile(path) else ", or write over it with --exist-ok"
+        )
+        raise UsageError(f"the output {target} exists", remedy=remedy)
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise SinkError(
+            f"nothing can be written into {target.parent}: {error.strerror}", remedy="name another file with --out"
+        ) from error
+    return target
+
+
+def _frames(
+    card: Card, precision: str, calib: Any, data: Any, images: str | Path | None, count: int, say: Callable[[str], None]
+) -> tuple[Footage | None, Any]:
+    """The frames to calibrate with, and the labelled data to judge by (None: there are none)."""
+    from framefuse.lab.evaluation import open_data
+
+    labelled = None if data is None else open_data(data, images)
+    if calib is not None:
+        say("reading calibration frames")
+        return read_footage(calib, card, count, judges=labelled is None), labelled
+    if labelled is not None:
+        say("reading calibration frames: a part of the data, which then does not judge")
+        footage = read_data(labelled, card, count)
+        return footage, footage.data
+    if precision == "int8":
+        raise UsageError(
+            "int8 needs frames to calibrate with",
+            remedy="--calib SOURCE: a video, images or a camera that show what the model will see",
+        )
+    return None, None
+
+
+def _judge(path: Path, footage: Footage | None, labelled: Any, say: Callable[[str], None]) -> Any:
+    """None where there is nothing to judge by."""
+    if footage is None:
+        return None
+    from framefuse.lab.lowering.judge import Judge
+
+    say("scoring the FP32 model")
+    return Judge(path, footage, labelled)
+
+
+def _check_loss(
+    accuracy: Accuracy | None, layers: Sequence[LayerReport], precision: str, path: Path, allow_loss: bool
+) -> None:
+    if accuracy is None or allow_loss or accuracy.loss <= MAX_LOSS:
+        return
+    worst = sorted((layer for layer in layers if layer.error), key=lambda layer: -(layer.error or 0.0))[:3]
+    names = ", ".join(f"{layer.name} (noise {layer.error:.1%})" for layer in worst)
+    raise QualityError(
+        f"{path.name} in {precision} loses {accuracy.loss:.2f} points of {accuracy.measure} "
+        f"({accuracy.fp32:.2f} -> {accuracy.lowered:.2f} on {accuracy.data}, truth: {accuracy.truth}); "
+        f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
+        remedy="calibrate with more frames, or with some more like those to come; --allow-loss writes it all the same",
+    )
+
+
+def _deliver(made: Path, target: Path) -> None:
+    """Model and card under their names: others see each file either not at all or complete, and no card alone."""
+    sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
+    partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
+    try:
+        for place, partial in partials.items():
+            shutil.copyfile(sources[place], partial)
+        for place, partial in partials.items():
+            partial.replace(place)
+    except OSError as error:
+        raise SinkError(
+            f"{target} cannot be written: {error.strerror}", remedy="name another file with --out"
+        ) from error
+    finally:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
+
+
+__all__ = ["Accuracy", "BuildReport", "LayerReport", "build_model"]

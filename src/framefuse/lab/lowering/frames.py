@@ -1,0 +1,133 @@
+"""Frames to lower a model with: half of them calibrate, the other half judge, so that nothing is judged by what it was
+fitted to. They come from any source, through the model's own preprocessing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import UsageError
+from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
+from framefuse.models.card import Card
+from framefuse.prediction import FrameInfo
+from framefuse.runtime.calibration import ATTEMPTS, Picker, stride
+from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
+from framefuse.sources.pull import Frames, PullSource
+
+
+@dataclass(frozen=True)
+class Footage:
+    """Frames of a source: model inputs to calibrate with, and the keys of others to judge by."""
+
+    uri: str
+    inputs: Sequence[NDArray[Any]]
+    """(batch, 3, h, w) each."""
+    data: Dataset
+    """The frames to judge by. Their truth is not known: it has no labels."""
+    note: str
+    """How many frames were taken, and what was passed over."""
+
+
+def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) -> Footage:
+    """About `count` different frames to calibrate with, evenly spread, and as many between them to judge by.
+
+    Args:
+        judges: the frames between will be shown again; a camera cannot do that.
+
+    Raises:
+        UsageError: too few frames, or all of them show nothing or the same; a camera that would have to judge.
+        SourceError: the source cannot be read.
+    """
+    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
+    info = opened.info
+    opened.close()
+    if info.live and judges:
+        raise UsageError(
+            f"{info.uri} is live: it cannot show both models the same frames",
+            remedy="record a clip and calibrate with that, or judge by labelled pictures (--data)",
+        )
+    step = stride(info, 2 * count)
+    data = _reopenable(source, info, step)
+    inputs, keys = [], []
+    reader = open_source(source, SourceOptions(vid_stride=step, reconnect=ATTEMPTS))
+    picker = Picker(card)
+    try:
+        for number, frame in enumerate(reader):
+            if number % 2:
+                keys.append(_key(FrameInfo.of(frame)))
+            elif (values := picker.take(frame)) is not None:
+                inputs.append(values)
+            if frame.lease is not None:
+                frame.lease.release()
+            if len(inputs) >= count and len(keys) >= count:
+                break
+    finally:
+        reader.close()
+    picker.check(info.uri, len(inputs))
+    return Footage(info.uri, inputs, replace(data, keys=keys), picker.note(len(inputs)))
+
+
+def read_data(data: Dataset, card: Card, count: int) -> Footage:
+    """The same from data whose truth is known: the pictures that calibrate are taken out of those that judge."""
+    chosen = list(data.spread(min(count, max(1, len(data) // 2))))
+    picker = Picker(card)
+    inputs = []
+    reader = data.open(chosen)
+    try:
+        for frame in reader:
+            if (values := picker.take(frame)) is not None:
+                inputs.append(values)
+            if frame.lease is not None:
+                frame.lease.release()
+    finally:
+        reader.close()
+    picker.check(data.uri, len(inputs))
+    used = set(chosen)
+    rest = replace(data, keys=[key for key in data.keys if key not in used])
+    return Footage(data.uri, inputs, rest, picker.note(len(inputs)))
+
+
+def _key(frame: FrameInfo) -> str:
+    return f"{frame.source_id}#{frame.index}"
+
+
+def _reopenable(source: Any, info: SourceInfo, stride: int) -> Dataset:
+    def only(keys: Sequence[Key]) -> Source:
+        inner, wanted = open_source(source, SourceOptions(vid_stride=stride, reconnect=ATTEMPTS)), set(keys)
+
+        def frames(closed: threading.Event) -> Frames:
+            left = len(wanted)
+            for frame in inner:
+                if _key(FrameInfo.of(frame)) in wanted:
+                    left -= 1
+                    yield frame
+                    if not left:
+                        return
+                elif frame.lease is not None:
+                    frame.lease.release()
+
+        facts = SourceInfo(**{**vars(inner.info), "frames": len(keys)})
+        return PullSource(facts, frames, release=inner.close, interrupt=inner.close)
+
+    return Dataset(info.uri, {}, (), only, _key, _no_labels)
+
+
+def _no_labels(key: Key) -> Labels:
+    raise UsageError(f"the truth of {key} is not known")
+
+
+def noise(card: Card) -> Iterator[NDArray[Any]]:
+    """Inputs of uniform noise, for what depends on the size of values only."""
+    spec, random = card.preprocess, np.random.default_rng(0)
+    shape = (card.batch, 3, spec.height, spec.width)
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))
+    for _ in range(2):
+        yield ((random.uniform(0, 255, shape) - mean) / std).astype(card.input_dtype)
+
+
+__all__ = ["Footage", "noise", "read_data", "read_footage"]

@@ -1,0 +1,114 @@
+"""What a lowered model loses in accuracy and gains in speed, both through the real pipeline and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+
+from framefuse.engines import EngineOptions, Lane, open_engine
+from framefuse.errors import UsageError
+from framefuse.lab.evaluation import Dataset, Labels, validate
+from framefuse.lab.evaluation.dataset import Key
+from framefuse.lab.lowering.frames import Footage
+from framefuse.lab.lowering.report import Accuracy
+from framefuse.models.card import Card
+from framefuse.pipeline import Pipeline
+
+MOST_FRAMES = 300
+CONFIDENCE = 0.25
+"""From here on a detection of the FP32 model counts as true, where nothing else says what is."""
+ROUNDS = 25
+
+
+class Judge:
+    """Knows the truth and the score of the FP32 model; gives the scores of what is made of it.
+
+    With labels the score is mAP50-95 of a detector, mean IoU of a segmenter. Without, what the FP32 model finds (a
+    detector at confidence 0.25) is the truth, and a detector's score is mAP50: the FP32 model has 100 then, and finer
+    overlaps would count fractions of a pixel. That is a stricter measure than labels: what both models get wrong in
+    different ways counts.
+    """
+
+    def __init__(self, model: Path, footage: Footage, labelled: Dataset | None) -> None:
+        self._measure = "mAP50-95" if labelled else "mAP50"
+        self._truth = "labels" if labelled else "what the FP32 model finds"
+        self._data = labelled or pseudo_truth(model, footage.data)
+        self._fp32 = self._score(model, "fp32")
+
+    def accuracy(self, lowered: Path) -> Accuracy:
+        score = self._score(lowered, "auto")
+        frames = len(self._data.spread(MOST_FRAMES))
+        return Accuracy(self._measure, self._data.uri, self._truth, frames, self._fp32, score)
+
+    def _score(self, model: Path, precision: str) -> float:
+        scores = validate(model, self._data, limit=MOST_FRAMES, precision=precision)
+        if scores.task == "semantic":
+            self._measure = "mean IoU"
+        return 100 * (scores.value if self._measure != "mAP50" else scores.map50 or 0.0)
+
+
+def pseudo_truth(model: Path, data: Dataset) -> Dataset:
+    """The data with what the model finds in FP32 as truth: boxes, or the class of each pixel.
+
+    Raises:
+        UsageError: it finds nothing.
+    """
+    found: dict[Key, Labels] = {}
+    with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
+        for result in pipeline:
+            boxes = result.detections.xyxy.astype(np.float64)
+            masks = result.masks
+            found[data.key_of(result.frame)] = Labels(
+                xyxy=boxes,
+                class_id=result.detections.class_id,
+                crowd=np.zeros(len(boxes), np.bool_),
+                area=(boxes[:, 2:] - boxes[:, :2]).prod(axis=1),
+                size=(result.frame.width, result.frame.height),
+                class_mask=None if masks is None else partial(np.asarray, masks.class_id.copy()),
+            )
+        names, task = pipeline.card.names, pipeline.card.task
+    if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
+        raise UsageError(
+            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}: there is nothing to judge by",
+            remedy="give frames that show what it detects, or labelled pictures (--data)",
+        )
+    mask_names = names if task == "semantic" else {}
+    return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
+
+
+def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
+    """Milliseconds of processor time that a frame takes of one core in OpenVINO: the best of interleaved runs. Other
+    processes change neither much.
+
+    Args:
+        models: name -> file and precision.
+        size: height and width of the model input.
+    """
+    times: dict[str, list[float]] = {name: [] for name in models}
+    lanes: dict[str, Lane] = {}
+    engines = []
+    for name, (path, precision) in models.items():
+        options = EngineOptions("cpu", precision, streams=1, threads=1)  # type: ignore[arg-type]
+        engine = open_engine("openvino", path, options)
+        engines.append(engine)
+        lanes[name] = engine.lane(card.batch, *size, slots=1)
+    for _ in range(ROUNDS):
+        for name, lane in lanes.items():
+            slot = lane.acquire()
+            assert slot is not None, "the one slot of the lane was released"
+            started = process_time()
+            lane.submit(slot)
+            lane.wait(slot)
+            times[name].append((process_time() - started) * 1e3 / card.batch)
+            lane.release(slot)
+    for engine in engines:
+        engine.close()
+    return {name: min(values) for name, values in times.items()}
+
+
+__all__ = ["Judge", "measure_speed", "pseudo_truth"]

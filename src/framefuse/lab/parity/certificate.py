@@ -1,0 +1,347 @@
+"""Every engine of this machine against the reference, stage by stage."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from framefuse.config import Settings, settings_from
+from framefuse.cuda import current as gpus
+from framefuse.engines import ENGINES
+from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
+from framefuse.frame import Frame
+from framefuse.lab.parity.chain import (
+    Chain,
+    Picture,
+    Raw,
+    Selection,
+    Stage,
+    decoded,
+    on_host,
+    reference_stage,
+    require_reference,
+)
+from framefuse.lab.parity.clip import default_clip
+from framefuse.lab.parity.compare import (
+    GRID,
+    LIMITS,
+    BoxDifference,
+    Boxes,
+    Check,
+    Limits,
+    PixelDifference,
+    box_check,
+    pixel_check,
+)
+from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
+from framefuse.lab.parity.result import Certificate, EngineResult
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.pipeline import Pipeline
+from framefuse.preprocess import Placement
+from framefuse.runtime.choices import CUDA_ENGINES, check_cuda, choose_preprocess
+from framefuse.sources import SourceOptions, open_source
+
+KERNEL = 0.5
+"""Grey levels that our float32 kernels may be off the float64 reference: half a step of 8 bits."""
+EXACT = Limits(0.999, 0.0001)
+"""Post-processing of the same raw outputs."""
+CLIP_FRAMES = 6
+BOTH_DEVICES = ("onnxruntime", "torch", "tvm")
+PEER_LAYOUTS = ("yolov8", "end2end")
+"""Layouts that ultralytics' own post-processing reads."""
+
+
+def certify(
+    model: str | Path,
+    source: Any = None,
+    *,
+    engines: Iterable[str] | None = None,
+    precisions: Sequence[str] = ("auto",),
+    frames: int = 4,
+    peer_python: Path | None = None,
+    settings: Settings | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    **options: Any,
+) -> Certificate:
+    """Compare every engine with the reference, and ultralytics with every engine.
+
+    Args:
+        source: a video file, or anything else that `open_source` takes; default: a clip of the synthetic world (for
+            the model squares: of squares), encoded as H.264 for this.
+        engines: default: all but null; those that this machine lacks are told with the reason.
+        precisions: tried with every engine.
+        frames: the first of the source.
+        peer_python: a Python that has ultralytics.
+        settings, options: as `Pipeline`.
+
+    Raises:
+        UsageError: the model finds no boxes, or an engine has no such name.
+        CapabilityError: ONNX Runtime, which is the reference, is not installed.
+        SourceError: the source shows nothing.
+    """
+    if frames < 1:
+        raise UsageError(f"frames is {frames}", remedy="use 1 or more")
+    names = [name for name in ENGINES if name != "null"] if engines is None else list(engines)
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise UsageError(f"no engine is called {unknown[0]!r}", remedy=f"choose from {', '.join(ENGINES)}")
+    settings = settings_from(options, base=settings)
+    require_reference()
+    if settings.gpu is not None:
+        check_cuda(settings.gpu)
+    card = read_card(find_model(model))
+    if card.task == "semantic":
+        raise UsageError(f"{card.path.name} finds no boxes", remedy="give a detector")
+    spec, _ = choose_preprocess(card, settings)
+    chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
+    with gpus.current(settings.gpu), tempfile.TemporaryDirectory() as folder:
+        video = source if source is not None else default_clip(card, Path(folder), max(frames, CLIP_FRAMES))
+        say(f"reference: {frames} frames of {video}")
+        with closing(_Work(chain, video, frames, settings)) as work:
+            peer, why = _peer(work, peer_python, say)
+            results: list[EngineResult] = []
+            for name in names:
+                for device, precision in product(_devices(name, settings.device), precisions):
+                    result = work.engine(name, device, precision, peer, say)
+                    if not any(result.same_as(other) for other in results):
+                        results.append(result)
+            first = work.frames[0]
+            return Certificate(
+                model=card.path.stem,
+                layout=card.layout,
+                video="a clip made for this" if source is None else str(source),
+                size=(first.width, first.height),
+                input=work.placements[0].size,
+                frames=len(work.frames),
+                boxes=sum(len(boxes.scores) for boxes in work.expected),
+                selection=chain.selection,
+                pixels=work.pixel_checks(),
+                engines=results,
+                peer=peer.name if peer else why,
+                picture=np.clip(chain.colour(first, ours=False) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
+                shown=(work.expected[0], work.shown) if work.shown else None,
+            )
+
+
+class _Work:
+    """The reference of every stage, computed once."""
+
+    def __init__(self, chain: Chain, video: Any, frames: int, settings: Settings) -> None:
+        self.chain, self._video, self.settings = chain, video, settings
+        self.shown: Boxes | None = None
+        with closing(open_source(video)) as source:
+            self._file = source.info.path if source.info.kind == "file" else None
+            self._decoded = [on_host(frame) for frame in islice(source, frames)]
+        self.frames = self._again(self._decoded)
+        made = [chain.pixels(frame) for frame in self.frames]
+        self.pixels: list[Picture] = [picture for picture, _ in made]
+        self.placements: list[Placement] = [placement for _, placement in made]
+        self._quantised = b"QuantizeLinear" in chain.card.path.read_bytes()
+        self._reference = reference_stage(chain.card)
+        self.raw: list[Raw] = [self._reference.run(picture) for picture in self.pixels]
+        self._raw_of_ours = self._raw_of(self._decoded, self.frames)
+        pairs = zip(self.raw, self.placements, strict=True)
+        self.expected = [chain.boxes(raw, placement, ours=False) for raw, placement in pairs]
+
+    def close(self) -> None:
+        self._reference.close()
+        self._reference.engine.close()
+
+    @property
+    def file(self) -> Path | None:
+        """The video, where it is a file."""
+        return self._file
+
+    def pixel(self, row: int) -> float:
+        """Size of a pixel of the model's input in pixels of the picture."""
+        return self.frames[row].width / self.placements[row].content[2]
+
+    def pixel_checks(self) -> list[Check]:
+        colour = PixelDifference()
+        for frame in self.frames:
+            colour.add(self.chain.colour(frame, ours=True), self.chain.colour(frame, ours=False))
+        return [
+            self._decode_check("decode", self._decoded, self.frames),
+            pixel_check("colour", colour, KERNEL, "at the picture's own size, against float64"),
+        ]
+
+    def _again(self, like: list[Frame]) -> list[Frame]:
+        """The same frames by FFmpeg's decoder on the CPU; the very list, where the source is no video file."""
+        found = decoded(self._file, like) if self._file is not None else []
+        return found if len(found) == len(like) else like
+
+    def _decode_check(self, stage: str, ours: list[Frame], theirs: list[Frame]) -> Check:
+        if ours is theirs:
+            return Check(stage, "", "", "not compared", "the source is no video file")
+        difference = PixelDifference()
+        for mine, other in zip(ours, theirs, strict=True):
+            for one, two in zip(mine.planes, other.planes, strict=True):
+                difference.add(one, two)
+        return pixel_check(stage, difference, 0.0, "planes as we read them, against FFmpeg's")
+
+    def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
+        """Raw outputs of the reference on what our decoder gave; computed again only where that is another picture."""
+        return [
+            raw if _same(mine, other) else self._reference.run(self.chain.pixels(mine)[0])
+            for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
+        ]
+
+    def _by_gpu(self) -> tuple[list[Frame], list[Raw], Check]:
+        """What the GPU's decoder gives, copied to the host; the reference on that; and how far it is from FFmpeg's."""
+        with closing(open_source(self._video, SourceOptions(device="cuda"))) as source:
+            ours = [on_host(frame) for frame in islice(source, len(self.frames))]
+        theirs = self._again(ours)
+        return ours, self._raw_of(ours, theirs), self._decode_check("decode on the GPU", ours, theirs)
+
+    def engine(
+        self, name: str, device: str, precision: str, peer: Peer | None, say: Callable[[str], None]
+    ) -> EngineResult:
+        """One engine through all stages."""
+        result = EngineResult(name, device, precision)
+        chosen = settings_from({"precision": precision, "device": device}, base=self.settings)
+        try:
+            pipeline = Pipeline(self._video, self.chain.card.path, settings=chosen, engine=name)
+        except Exception as error:
+            result.absent = _absent(error)
+            if not result.absent:
+                result.checks.append(_broken(name, error))
+            return result
+        with closing(pipeline):
+            result.precision = pipeline.engine.precision
+            say(f"engine {name} {result.precision} on {device}")
+            try:
+                with closing(Stage(pipeline.engine, self.chain.card)) as stage:
+                    self._stages(result, stage, pipeline, peer)
+            except Exception as error:  # an engine that breaks down is what a certificate has to say
+                result.checks.append(_broken(name, error))
+        return result
+
+    def _stages(self, result: EngineResult, stage: Stage, pipeline: Pipeline, peer: Peer | None) -> None:
+        chain, limits = self.chain, self._limits(result.precision)
+        chosen = chain.selection
+        resize, alone, post = PixelDifference(), BoxDifference(), BoxDifference()
+        steps = {name: BoxDifference() for name in ("decode", "pixels", "engine", "post-process", "the whole pipeline")}
+        number_format = "float32"
+        own, raw_of_own, checks = self._decoded, self._raw_of_ours, list[Check]()
+        if result.device == "cuda":
+            own, raw_of_own, check = self._by_gpu()
+            checks.append(check)
+        for row, (ours, at) in enumerate(zip(own, self.placements, strict=True)):
+
+            def add(difference: BoxDifference, found: Raw, mine: bool, row: int = row, at: Placement = at) -> None:
+                boxes = chain.boxes(found, at, ours=mine)
+                difference.add(
+                    self.expected[row], boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
+                )
+
+            pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
+            resize.add(self._grey(pixels), self._grey(self.pixels[row]))
+            if self.frames is not own:
+                pixels, _ = stage.preprocess(chain.spec, ours)
+            add(alone, stage.run(self.pixels[row]), False)
+            add(post, self.raw[row], True)
+            add(steps["decode"], raw_of_own[row], False)
+            add(steps["pixels"], self._reference.run(pixels), False)
+            raw = stage.run(pixels)
+            add(steps["engine"], raw, False)
+            add(steps["post-process"], raw, True)
+        theirs = run_ours(chain, peer, stage) if peer else []
+        # Last: a pipeline that has come to the end of its source has closed its engine.
+        whole = [_boxes(found) for found in islice(pipeline, len(self.frames))]
+        for row, (expected, boxes) in enumerate(zip(self.expected, whole, strict=True)):
+            steps["the whole pipeline"].add(
+                expected, boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
+            )
+        self.shown = self.shown or whole[0]
+        kernel = pixel_check(
+            "resize and padding", resize, KERNEL + GRID[number_format] * self._scale(),
+            f"as {'bfloat16' if number_format == 'uint16' else number_format}, which is what the engine reads",
+        )  # fmt: skip
+        if result.device == "cuda":
+            kernel = Check(kernel.stage, "", "", "not compared", "inside the CUDA graph: see the whole pipeline")
+        result.checks = [
+            *checks,
+            kernel,
+            box_check(f"engine {result.name} {result.precision}", alone, limits, "on the reference's pixels"),
+            box_check("post-process", post, EXACT, "on the reference's raw outputs"),
+        ]
+        result.steps = [box_check(name, difference, limits) for name, difference in steps.items()]
+        if peer is not None:
+            result.peer = compare(chain, peer, self.frames, whole, theirs, f"{result.name} {result.precision}", limits)
+
+    def _limits(self, precision: str) -> Limits:
+        return LIMITS["int8" if self._quantised and precision != "fp8" else precision]
+
+    def _grey(self, values: Picture) -> Picture:
+        return values * np.asarray(self.chain.spec.std, np.float32)[:, None, None]
+
+    def _scale(self) -> float:
+        """Largest number of the model's input over that of 0..1, in which GRID is stated."""
+        spec = self.chain.spec
+        highest = max(max(abs(0 - mean), abs(255 - mean)) / std for mean, std in zip(spec.mean, spec.std, strict=True))
+        return highest * max(spec.std) / 255
+
+
+def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple[Peer | None, str]:
+    if python is None:
+        return None, ""
+    chain, settings = work.chain, work.settings
+    if work.file is None:
+        return None, "ultralytics was not compared: the source is no video file"
+    if chain.card.layout not in PEER_LAYOUTS:
+        return None, f"ultralytics was not compared: it does not read the layout {chain.card.layout}"
+    say("ultralytics")
+    spec = chain.spec
+    options = {
+        "imgsz": [spec.height, spec.width], "conf": settings.conf, "iou": settings.iou, "max_det": settings.max_det,
+        "rect": spec.rectangular,
+    }  # fmt: skip
+    return run_peer(python, chain.card.path, work.file, len(work.frames), options), ""
+
+
+def _devices(name: str, asked: str) -> list[str]:
+    """Where an engine is tried: engines of both devices on the GPU only where there is one."""
+    if asked != "auto":
+        return [asked.partition(":")[0]]
+    if name not in CUDA_ENGINES:
+        return ["cpu"]
+    if name not in BOTH_DEVICES:
+        return ["cuda"]
+    from framefuse.cuda import device
+
+    with suppress(CapabilityError):
+        device.cupy()
+        return ["cpu", "cuda"]
+    return ["cpu"]
+
+
+def _absent(error: Exception) -> str:
+    """Why an engine does not run here; empty where it breaks down, which is what a certificate has to say."""
+    if isinstance(error, CapabilityError):
+        return error.message
+    if isinstance(error, EngineError) and not isinstance(error, (GpuMemoryError, HostMemoryError)):
+        return ""
+    return f"{type(error).__name__}: {error.message}" if isinstance(error, FramefuseError) else ""
+
+
+def _broken(name: str, error: Exception) -> Check:
+    why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return Check(f"engine {name}", why[:200], "it runs", "outside")
+
+
+def _same(one: Frame, other: Frame) -> bool:
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one.planes, other.planes, strict=True))
+
+
+def _boxes(result: Any) -> Boxes:
+    found = result.detections
+    return Boxes(found.xyxy, found.confidence, found.class_id)
+
+
+__all__ = ["certify"]

@@ -1,0 +1,236 @@
+"""The reference path from compressed video to boxes, and each stage of ours in the place of its stage.
+
+The reference: FFmpeg's decoder on the CPU, read plane by plane; the float64 preprocessing kernel; ONNX Runtime in FP32,
+or in what the file is written in; the plain NumPy post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines import Engine, EngineOptions, Slot, open_engine
+from framefuse.errors import CapabilityError, EngineError
+from framefuse.frame import Frame
+from framefuse.kernels import reference
+from framefuse.lab.parity.compare import Boxes
+from framefuse.models.card import Card
+from framefuse.postprocess import maps, postprocess
+from framefuse.preprocess import Placement, Preprocess
+
+Picture = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which boxes are kept."""
+
+    conf: float
+    iou: float
+    max_det: int
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What an engine put out for one picture."""
+
+    outputs: tuple[NDArray[Any], ...]
+    layout: str | None
+    """None: the model's own."""
+
+
+class Chain:
+    """The stages of the reference for one model and its preprocessing."""
+
+    def __init__(self, card: Card, spec: Preprocess, selection: Selection) -> None:
+        self.card, self.spec, self.selection = card, spec, selection
+
+    def pixels(self, frame: Frame) -> tuple[Picture, Placement]:
+        """The model's input in float64 arithmetic, (3, height, width) float32."""
+        placement = self.spec.place(frame.width, frame.height)
+        out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
+        spec = self.spec
+        reference.preprocess(
+            frame, out, content=placement.content, interpolation=spec.interpolation, pad_value=spec.pad_value,
+            mean=spec.mean, std=spec.std, channel_order=spec.channel_order,
+        )  # fmt: skip
+        return out, placement
+
+    def colour(self, frame: Frame, *, ours: bool) -> Picture:
+        """The picture at its own size as RGB in 0..255, (3, height, width): no resizing, no padding."""
+        out = np.empty((3, frame.height, frame.width), np.float32)
+        plain = Preprocess(frame.width, frame.height, fit="stretch", mean=(0.0,) * 3, std=(1.0,) * 3)
+        if ours:
+            plain(frame, out)
+            return out
+        reference.preprocess(
+            frame, out, content=(0, 0, frame.width, frame.height), interpolation="linear", pad_value=0.0,
+            mean=plain.mean, std=plain.std, channel_order="rgb",
+        )  # fmt: skip
+        return out
+
+    def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Boxes:
+        """Post-processing by NumPy, or by our kernels."""
+        card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout
+        units = "relative" if raw.layout is not None else card.box_units
+        if ours:
+            predictions = postprocess(
+                raw.outputs, layout, [placement], conf=chosen.conf, iou=chosen.iou, max_det=chosen.max_det,
+                activation=card.activation, box_units=units,
+            )  # fmt: skip
+            count = int(predictions.counts[0])
+            return Boxes(predictions.boxes[0, :count], predictions.scores[0, :count], predictions.classes[0, :count])
+        found = reference.detections(
+            raw.outputs, layout, maps((placement,), units == "relative"), conf=chosen.conf, iou=chosen.iou,
+            max_det=chosen.max_det, activation=card.activation,
+        )  # fmt: skip
+        count = int(found.counts[0])
+        return Boxes(found.boxes[0, :count], found.scores[0, :count], found.classes[0, :count])
+
+
+class Stage:
+    """An engine, alone: a picture in, raw outputs out."""
+
+    def __init__(self, engine: Engine, card: Card) -> None:
+        self.engine, self._card = engine, card
+        self._lanes: dict[tuple[int, int], Any] = {}
+
+    def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Picture, str]:
+        """Our kernel's pixels as this engine reads them, as float32 (3, height, width); and the number format."""
+        height, width = spec.place(frame.width, frame.height).size[::-1]
+        slot = self._slot(height, width)
+        spec(frame, slot.input[0], memory_format=slot.memory_format)
+        found = read_input(slot)
+        name = str(slot.input.dtype)
+        self._lanes[height, width].release(slot)
+        return found, name
+
+    def run(self, picture: Picture) -> Raw:
+        """Raw outputs of one picture.
+
+        Raises:
+            EngineError: the engine has no slot.
+        """
+        height, width = picture.shape[1:]
+        slot = self._slot(height, width)
+        write_input(slot, picture)
+        lane = self._lanes[height, width]
+        lane.submit(slot)
+        lane.wait(slot)
+        outputs: Sequence[Any] = slot.outputs
+        if slot.layout is None:
+            outputs = [outputs[index] for index in self._card.output_indices]
+        raw = Raw(tuple(np.array(output[:1]) for output in outputs), slot.layout)
+        lane.release(slot)
+        return raw
+
+    def close(self) -> None:
+        """Free the lanes; the engine stays."""
+        while self._lanes:
+            self._lanes.popitem()[1].close()
+
+    def _slot(self, height: int, width: int) -> Slot:
+        if (height, width) not in self._lanes:
+            batch = 1 if self._card.dynamic_batch else self._card.batch
+            self._lanes[height, width] = self.engine.lane(batch, height, width, 1)
+        slot: Slot | None = self._lanes[height, width].acquire()
+        if slot is None:
+            raise EngineError(f"engine {self.engine.name} has no free slot")
+        return slot
+
+
+def require_reference() -> None:
+    """
+    Raises:
+        CapabilityError: ONNX Runtime, which is the reference, is not installed.
+    """
+    if find_spec("onnxruntime") is None:
+        raise CapabilityError(
+            "package onnxruntime is not installed, and it is what engines are compared with",
+            remedy="pip install 'framefuse[ort]'",
+        )
+
+
+def reference_stage(card: Card) -> Stage:
+    """ONNX Runtime on the CPU.
+
+    Raises:
+        CapabilityError: it is not installed.
+    """
+    return Stage(open_engine("onnxruntime", card.path, EngineOptions(device="cpu")), card)
+
+
+def write_input(slot: Slot, picture: Picture) -> None:
+    """A float32 picture into a slot, in the slot's number format and order."""
+    values: NDArray[Any] = picture
+    if slot.input.dtype == np.uint16:
+        bits = picture.view(np.uint32)
+        values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    elif np.issubdtype(slot.input.dtype, np.integer):
+        info = np.iinfo(slot.input.dtype)
+        values = np.clip(np.floor(picture + 0.5), info.min, info.max)
+    if slot.memory_format == "nhwc":
+        slot.input[0, ..., :3] = values.transpose(1, 2, 0)
+    else:
+        slot.input[0] = values
+
+
+def read_input(slot: Slot) -> Picture:
+    """A slot's first picture as float32."""
+    values = slot.input[0, ..., :3].transpose(2, 0, 1) if slot.memory_format == "nhwc" else slot.input[0]
+    if values.dtype == np.uint16:
+        return np.ascontiguousarray(values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
+    """The same frames by FFmpeg's decoder on the CPU, copied plane by plane; planes only are replaced."""
+    import av
+
+    found = []
+    with av.open(str(path)) as container:
+        for picture, frame in zip(islice(container.decode(video=0), len(like)), like, strict=False):
+            if picture.format.name != frame.format.name:
+                picture = picture.reformat(format=frame.format.name)
+            found.append(replace(frame, planes=_planes(picture, frame), owner=None, lease=None, ready=None))
+    return found
+
+
+def on_host(frame: Frame) -> Frame:
+    """A copy of the frame in host memory, which stays when the decoder goes on."""
+    if frame.ready is not None:
+        frame.ready.synchronize()
+    planes = tuple(plane.copy() if isinstance(plane, np.ndarray) else plane.get() for plane in frame.planes)
+    if frame.lease is not None:
+        frame.lease.release()
+    return replace(frame, planes=planes, owner=None, lease=None, ready=None)
+
+
+def _planes(picture: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
+    """Planes without the padding of lines."""
+    planes = []
+    for plane, ours in zip(picture.planes, frame.planes, strict=True):
+        rows, width = ours.shape[0], int(np.prod(ours.shape[1:])) * ours.dtype.itemsize
+        lines = np.frombuffer(plane, np.uint8)[: rows * plane.line_size].reshape(rows, plane.line_size)[:, :width]
+        planes.append(np.ascontiguousarray(lines).view(ours.dtype).reshape(ours.shape))
+    return tuple(planes)
+
+
+__all__ = [
+    "Chain",
+    "Picture",
+    "Raw",
+    "Selection",
+    "Stage",
+    "decoded",
+    "on_host",
+    "reference_stage",
+    "require_reference",
+]

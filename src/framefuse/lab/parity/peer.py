@@ -1,0 +1,169 @@
+"""Against ultralytics: the same video and model in its own Python, compared stage by stage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.errors import CapabilityError, EngineError
+from framefuse.frame import Frame
+from framefuse.lab.parity.chain import Chain, Raw, Stage
+from framefuse.lab.parity.compare import BoxDifference, Boxes, Check, Limits, PixelDifference, box_check, pixel_check
+from framefuse.preprocess import Placement
+
+SCRIPT = Path(__file__).with_name("peer_script.py")
+PATIENCE = 600
+"""Seconds."""
+RESIZE = 2.0
+"""Grey levels that 8 bit arithmetic in fixed point may be off ours, of one and the same picture."""
+POSTPROCESS = Limits(0.99, 0.001)
+WHOLE = Limits(0.80, 0.15)
+"""Two decoders' colours, 8 bits against float: boxes move with the pixels."""
+
+
+@dataclass(frozen=True)
+class PeerFrame:
+    """What ultralytics made of one frame."""
+
+    picture: NDArray[np.uint8]
+    """(height, width, 3) BGR, by OpenCV."""
+    input: NDArray[np.float32]
+    """(3, height, width)"""
+    outputs: tuple[NDArray[np.float32], ...]
+    boxes: Boxes
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    frames: list[PeerFrame]
+
+
+def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[str, Any]) -> Peer:
+    """Run ultralytics.
+
+    Args:
+        python: an interpreter that has it.
+        options: those of its `predict`.
+
+    Raises:
+        CapabilityError: the interpreter is missing, or lacks it.
+        EngineError: it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        asked = {"model": str(model.resolve()), "video": str(video.resolve()), "frames": frames, "out": folder}
+        # Without links resolved: that of a virtual environment would be another Python.
+        called = str(python.absolute()) if python.exists() else str(python)
+        words = [called, str(SCRIPT), json.dumps({**asked, "options": options})]
+        try:
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+        except OSError as error:
+            raise CapabilityError(
+                f"{python} cannot be run: {error.strerror}", remedy="give --peer-python a Python that has ultralytics"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(f"ultralytics did not end within {PATIENCE} s") from error
+        if "No module named 'ultralytics'" in done.stderr:
+            raise CapabilityError(f"{python} has no ultralytics", remedy=f"{python} -m pip install ultralytics")
+        versions = Path(folder, "versions.json")
+        if done.returncode or not versions.exists():
+            last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise EngineError(f"ultralytics failed on {model.name}: {last}")
+        name = " + OpenCV ".join(["ultralytics {ultralytics}", "{opencv}"]).format(**json.loads(versions.read_text()))
+        paths = [Path(folder, f"{number}.npz") for number in range(frames)]
+        return Peer(name, [_read(path) for path in paths if path.exists()])
+
+
+def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
+    """What our engine makes of the peer's inputs; None for one of another size than ours would be."""
+    sizes = [chain.spec.place(frame.picture.shape[1], frame.picture.shape[0]).size for frame in peer.frames]
+    return [
+        stage.run(frame.input) if frame.input.shape[:0:-1] == size else None
+        for frame, size in zip(peer.frames, sizes, strict=True)
+    ]
+
+
+def compare(
+    chain: Chain,
+    peer: Peer,
+    frames: Sequence[Frame],
+    found: Sequence[Boxes],
+    raws: Sequence[Raw | None],
+    engine_name: str,
+    limits: Limits,
+) -> list[Check]:
+    """Ours against the peer's, each stage on what the peer's stage before it gave.
+
+    Args:
+        found: our boxes of the same frames, from the whole pipeline.
+        raws: of `run_ours`.
+        limits: those of the engine's precision.
+    """
+    selection = chain.selection
+    colour, resize = PixelDifference(), PixelDifference()
+    engine, post, whole = BoxDifference(), BoxDifference(), BoxDifference()
+    sizes: set[str] = set()
+    widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
+    for theirs, frame, boxes, mine in zip(peer.frames, frames, found, raws, strict=False):
+        colour.add(chain.colour(frame, ours=True), theirs.picture[..., ::-1].transpose(2, 0, 1))
+        # `add` matches boxes in the order of the reference, which is the peer here.
+        whole.add(theirs.boxes, boxes, widest, conf=selection.conf, iou=selection.iou)
+        picture = Frame.from_array(theirs.picture)
+        placement = chain.spec.place(picture.width, picture.height)
+        height, width = theirs.input.shape[1:]
+        if mine is None:
+            sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
+            continue
+        resize.add(_grey(chain, _pixels(chain, picture, placement)), _grey(chain, theirs.input))
+        raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
+        expected = chain.boxes(raw, placement, ours=False)
+        engine.add(
+            expected, chain.boxes(mine, placement, ours=False), limits, conf=selection.conf, iou=selection.iou,
+            pixel=picture.width / placement.content[2],
+        )  # fmt: skip
+        post.add(
+            theirs.boxes, chain.boxes(raw, placement, ours=True), POSTPROCESS, conf=selection.conf, iou=selection.iou
+        )
+    checks = [
+        Check("decode and colour", str(colour), "told, not judged", "exact" if not colour.worst else "within",
+              "OpenCV converts at full size by 8 bit tables; ours is float")
+    ]  # fmt: skip
+    if sizes:
+        checks.append(Check("resize", f"input {', '.join(sorted(sizes))}", "the same size", "outside", "another place"))
+        return [*checks, box_check("end to end", whole, widest)]
+    return [
+        *checks,
+        pixel_check("resize and padding", resize, RESIZE, "both on the peer's picture; OpenCV rounds to 8 bits"),
+        box_check(f"engine {engine_name}", engine, limits, "both on the peer's input"),
+        box_check("post-process", post, POSTPROCESS, "both on the peer's raw outputs"),
+        box_check("end to end", whole, widest, "from the video to boxes"),
+    ]
+
+
+def _pixels(chain: Chain, picture: Frame, placement: Placement) -> NDArray[np.float32]:
+    out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
+    chain.spec(picture, out, placement)
+    return out
+
+
+def _grey(chain: Chain, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A model input in grey levels, whatever its mean."""
+    return values * np.asarray(chain.spec.std, np.float32)[:, None, None]
+
+
+def _read(path: Path) -> PeerFrame:
+    with np.load(path) as file:
+        names = sorted(name for name in file.files if name.startswith("output"))
+        boxes = Boxes(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
+        return PeerFrame(file["picture"], file["input"], tuple(file[name] for name in names), boxes)
+
+
+__all__ = ["Peer", "PeerFrame", "compare", "run_ours", "run_peer"]

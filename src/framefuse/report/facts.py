@@ -1,0 +1,195 @@
+"""The facts of a report, and what they say as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from framefuse.report.verdict import WhatIf
+from framefuse.runtime.profiling import Spread, StageStats
+from framefuse.sources import SourceInfo
+
+SCHEMA = 1
+"""Version of the JSON; it grows when a field changes its meaning or goes away."""
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One source of a run."""
+
+    uri: str
+    """Without password."""
+    kind: str
+    width: int | None = None
+    height: int | None = None
+    fps: float | None = None
+    notes: list[str] = field(default_factory=list)
+    drops: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, info: SourceInfo) -> SourceFacts:
+        fps = None if info.fps is None else float(info.fps)
+        return cls(info.uri, info.kind, info.width, info.height, fps, list(info.notes), dict(info.drops))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model of a run, and what ran it."""
+
+    name: str
+    layout: str
+    input: str
+    """Width x height of the model input as it ran: "640x384"."""
+    engine: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class CopyFacts:
+    """What one stage copied to, from or on the GPU."""
+
+    stage: str
+    direction: str
+    """h2d, d2h or d2d: from host or device to host or device."""
+    kind: str
+    """pixels, control (tables of addresses and positions) or results (boxes)."""
+    bytes_per_frame: float
+
+
+@dataclass(frozen=True)
+class ErrorFacts:
+    """What ended a run early."""
+
+    kind: str
+    message: str
+    stage: str | None = None
+    remedy: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorFacts:
+        if isinstance(error, KeyboardInterrupt):
+            return cls("KeyboardInterrupt", "stopped by the user")
+        message = getattr(error, "message", None) or str(error) or type(error).__name__
+        return cls(type(error).__name__, message, getattr(error, "stage", None), getattr(error, "remedy", None))
+
+
+@dataclass(frozen=True)
+class ReportFacts:
+    """One run. Times are milliseconds unless the name says otherwise; CPU times are per frame."""
+
+    framefuse: str
+    """Version."""
+    started: str
+    finished: str
+    """ISO 8601, UTC."""
+    frames: int
+    seconds: float
+    fps: float
+    verdict: str
+    limiter: str | None
+    explained: float
+    what_ifs: list[WhatIf]
+    stages: list[StageStats]
+    cores: int
+    cpu_ms_per_frame: float
+    other_cpu_ms: float
+    """The part of `cpu_ms_per_frame` that no stage claims."""
+    latency_ms: Spread | None = None
+    """Per frame, from arrival (live) or the end of decoding to the result."""
+    latency_bars: list[tuple[float, int]] = field(default_factory=list)
+    """(upper bound in ms, frames), bars of equal width from 0."""
+    fps_over_time: list[tuple[float, float]] = field(default_factory=list)
+    """(second at the end of an interval, frames per second in it)."""
+    detections: int = 0
+    detections_per_class: dict[str, int] = field(default_factory=dict)
+    sources: list[SourceFacts] = field(default_factory=list)
+    model: ModelFacts | None = None
+    choices: list[str] = field(default_factory=list)
+    """What was chosen automatically, each with its reason."""
+    copies: list[CopyFacts] = field(default_factory=list)
+    """The ledger: empty where no GPU took part."""
+    peak_rss_mb: float | None = None
+    minor_faults_per_frame: float | None = None
+    outputs: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    error: ErrorFacts | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def summary(self) -> str:
+        """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; inference limits"."""
+        plural = "" if self.frames == 1 else "s"
+        parts = [f"{self.frames:,} frame{plural} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
+        if self.latency_ms:
+            parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
+        if self.model is None or self.model.layout != "semantic":
+            parts.append(f"{self.detections:,} detection{'' if self.detections == 1 else 's'}")
+        if self.error:
+            where = f" in {self.error.stage}" if self.error.stage else ""
+            return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
+        limit = {None: "", "source": "; the source limits"}.get(self.limiter, f"; {self.limiter} limits")
+        return ", ".join(parts) + limit
+
+    def table(self) -> str:
+        """The report as plain text, about 100 columns wide."""
+        lines = [self.summary(), ""]
+        if self.model:
+            model = self.model
+            lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
+        for source in self.sources:
+            size = f" {source.width}x{source.height}" if source.width else ""
+            drops = "".join(f", {count:,} {cause}" for cause, count in source.drops.items())
+            lines.append(f"source   {source.uri}{size}{f' {source.fps:.3g} fps' if source.fps else ''}{drops}")
+        head = f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'wait in s':>11}{'blocked s':>11}"
+        lines += ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
+        for stage in self.stages:
+            cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"
+            busy = "".join(f"{value:>9.2f}" for value in (stage.busy_ms.p50, stage.busy_ms.p95, stage.busy_ms.p99))
+            waits = f"{stage.wait_in_ms / 1e3:>11.2f}{stage.wait_out_ms / 1e3:>11.2f}"
+            lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
+        lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")
+        offered = self.seconds * 1e3 / max(self.frames, 1) * self.cores
+        cores = f"of the {offered:.2f} that {self.cores} core{'s have' if self.cores > 1 else ' has'} a frame"
+        memory = f", {self.peak_rss_mb:,.0f} MB at most" if self.peak_rss_mb else ""
+        lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
+        if self.copies:
+            lines.append(f"copies   {self.copied()}")
+        warnings = [*self.skipped(), *self.warnings]
+        for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
+            lines += [f"{title:<9}{text}" for text in texts]
+        if self.error:
+            lines.append(f"error    {self.error.kind}: {self.error.message}")
+            lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
+        return "\n".join(lines)
+
+    def skipped(self) -> list[str]:
+        """What was left out of the sources, each of them named where there are several."""
+        names = tuple(f"{source.uri}: " for source in self.sources)
+        said = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
+        return list(
+            dict.fromkeys(
+                text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in said
+            )
+        )
+
+    def copied(self) -> str:
+        """What crossed the bus, in words: "a frame: 0 bytes of pixels, 3,456 of tables and results over the bus"."""
+        over = [row for row in self.copies if row.direction != "d2d"]
+        pixels = sum(row.bytes_per_frame for row in over if row.kind == "pixels")
+        rest = sum(row.bytes_per_frame for row in over if row.kind != "pixels")
+        return f"a frame: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results over the bus"
+
+    def _bar(self, cpu_ms: float | None, width: int = 15) -> str:
+        return "█" * round(width * (cpu_ms or 0.0) / max(self.cpu_ms_per_frame, 1e-9))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return printable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def printable(text: str) -> str:
+    """With ? for what has no UTF-8: the bytes of a file name that are no text."""
+    return text.encode("utf-8", "replace").decode("utf-8")

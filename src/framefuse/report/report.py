@@ -1,0 +1,174 @@
+"""Report: what a run did, what it cost, which stage limits it and what a faster one would gain."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from framefuse.common.machine import available_cores
+from framefuse.errors import SinkError, UsageError
+from framefuse.report.facts import SCHEMA, CopyFacts, ErrorFacts, ModelFacts, ReportFacts, SourceFacts, printable
+from framefuse.report.html import render
+from framefuse.report.verdict import verdict
+from framefuse.runtime.profiling import Measurements
+from framefuse.sources import SourceInfo
+
+
+@dataclass(frozen=True)
+class Report(ReportFacts):
+    """One run: its facts, written and read."""
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Report:
+        """Read what `to_json` wrote; keys of a later framefuse with the same schema are ignored.
+
+        Raises:
+            UsageError: not a report, or one of another schema.
+        """
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            report = TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise UsageError(f"not a framefuse report: {error.errors()[0]['msg']}") from error
+        if report.schema != SCHEMA:
+            raise UsageError(
+                f"the report has schema {report.schema}, this framefuse reads {SCHEMA}",
+                remedy=f"read it with framefuse {report.framefuse}",
+            )
+        return report
+
+    def to_html(self, folder: Path | None = None) -> str:
+        """One page that needs nothing else; links to the outputs are relative to `folder`."""
+        return printable(render(self, folder))
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write report.json and report.html into a folder, which is made when it is missing; returns their paths.
+
+        Those of an earlier run are replaced when the new ones are complete.
+
+        Raises:
+            SinkError: they cannot be written.
+        """
+        texts = {folder / "report.json": self.to_json(), folder / "report.html": self.to_html(folder)}
+        parts = {path: path.with_name(path.name + ".part") for path in texts}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, text in texts.items():
+                parts[path].write_text(text, encoding="utf-8")
+            for path, part in parts.items():
+                os.replace(part, path)
+        except OSError as error:
+            raise SinkError(
+                f"cannot write the report into {folder}: {error.strerror}", remedy="choose another --project or --name"
+            ) from error
+        finally:
+            for part in parts.values():
+                with suppress(OSError):
+                    part.unlink()
+        return list(texts)
+
+
+def build_report(
+    measured: Measurements,
+    *,
+    sources: Iterable[SourceInfo] = (),
+    model: ModelFacts | None = None,
+    choices: Iterable[str] = (),
+    copies: Iterable[CopyFacts] = (),
+    detections: Mapping[str, int] | None = None,
+    outputs: Iterable[Path] = (),
+    warnings: Iterable[str] = (),
+    error: ErrorFacts | None = None,
+) -> Report:
+    """Put a report together after a run, finished or failed.
+
+    Args:
+        measured: `Recorder.snapshot()`.
+        detections: count by class name.
+        error: what ended the run early.
+    """
+    infos = list(sources)
+    frames, seconds, cores = measured.frames, measured.seconds, available_cores()
+    cpu_ms = measured.cpu_seconds * 1e3 / max(frames, 1)
+    late = sum(info.drops.get(cause, 0) for info in infos for cause in ("stale", "superseded"))
+    found = verdict(
+        measured.stages,
+        cores=cores,
+        frames=frames,
+        seconds=seconds,
+        cpu_ms=cpu_ms,
+        machine_idle=measured.machine_idle,
+        # A pipeline that is slower than its live source drops frames; a few are dropped while the first ones are slow.
+        source_limits=bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames,
+    )
+    per_class = dict(sorted((detections or {}).items(), key=lambda row: -row[1]))
+    faults = measured.minor_faults
+    return Report(
+        framefuse=_version("framefuse"),
+        started=measured.started,
+        finished=measured.finished,
+        frames=frames,
+        seconds=seconds,
+        fps=frames / seconds if seconds else 0.0,
+        verdict=found.sentence,
+        limiter=found.limiter,
+        explained=found.explained,
+        what_ifs=list(found.what_ifs),
+        stages=measured.stages,
+        cores=cores,
+        cpu_ms_per_frame=cpu_ms,
+        other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
+        latency_ms=measured.latency_ms,
+        latency_bars=measured.latency_bars,
+        fps_over_time=measured.fps_over_time,
+        detections=sum(per_class.values()),
+        detections_per_class=per_class,
+        sources=[SourceFacts.of(info) for info in infos],
+        model=model,
+        choices=list(choices),
+        copies=list(copies),
+        peak_rss_mb=measured.peak_rss_mb,
+        minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
+        outputs=[str(path) for path in outputs],
+        warnings=list(warnings),
+        error=error,
+        environment=environment(),
+    )
+
+
+def environment() -> dict[str, str]:
+    """The machine and the versions of the packages that took part."""
+    facts = {
+        "CPU": _cpu_model(),
+        "cores": f"{available_cores()} usable of {os.cpu_count()}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "Python": platform.python_version(),
+    }
+    for package in ("numpy", "av", "openvino", "onnxruntime"):
+        if package in sys.modules:
+            facts[package] = _version(package)
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor() or "unknown"
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "from source"

@@ -1,0 +1,149 @@
+"""Verdict: which stage limits a run, and what the run would reach without it. Pure policy on measured numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from framefuse.runtime.profiling import StageStats
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The run, had one stage cost nothing."""
+
+    stage: str
+    fps: float
+    factor: float
+    """Predicted over measured frames per second."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which stage limits a run."""
+
+    sentence: str
+    limiter: str | None
+    """Name of the stage, "source", or None when no single stage limits."""
+    explained: float
+    """Share of the measured time per frame that the model of `verdict` accounts for, 0..1."""
+    what_ifs: tuple[WhatIf, ...]
+    """Best gain first; none where the source limits."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a stage claims of the machine, in milliseconds a frame."""
+
+    stage: StageStats
+    serial: float
+    """In its own thread."""
+    pool: float
+    """In its helper threads, spread over them."""
+    cpu: float
+
+
+def verdict(
+    stages: Sequence[StageStats],
+    *,
+    cores: int,
+    frames: int,
+    seconds: float,
+    cpu_ms: float,
+    machine_idle: float | None = None,
+    source_limits: bool = False,
+) -> Verdict:
+    """Name the stage that limits a run, and predict the run without each of them.
+
+    The model. Threads run side by side; the stages of one thread take turns; helper threads (decoder, engine, encoder)
+    share the work of one stage; all share the cores. A frame cannot take less than
+        bound = max(for each thread: sum of its stages' own time,
+                    for each stage:  time of its helper threads / their number,
+                    for all:         CPU time / cores).
+    Real runs are slower than the bound: work does not pack perfectly, other programs take their share. That loss is
+    assumed to stay in proportion, so without stage S the run is bound / bound(without S) times as fast.
+
+    On a full machine a thread's wall time is mostly waiting for a core, so its own time is its CPU time there. On an
+    idle machine what is left of the wall time was spent waiting for something real (disk, network, another device) and
+    counts in full; in between, in proportion. So does the shortest latency of an overlapped stage, for its helpers.
+
+    Args:
+        cores: cores that the process may use.
+        frames, seconds: what was measured.
+        cpu_ms: CPU milliseconds of the whole process, a frame. What no stage claims stays when a stage is removed.
+        machine_idle: share of the machine's core time that no program used, 0..1, where known.
+        source_limits: a live source whose frames were all taken; the time for which decode waited is then not its own.
+    """
+    if not frames or seconds <= 0:
+        return Verdict("no frame was processed", None, 0.0, ())
+    measured = seconds * 1e3 / frames
+    known = any(stage.cpu_ms is not None for stage in stages)
+    unused = 1 - cpu_ms / (cores * measured)
+    if machine_idle is not None:
+        unused = min(unused, machine_idle)
+    idle = min(max((unused - 0.1) / 0.3, 0.0), 1.0) if known else 1.0
+    loads = []
+    for stage in stages:
+        waits = 0.0 if source_limits and stage.name == "decode" else idle
+        loads.append(_load(stage, frames, measured, waits))
+    spare = max(cpu_ms - sum(load.cpu for load in loads), 0.0)
+    whole = _bound(loads, cores, spare, known)
+    fps, explained = 1e3 / measured, min(whole / measured, 1.0)
+    if source_limits:
+        could = f"; the pipeline could do about {_about(0.9e3 / whole)} fps" if 0.9 * measured > whole > 0 else ""
+        return Verdict(f"the source limits ({fps:.3g} fps){could}", "source", explained, ())
+    what_ifs = []
+    for load in loads:
+        rest = _bound([other for other in loads if other is not load], cores, spare, known)
+        factor = min(max(whole / rest, 1.0), 1e3) if rest else 1e3
+        what_ifs.append(WhatIf(load.stage.name, fps * factor, factor))
+    what_ifs.sort(key=lambda what_if: -what_if.factor)
+    if not what_ifs:
+        return Verdict("no stage was measured", None, explained, ())
+    best = what_ifs[0]
+    if best.factor < 1.05:
+        sentence = "no single stage limits: without any one of them the run would be less than 5 % faster"
+    else:
+        load = next(load for load in loads if load.stage.name == best.stage)
+        sentence = (
+            f"{best.stage} limits: {_why(load, loads, cores, cpu_ms, measured, known)}; if it cost nothing the run "
+            f"would reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
+        )
+    if explained < 0.6:
+        sentence += f" (this explains {explained:.0%} of the time; the rest is start-up, waiting or other programs)"
+    return Verdict(sentence, best.stage if best.factor >= 1.05 else None, explained, tuple(what_ifs))
+
+
+def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load:
+    wall = min(stage.busy_ms.total / frames / stage.copies, measured)
+    own = min(stage.own_cpu_ms / stage.copies, measured)
+    if stage.cpu_ms is None:
+        # Nothing but wall time is known. Requests that overlap say nothing of their thread.
+        return _Load(stage, own, wall / stage.parallel, 0.0) if stage.overlapped else _Load(stage, wall, 0.0, 0.0)
+    helpers = stage.cpu_ms - stage.own_cpu_ms
+    if stage.overlapped:
+        return _Load(stage, own, min(max(helpers, idle * stage.busy_ms.min) / stage.parallel, measured), stage.cpu_ms)
+    return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms)
+
+
+def _bound(loads: Sequence[_Load], cores: int, spare: float, known: bool) -> float:
+    threads: dict[str, float] = {}
+    for load in loads:
+        threads[load.stage.thread] = threads.get(load.stage.thread, 0.0) + load.serial
+    packed = (sum(load.cpu for load in loads) + spare) / cores if known else 0.0
+    return max([packed, *threads.values(), *(load.pool for load in loads)])
+
+
+def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measured: float, known: bool) -> str:
+    """The resource of the limiting stage that runs out first."""
+    thread = sum(other.serial for other in loads if other.stage.thread == load.stage.thread)
+    if known and cpu_ms / cores >= max(thread, load.pool):
+        return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {cores} core{'s' if cores > 1 else ''}"
+    if load.pool >= thread:
+        return f"it needs {load.pool:.1f} of the {measured:.1f} ms a frame takes, {load.stage.parallel} at a time"
+    return f"it holds its thread for {load.serial:.1f} of the {measured:.1f} ms a frame takes"
+
+
+def _about(fps: float) -> str:
+    """Two digits: 268.4 -> 270."""
+    return f"{float(f'{fps:.2g}'):,.0f}" if fps >= 10 else f"{fps:.2g}"

@@ -1,0 +1,1 @@
+"""How frames run through a model: stages, channels, programs, batching, measurement."""

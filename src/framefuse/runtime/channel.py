@@ -1,0 +1,200 @@
+"""Threads between stages: a stage is a passive iterator; `Threaded` runs it ahead of its reader, bounded, cancellable.
+
+Closing the tail of a chain closes its head: `close` wakes every waiting end, cancels what is upstream, and joins the
+threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from time import monotonic, perf_counter, thread_time
+from typing import Final, Generic, Literal, TypeVar
+
+from framefuse.errors import FramefuseError
+from framefuse.runtime.threads import name_thread
+
+Item = TypeVar("Item")
+
+
+class Empty(Enum):
+    """Nothing came in time."""
+
+    EMPTY = "empty"
+
+
+EMPTY: Final = Empty.EMPTY
+JOIN_SECONDS = 5.0
+
+
+class Threaded(Generic[Item]):
+    """Runs one or more iterables in threads of their own and hands their items on through one bounded queue.
+
+    Order is kept per iterable. With several iterables, items are taken from each in turn.
+
+    Args:
+        iterables: what to run; each is closed (its `close` method, where it has one) in its own thread when it ends.
+        name: stage name: of the threads, and on errors that surface here.
+        cancel: ends the iterables' own waiting, called from the closing thread: closes the stage before this one.
+        capacity: items an iterable may be ahead of the reader.
+        policy: what happens to a full queue. block: the iterable waits. latest: its oldest item is dropped.
+        too_old: asked when an item is handed out; if true, it is dropped as stale.
+        on_drop: called with the dropped item and the cause, "superseded" or "stale".
+        on_step: called after each item with the seconds that the iterable worked on it, the seconds it was then
+            blocked, and the CPU seconds of its thread.
+        on_wait: called with the seconds that the reader waited for an item.
+    """
+
+    def __init__(
+        self,
+        iterables: Iterable[Iterable[Item]],
+        *,
+        name: str,
+        cancel: Callable[[], None] | None = None,
+        capacity: int = 4,
+        policy: Literal["block", "latest"] = "block",
+        too_old: Callable[[Item], bool] | None = None,
+        on_drop: Callable[[Item, str], None] | None = None,
+        on_step: Callable[[float, float, float], None] | None = None,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._cancel = cancel
+        self._capacity = capacity
+        self._policy = policy
+        self._too_old = too_old
+        self._on_drop = on_drop or (lambda item, cause: None)
+        self._on_step = on_step
+        self._on_wait = on_wait
+        runs = list(iterables)
+        self._queues: list[deque[Item]] = [deque() for _ in runs]
+        self.turn = 0
+        """Number of the iterable that gave the item which was handed out last."""
+        self._running = len(runs)
+        self._error: BaseException | None = None
+        self._closed = False
+        # Each thread is woken by what it waits for and nothing else: with many iterables, waking all of them for every
+        # item costs more than the items.
+        lock = threading.Lock()
+        self._readable = threading.Condition(lock)
+        self._writable = [threading.Condition(lock) for _ in runs]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{name}", daemon=True)
+            for number, iterable in enumerate(runs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        while (item := self.get()) is not None:
+            if item is not EMPTY:
+                yield item
+
+    def get(self, timeout: float | None = None) -> Item | Empty | None:
+        """The next item; EMPTY when none came within `timeout` seconds; None at the end.
+
+        Raises:
+            the error that ended an iterable, once, after everything that it gave before.
+        """
+        started = perf_counter()
+        try:
+            return self._get(None if timeout is None else monotonic() + timeout)
+        finally:
+            if self._on_wait is not None:
+                self._on_wait(perf_counter() - started)
+
+    def _get(self, deadline: float | None) -> Item | Empty | None:
+        with self._readable:
+            while True:
+                for _ in self._queues:
+                    self.turn = (self.turn + 1) % len(self._queues)
+                    queue = self._queues[self.turn]
+                    while queue:
+                        item = queue.popleft()
+                        if len(queue) <= self._capacity // 2:  # woken for one free place, it would block again at once
+                            self._writable[self.turn].notify()
+                        if self._too_old is None or not self._too_old(item):
+                            return item
+                        self._on_drop(item, "stale")
+                if self._closed:
+                    return None
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    self._closed = True
+                    raise error
+                if not self._running:
+                    return None
+                remaining = None if deadline is None else deadline - monotonic()
+                if remaining is not None and remaining <= 0:
+                    return EMPTY
+                self._readable.wait(remaining)
+
+    def close(self) -> None:
+        """Stop everything up to the head and wait until the threads have ended. Any thread, any number of times."""
+        with self._readable:
+            self._closed = True
+            for queue, writable in zip(self._queues, self._writable, strict=True):
+                queue.clear()
+                writable.notify_all()
+            self._readable.notify_all()
+        if self._cancel is not None:
+            self._cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_SECONDS)
+
+    def _run(self, number: int, iterable: Iterable[Item]) -> None:
+        name_thread(f"ff-{self.name}")
+        iterator = iter(iterable)
+        error: BaseException | None = None
+        try:
+            started, cpu_started = perf_counter(), thread_time()
+            for item in iterator:
+                ready, cpu_ready = perf_counter(), thread_time()
+                if not self._put(number, item):
+                    break
+                blocked = perf_counter()
+                if self._on_step is not None:
+                    self._on_step(ready - started, blocked - ready, cpu_ready - cpu_started)
+                started, cpu_started = blocked, thread_time()
+        except BaseException as caught:
+            error = caught
+        try:
+            _close(iterator)
+        except BaseException as caught:
+            error = error or caught
+        if isinstance(error, FramefuseError):
+            error.stage = error.stage or self.name
+        elif error is not None:
+            error.add_note(f"in stage {self.name}")
+        with self._readable:
+            self._running -= 1
+            self._error = self._error or error
+            self._readable.notify_all()
+
+    def _put(self, number: int, item: Item) -> bool:
+        """False: nobody reads any more."""
+        queue = self._queues[number]
+        dropped = None
+        with self._readable:
+            if self._policy == "latest":
+                if len(queue) >= self._capacity:
+                    dropped = queue.popleft()
+            else:
+                while len(queue) >= self._capacity and not self._closed:
+                    self._writable[number].wait()
+            if self._closed:
+                return False
+            queue.append(item)
+            self._readable.notify()
+        if dropped is not None:
+            self._on_drop(dropped, "superseded")
+        return True
+
+
+def _close(iterable: object) -> None:
+    close = getattr(iterable, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,1 @@
+"""The program of NVIDIA GPUs: captured batches, uploads, and outputs on the device."""

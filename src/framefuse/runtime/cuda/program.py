@@ -1,0 +1,299 @@
+"""CudaProgram: surface -> model input -> model -> boxes on the GPU, one graph launch a batch, one small copy back.
+
+For each input size a few lanes (`lane_cuda.Lane`) are captured before the first frame; several batches are in flight,
+one a lane. What a lane needs is freed when it is closed, or stays where the GPU was lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from framefuse.cuda import device
+from framefuse.cuda.errors import in_words
+from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
+from framefuse.frame import Frame
+from framefuse.kernels.preprocess.cuda import is_cuda
+from framefuse.models.card import Card
+from framefuse.preprocess import Placement, Preprocess
+from framefuse.runtime.cuda import uploads as memory
+from framefuse.runtime.cuda.captured_batch import Execution, Lane
+from framefuse.runtime.ledger import Ledger
+from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.program import Batch, Done, Moment, Selection, Stages
+
+MAX_SHAPES = 4
+"""Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
+MAX_SIZES = 64
+"""Picture sizes whose place in the model input is remembered."""
+LANES = 2
+"""Batches in flight when nobody asks for another number: one runs while the results of the other are read."""
+
+_lost: list[Any] = []
+"""What lay on a GPU that was lost: CUDA would refuse to free it."""
+
+
+class CudaEngine(Protocol):
+    """An engine that leaves pictures and results on the GPU."""
+
+    name: str
+    precision: str
+
+    def execution(self, batch: int, height: int, width: int) -> Execution: ...
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Flight:
+    lane: Lane
+    read: Sequence[Frame]
+    """What the GPU reads: kept until it has."""
+    batch: Batch | None = None
+    """None: something failed after the launch, which is waited for and gives no results."""
+
+
+class CudaProgram:
+    """The `Program` of CUDA devices. All calls come from one thread.
+
+    Args:
+        slots: batches in flight; 0: two.
+        keep_frames: somebody after the model reads the planes: they are copied to the host.
+        way: how frames that lie on the host enter the GPU (`memory.choose_way`).
+
+    Attributes:
+        reasons: what was decided while it ran, such as fewer slots where the GPU has no room for more.
+    """
+
+    def __init__(
+        self,
+        engine: CudaEngine,
+        card: Card,
+        preprocess: Preprocess,
+        selection: Selection,
+        *,
+        batch: int = 1,
+        slots: int = 0,
+        keep_frames: bool = False,
+        recorder: Recorder | None = None,
+        way: memory.Way = "copy",
+    ) -> None:
+        device.cupy()
+        self._way = way
+        self.reasons: list[str] = []
+        self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
+        self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
+        self._lanes: OrderedDict[tuple[Any, ...], list[Lane]] = OrderedDict()
+        self._executions: dict[tuple[int, int], list[Execution]] = {}
+        self._flights: deque[_Flight] = deque()
+        self._placements: dict[tuple[int, int], Placement] = {}
+        self._largest = (0, 0)
+        self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
+        self.ledger = Ledger()
+        self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
+
+    def input_size(self, frame: Frame) -> tuple[int, int]:
+        width, height = self._place(frame).size
+        return height, width
+
+    def _place(self, frame: Frame) -> Placement:
+        """Where a frame lands; remembered, since a stream's frames are of one size."""
+        size = frame.width, frame.height
+        if size not in self._placements:
+            if len(self._placements) >= MAX_SIZES:
+                self._placements.clear()
+            self._placements[size] = self._preprocess.place(*size)
+        return self._placements[size]
+
+    def prepare(self, width: int, height: int) -> None:
+        """Load the model for pictures of this size. The first frame captures, since only it tells the pixel format."""
+        self._models(self._preprocess.place(width, height).size[::-1])
+
+    def begin(self, frame: Frame) -> None:
+        deque(self._captured(frame), maxlen=0)  # nothing is in flight yet
+
+    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+        lanes = yield from self._captured(frames[0])
+        while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
+            yield from self.finish()
+        lane = free[0]
+        started = Moment.now()
+        placements = [self._place(frame) for frame in frames]
+        with self._in_words("start a batch"):
+            lane.load(frames, placements, self._preprocess)
+            submitted = Moment.now()
+            lane.launch()
+        flight = _Flight(lane, frames)
+        self._flights.append(flight)
+        kept: list[Frame | None] = [None] * len(frames)
+        if self._keep_frames:
+            with self._in_words("bring frames to the host"):
+                kept = [self._to_host(frame) for frame in frames]
+        for frame in frames:
+            if frame.lease is not None:
+                frame.lease.release(after=lane.ended)
+        self.ledger.frame(len(frames))
+        flight.batch = self._stages.submitted(frames, kept, started, submitted)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def finish(self, timeout: float | None = None) -> Iterator[Done]:
+        if not self._flights:
+            return
+        flight = self._flights[0]
+        waiting = Moment.now()
+        with self._in_words("finish a batch"):
+            if not flight.lane.wait(timeout):
+                return
+        self._flights.popleft()
+        if flight.batch is None:
+            return
+        finished = Moment.now()
+        found = flight.lane.read(len(flight.batch.infos))
+        yield from self._stages.finished(flight.batch, found, waiting, finished)
+
+    def drain(self) -> Iterator[Done]:
+        while self._flights:
+            yield from self.finish()
+
+    @property
+    def largest_input(self) -> tuple[int, int]:
+        return self._largest if any(self._largest) else (self._preprocess.width, self._preprocess.height)
+
+    def close(self) -> None:
+        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended, or it is
+        refused. Any thread, any number of times."""
+        with self._closing:
+            self._closed = True
+            while self._flights:
+                flight = self._flights[0]
+                with suppress(GpuLostError), self._in_words("finish a batch"):
+                    flight.lane.wait(None)
+                if self._flights and self._flights[0] is flight:
+                    self._flights.popleft()
+            self._free()
+            self._engine.close()
+
+    def _free(self) -> None:
+        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error. What lies
+        on a lost GPU stays."""
+        if self._gpu_lost:
+            return
+        for lanes in list(self._lanes.values()):
+            for lane in lanes:
+                lane.free()
+            lanes.clear()
+        for models in list(self._executions.values()):
+            models.clear()
+        self._lanes.clear()
+        self._executions.clear()
+
+    def _captured(self, frame: Frame) -> Generator[Done, None, list[Lane]]:
+        """The lanes for frames like this one; yields what had to be finished to make room for them."""
+        size = self.input_size(frame)
+        key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
+        if self._card.task == "semantic":  # masks are as large as the picture
+            key = *key, frame.width, frame.height
+        self._refuse_closed()
+        lanes = self._lanes.pop(key, None)
+        if lanes is None:
+            yield from self.drain()  # capturing runs what may be in flight in another lane
+            if len(self._lanes) >= MAX_SHAPES:
+                (oldest, *_), _ = self._lanes.popitem(last=False)
+                if not any(other[0] == oldest for other in self._lanes):
+                    self._executions.pop(oldest, None)
+            try:
+                lanes = self._make_lanes(size, frame)
+            except GpuMemoryError:
+                if not self._forget():
+                    raise
+            if lanes is None:  # behind the error, which holds what was half made
+                memory.give_back()
+                lanes = self._make_lanes(size, frame)
+        with self._closing:
+            self._lanes[key] = lanes
+            self._refuse_closed()  # while it captured
+        self._largest = max(self._largest, (size[1], size[0]))
+        return lanes
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            self._free()
+            raise EngineError("the program was closed", remedy="make a new one for each run")
+
+    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[Lane]:
+        """One for each model of that size; models for whose lanes there is no room are given back."""
+        placement = self._preprocess.place(frame.width, frame.height)
+        models, lanes = self._models(size), list[Lane]()
+        while len(lanes) < len(models):
+            try:
+                with self._in_words(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
+                    model = models[len(lanes)]
+                    lanes.append(Lane(model, frame, placement, self._card, self._selection, self.ledger, self._way))
+                continue
+            except GpuMemoryError as error:
+                if len(models) == 1:
+                    raise
+                self._fewer(len(models) - 1, error)
+            del model, models[-1]  # behind the error, which holds what was half made
+            memory.give_back()
+        return lanes
+
+    def _fewer(self, count: int, error: GpuMemoryError) -> None:
+        self.reasons.append(f"{count} batches in flight, not {self._slots}: {error.message}")
+
+    def _forget(self) -> bool:
+        """Give back the memory of every size and format; False: there was none. Nothing may be in flight."""
+        if not self._executions:
+            return False
+        self.reasons.append("the GPU has no room for another input size beside those before, which were forgotten")
+        self._free()
+        return True
+
+    def _is_running(self, model: Execution) -> bool:
+        return any(flight.lane.model is model for flight in self._flights)
+
+    def _models(self, size: tuple[int, int]) -> list[Execution]:
+        """As many as asked for, or as there is room for."""
+        if size not in self._executions:
+            made: list[Execution] = []
+            for number in range(self._slots):
+                try:
+                    with self._in_words(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
+                        made.append(self._engine.execution(self._batch, *size))
+                except GpuMemoryError as error:
+                    if not made:
+                        raise
+                    self._fewer(number, error)
+                    break
+            self._executions[size] = made
+        return self._executions[size]
+
+    @contextmanager
+    def _in_words(self, doing: str) -> Iterator[None]:
+        """CUDA's errors as ours. After one that loses the GPU nothing is in flight any more, and nothing is freed."""
+        cp = device.cupy()
+        try:
+            yield
+        except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
+            found = in_words(error, doing)
+            if isinstance(found, GpuLostError):
+                _lost.extend((self._lanes, self._executions, list(self._flights), self._engine))
+                self._flights.clear()
+                self._gpu_lost = True
+            raise found from error
+
+    def _to_host(self, frame: Frame) -> Frame:
+        """The frame in host memory, for those who draw and write."""
+        if not is_cuda(frame):
+            return replace(frame, lease=None)
+        if frame.ready is not None:
+            frame.ready.synchronize()
+        planes = tuple(device.cupy().asnumpy(plane) for plane in frame.planes)
+        self.ledger.add("write", "d2h", "pixels", sum(plane.nbytes for plane in planes))
+        return replace(frame, planes=planes, ready=None, lease=None, owner=None)

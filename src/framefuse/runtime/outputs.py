@@ -1,0 +1,85 @@
+"""Outputs: the sinks that follow from Settings, beside those that the caller makes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from framefuse.common.redact import brief
+from framefuse.config import Settings
+from framefuse.errors import UsageError
+from framefuse.sinks import Sink, open_sink
+from framefuse.sources import SourceInfo
+
+SinkFactory = Callable[[], Sink]
+STILLS = "images", "array"
+"""Kinds of sources whose annotated pictures are written one by one."""
+
+
+def writes(settings: Settings) -> bool:
+    """Whether anything goes into a run folder."""
+    return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
+
+
+def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, list[str]]:
+    """Settings with the encoder of the annotated video, and why; as they are where there will be none.
+
+    Args:
+        gpu: number of the GPU that the run is on; None: it is on the CPU.
+    """
+    if not settings.save or info.kind in STILLS:
+        return settings, []
+    from framefuse.sinks.encoders import choose_encoder
+
+    encoder, reason = choose_encoder(settings.encoder, gpu)
+    return settings.model_copy(update={"encoder": encoder}), [reason]
+
+
+def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
+    """New sinks of one source.
+
+    Raises:
+        UsageError: a factory is no factory.
+    """
+    if not isinstance(factories, (list, tuple)):
+        raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
+    names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
+    sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save:
+        if info.kind in STILLS:
+            sinks.append(open_sink("images"))
+        else:
+            sinks.append(
+                open_sink(
+                    "video",
+                    encoder=settings.encoder,
+                    crf=settings.crf,
+                    preset=settings.encode_preset,
+                    threads=settings.encode_threads,
+                    gpu=settings.gpu,
+                )
+            )
+    if settings.show:
+        sinks.append(open_sink("show"))
+    for make in factories:
+        maker = callable(make) and (isinstance(make, type) or not hasattr(make, "write")) and _takes_nothing(make)
+        sink = make() if maker else None
+        if sink is None or not hasattr(sink, "write"):
+            raise UsageError(
+                f"sinks has {make!r}, which makes no sink",
+                remedy="pass classes or functions without arguments: JsonlSink, lambda: CallbackSink(function)",
+            )
+        sinks.append(sink)
+    return sinks
+
+
+def _takes_nothing(make: Any) -> bool:
+    """Whether it can be called without arguments, as far as that is known."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions do not say
+        return True
+    return True

@@ -1,0 +1,383 @@
+"""Profiling: what each stage costs, cheaply enough to be always on (under 1 us a record, memory that does not grow).
+
+Whose CPU time is it? See that title in threads.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from math import log
+from pathlib import Path
+
+from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
+
+
+class Histogram:
+    """Seconds in buckets whose bounds grow by 2 %, so a percentile is within 1 %; count, total, low, high are exact."""
+
+    _LOWEST = 1e-7
+    _PER_UNIT = 1 / log(1.02)
+    _BUCKETS = 1200  # up to 2,000 seconds
+
+    def __init__(self) -> None:
+        self._counts = [0] * self._BUCKETS
+        self.count = 0
+        self.total = 0.0
+        self.low = float("inf")
+        self.high = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """Count `value` seconds `count` times."""
+        bucket = int(log(value / self._LOWEST) * self._PER_UNIT) if value > self._LOWEST else 0
+        self._counts[bucket if bucket < self._BUCKETS else -1] += count
+        self.count += count
+        self.total += value * count
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
+
+    def _middle(self, bucket: int) -> float:
+        if bucket == self._BUCKETS - 1:
+            return self.high
+        return self._LOWEST * float(1.02 ** (bucket + 0.5))
+
+    def percentile(self, percent: float) -> float:
+        """Seconds below which `percent` % of the values lie; 0 when there are none."""
+        rank, seen = percent / 100 * self.count, 0
+        for bucket, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= rank:
+                return min(max(self._middle(bucket), self.low), self.high)
+        return 0.0
+
+    def bars(self, count: int = 32) -> list[tuple[float, int]]:
+        """(upper bound in seconds, values) of equally wide bars up to the 99.5th percentile; the last has the rest."""
+        top = self.percentile(99.5)
+        if not top:
+            return []
+        bars = [0] * count
+        for bucket, values in enumerate(self._counts):
+            if values:
+                bars[min(int(self._middle(bucket) / top * count), count - 1)] += values
+        return [(top * (number + 1) / count, values) for number, values in enumerate(bars)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution, in milliseconds."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Histogram) -> Spread:
+        if not seconds.count:
+            return cls()
+        values = (
+            seconds.total / seconds.count,
+            *(seconds.percentile(percent) for percent in (50, 95, 99)),
+            seconds.low,
+            seconds.high,
+            seconds.total,
+        )
+        return cls(*(value * 1e3 for value in values))
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """One stage of a run."""
+
+    name: str
+    thread: str
+    """Stages of the same thread take turns, so their times add up."""
+    items: int
+    busy_ms: Spread
+    """Per frame: a batch's time is shared by its frames. Inference: from submit to the end of wait."""
+    wait_in_ms: float = 0.0
+    """Waiting for input, in all. Inference: what the program thread waited for the engine."""
+    wait_out_ms: float = 0.0
+    """Blocked because the next stage was full, in all."""
+    cpu_ms: float | None = None
+    """CPU milliseconds a frame, own thread and helper threads; None: not known on this system."""
+    own_cpu_ms: float = 0.0
+    """The part of it in `thread`, which cannot be spread over cores."""
+    parallel: int = 1
+    """Helper threads among which the rest is spread."""
+    copies: int = 1
+    """Threads that run this stage side by side, one a source."""
+    overlapped: bool = False
+    """Several items are busy at the same time, so busy time is latency and says nothing about throughput."""
+
+
+@dataclass(eq=False)
+class StageClock:
+    """Times of one stage. Any thread may write it."""
+
+    name: str
+    thread: str
+    helpers: tuple[str, ...]
+    """Names (prefixes) of the library threads that work for this stage."""
+    parallel: int = 1
+    copies: int = 1
+    overlapped: bool = False
+    busy: Histogram = field(default_factory=Histogram)
+    wait_in: float = 0.0
+    wait_out: float = 0.0
+    cpu: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(
+        self, busy: float, *, items: int = 1, wait_in: float = 0.0, wait_out: float = 0.0, cpu: float | None = None
+    ) -> None:
+        """Record one step, in seconds.
+
+        Args:
+            busy: how long the stage worked on `items` frames.
+            items: frames; 0: only the waits and the CPU time are counted.
+            wait_in: waited for input.
+            wait_out: was blocked by a full channel.
+            cpu: CPU time of this thread meanwhile (differences of `time.thread_time()`).
+        """
+        with self._lock:
+            if items:
+                self.busy.add(busy / items, items)
+            self.wait_in += wait_in
+            self.wait_out += wait_out
+            if cpu is not None:
+                self.cpu = (self.cpu or 0.0) + cpu
+
+
+_THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
+_HELPERS = {
+    "decode": ("ff-decode", "av:"),
+    "encode": ("ff-encode", "ff-write"),
+    "inference": ("ff-inference", "ff-engine", "ff-program"),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Everything a Recorder knows at one moment."""
+
+    started: str
+    """ISO 8601, UTC."""
+    finished: str
+    seconds: float
+    frames: int
+    stages: list[StageStats]
+    latency_ms: Spread | None
+    """Per frame, from arrival (live) or the end of decoding to the result."""
+    latency_bars: list[tuple[float, int]]
+    """(upper bound in ms, frames)"""
+    fps_over_time: list[tuple[float, float]]
+    """(second at the end of an interval, frames per second in it)"""
+    cpu_seconds: float
+    machine_idle: float | None
+    """Share of the machine's core time that no program used, 0..1; None: not known on this system."""
+    peak_rss_mb: float | None
+    """Of the process since its start."""
+    minor_faults: int | None
+    """Page faults served without a disk: each frame-sized allocation causes hundreds."""
+
+
+class Recorder:
+    """Collects one run: a clock per stage, a latency per frame, CPU time by thread.
+
+    It runs from its construction, or from `start` when that is called, to `stop` or the moment of the snapshot.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    _MAX_INTERVALS = 240
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._now = clock
+        self._clocks: dict[str, StageClock] = {}
+        self._lock = threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Forget everything and begin to count: when the engine is loaded and no stage runs yet."""
+        for clock in self._clocks.values():
+            clock.busy, clock.wait_in, clock.wait_out, clock.cpu = Histogram(), 0.0, 0.0, None
+        self._latency = Histogram()
+        self._frames = 0
+        self._interval = 0.25
+        self._counts: list[int] = []
+        self._finished: datetime | None = None
+        self._started = datetime.now(UTC)
+        self._helpers = HelperCpu()
+        self._faults = _usage()[1]
+        self._machine = _machine_ticks()
+        self._cpu = time.process_time()
+        self._begin = self._end = self._now()
+        self._next_sample = 0.0
+
+    def stage(
+        self,
+        name: str,
+        *,
+        thread: str | None = None,
+        parallel: int | None = None,
+        copies: int | None = None,
+        helpers: tuple[str, ...] | None = None,
+    ) -> StageClock:
+        """The clock of a stage, made on first use; what is given replaces the default.
+
+        Args:
+            thread: which thread it runs in; the default knows decode, preprocess, inference and postprocess, and takes
+                any other stage for a sink, all of which share one thread.
+            parallel: how many helper threads share its work (decoder, engine, encoder threads), of all copies.
+            copies: how many threads run the stage side by side (one a source).
+            helpers: name prefixes of the library threads that work for it; default: "ff-<name>".
+        """
+        with self._lock:
+            clock = self._clocks.get(name)
+            if clock is None:
+                default = _HELPERS.get(name, (f"ff-{name}"[:COMM_LENGTH],))
+                clock = StageClock(name, _THREADS.get(name, "write"), default, overlapped=name == "inference")
+                self._clocks[name] = clock
+        clock.thread = thread or clock.thread
+        clock.parallel = parallel or clock.parallel
+        clock.copies = copies or clock.copies
+        clock.helpers = helpers or clock.helpers
+        return clock
+
+    def frame(self, latency: float | None = None) -> None:
+        """Count a frame whose result is ready.
+
+        Args:
+            latency: seconds since it arrived (live) or was decoded.
+        """
+        elapsed = self._now() - self._begin
+        self._frames += 1
+        if latency is not None:
+            self._latency.add(latency)
+        interval = int(elapsed / self._interval)
+        while interval >= self._MAX_INTERVALS:
+            pairs = self._counts + [0] * (len(self._counts) % 2)
+            self._counts = [a + b for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+            self._interval *= 2
+            interval = int(elapsed / self._interval)
+        self._counts += [0] * (interval + 1 - len(self._counts))
+        self._counts[interval] += 1
+        if elapsed >= self._next_sample:
+            self.sample()
+            took = self._now() - self._begin - elapsed
+            # Often at first, for short runs; what an ended thread takes with it stays below 2 %. With hundreds of
+            # threads a sample takes long: it may not hold up the reader for more than 2 % of the time.
+            self._next_sample = elapsed + max(min(max(elapsed / 50, 0.05), 2.0), 50 * took)
+
+    def sample(self) -> None:
+        """Read the CPU time of all threads: call it before something that ends threads, such as closing an encoder."""
+        with self._lock:
+            self._helpers.sample()
+
+    def stop(self) -> None:
+        """End of the run; the first call counts."""
+        if self._finished is None:
+            self.sample()
+            self._finished = datetime.now(UTC)
+            self._end = self._now()
+            self._cpu_end = time.process_time()
+            self._faults_end = _usage()[1]
+            self._machine_end = _machine_ticks()
+
+    def snapshot(self) -> Measurements:
+        """What is known now; during a run too, from any thread."""
+        running = self._finished is None
+        if running:
+            self.sample()
+        finished = datetime.now(UTC) if self._finished is None else self._finished
+        seconds = (self._now() if running else self._end) - self._begin
+        peak, faults = _usage()
+        faults = faults if running else self._faults_end
+        idle, ticks = (
+            after - before
+            for after, before in zip(_machine_ticks() if running else self._machine_end, self._machine, strict=True)
+        )
+        with self._lock:
+            stages = [self._stats(clock) for clock in sorted(self._clocks.values(), key=_position)]
+        ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
+        return Measurements(
+            started=self._started.isoformat(timespec="milliseconds"),
+            finished=finished.isoformat(timespec="milliseconds"),
+            seconds=seconds,
+            frames=self._frames,
+            stages=stages,
+            latency_ms=Spread.of(self._latency) if self._latency.count else None,
+            latency_bars=[(bound * 1e3, count) for bound, count in self._latency.bars()],
+            fps_over_time=[
+                (end, count / (end - start))
+                for (start, end), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
+                if end - start > self._interval / 4  # of the last one too little may be over to say anything
+            ],
+            cpu_seconds=(time.process_time() if running else self._cpu_end) - self._cpu,
+            machine_idle=idle / ticks if ticks else None,
+            peak_rss_mb=peak,
+            minor_faults=None if faults is None or self._faults is None else faults - self._faults,
+        )
+
+    def _stats(self, clock: StageClock) -> StageStats:
+        per_frame = 1e3 / max(self._frames, 1)
+        own = (clock.cpu or 0.0) * per_frame
+        helpers = self._helpers.seconds(clock.helpers) * per_frame
+        # Overlapped work is done by helpers: none seen means none there. Another stage just did not measure itself.
+        known = self._helpers.known and (clock.cpu is not None or helpers > 0 or clock.overlapped)
+        return StageStats(
+            name=clock.name,
+            thread=clock.thread,
+            items=clock.busy.count,
+            busy_ms=Spread.of(clock.busy),
+            wait_in_ms=clock.wait_in * 1e3,
+            wait_out_ms=clock.wait_out * 1e3,
+            cpu_ms=own + helpers if known else None,
+            own_cpu_ms=own,
+            parallel=clock.parallel,
+            copies=clock.copies,
+            overlapped=clock.overlapped,
+        )
+
+
+def _position(clock: StageClock) -> int:
+    """Order of the pipeline; sinks in the order in which they were made."""
+    return list(_THREADS).index(clock.name) if clock.name in _THREADS else len(_THREADS)
+
+
+def _machine_ticks() -> tuple[int, int]:
+    """Idle and all ticks of all cores since boot; zeros where the system does not tell."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+    except OSError:
+        return 0, 0
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def _usage() -> tuple[float | None, int | None]:
+    """Peak resident memory in MB (1e6 bytes) and minor page faults, of this process since its start."""
+    if sys.platform == "win32":
+        return None, None
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # in KiB, on macOS in bytes
+    with suppress(OSError):
+        # Linux carries ru_maxrss over from the process that started this one; VmHWM is our own.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), peak)
+    return peak / 1e6, usage.ru_minflt

@@ -1,0 +1,116 @@
+"""The three stages of a run, as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic, perf_counter, thread_time
+
+from framefuse.errors import FramefuseError
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.runtime.batching import Batcher
+from framefuse.runtime.channel import EMPTY, Threaded
+from framefuse.runtime.profiling import StageClock
+from framefuse.runtime.program import Done, Program
+from framefuse.sinks.sink_set import SinkSet
+from framefuse.sources import Source, SourceInfo
+
+POLL_SECONDS = 0.002
+"""While the engine is busy and no frame waits, how soon a new frame is noticed."""
+
+
+def begun(source: Source, program: Program) -> Iterator[Frame]:
+    """The frames of a source; the program has been made ready for the first, in the thread of the caller.
+
+    Decoders that are set up or allocate while a graph is captured would spoil the capture.
+    """
+    try:
+        first = list(itertools.islice(source, 1))
+        for frame in first:
+            _begin(program, frame)
+    except Exception as error:
+        return _failed(error)  # like everything that goes wrong, it surfaces in the results
+    return itertools.chain(first, source)
+
+
+def _begin(program: Program, frame: Frame) -> None:
+    try:
+        program.begin(frame)
+    except FramefuseError as error:
+        error.stage = "program"  # it surfaces where frames are read
+        raise
+
+
+def _failed(error: Exception) -> Iterator[Frame]:
+    raise error
+    yield  # so that it is raised in the loop that asks for frames
+
+
+def decode(source: Iterable[Frame]) -> Iterator[Frame]:
+    """Frames of a source, stamped with the time at which they were there."""
+    for frame in source:
+        yield frame if frame.arrival is not None else frame.another(arrival=monotonic())
+
+
+def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[Done]:
+    """Frames through the program, in batches; what is in flight is finished even if the source fails."""
+    try:
+        while True:
+            frame = frames.get(_patience(program, batcher))
+            if frame is None:
+                break
+            now = monotonic()
+            if frame is EMPTY:
+                batches = batcher.due(now)
+                if not batches:
+                    yield from program.finish(timeout=POLL_SECONDS)
+            else:
+                batches = batcher.add(frame, shape=program.input_size(frame), reader=frames.turn, now=now)
+            for batch in batches:
+                yield from program.submit(batch)
+    except Exception:
+        yield from program.drain()
+        raise
+    for batch in batcher.flush():
+        yield from program.submit(batch)
+    yield from program.drain()
+
+
+def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
+    """Seconds to wait for the next frame before there is something else to do; None: there is nothing else."""
+    if program.in_flight:
+        return 0.0
+    return None if batcher.deadline is None else max(0.0, batcher.deadline - monotonic())
+
+
+def write(
+    found: Iterable[Done],
+    sinks: SinkSet,
+    info_of: Callable[[str], SourceInfo],
+    clock: StageClock,
+    *,
+    reader_of: Callable[[str], int],
+) -> Iterator[Result]:
+    """Results through the sinks, which are completed whatever happens.
+
+    Args:
+        reader_of: number of what reads a source. It reads one after the other, so that a new one means that the
+            outputs of its last are complete.
+    """
+    previous: dict[int, str] = {}
+    try:
+        for result, frame in found:
+            started, cpu_started = perf_counter(), thread_time()
+            source_id = result.frame.source_id
+            reader = reader_of(source_id)
+            if previous.setdefault(reader, source_id) != source_id:
+                sinks.end(previous[reader])
+                previous[reader] = source_id
+            sinks.write(result, frame, info_of(source_id))
+            if frame is not None and frame.lease is not None:
+                frame.lease.release()
+            clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
+            yield result
+    finally:
+        sinks.close()

@@ -1,0 +1,154 @@
+"""synthetic:// addresses, and the checks of what they say."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from framefuse.errors import UsageError
+from framefuse.world.spec import WorldSpec
+
+SCENES = ("street", "bodies")
+SPLITS = ("train", "val", "test")
+STEREO = ("none", "sbs")
+EXAMPLE = "synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test"
+LARGEST_SIDE, SMALLEST_SIDE = 8192, 32
+LONGEST = 10_000_000
+
+
+def parse(uri: str) -> dict[str, Any]:
+    """Arguments of World that an address names."""
+    parts = urlsplit(uri)
+    if parts.scheme.lower() != "synthetic":
+        raise UsageError(f"{uri!r} is no synthetic:// address", remedy=f"for example {EXAMPLE}")
+    if parts.fragment or uri.endswith("#"):
+        raise UsageError(f"{uri!r} has a #", remedy=f"keys follow a ? and stand between &, for example {EXAMPLE}")
+    scene = (parts.netloc + parts.path).strip("/")
+    if scene not in SCENES:
+        raise UsageError(f"there is no synthetic scene {scene!r}", remedy=_nearest(scene, SCENES))
+    found: dict[str, Any] = {"scene": scene}
+    for key, text in parse_qsl(parts.query, keep_blank_values=True):
+        if key not in KEYS:
+            raise UsageError(f"{key!r} is no key of a synthetic:// address", remedy=_nearest(key, tuple(KEYS)))
+        if key in found:
+            raise UsageError(f"{key} is given twice in {uri!r}", remedy="leave one of them out")
+        read, wanted = KEYS[key]
+        try:
+            found[key] = read(text)
+        except (ValueError, ZeroDivisionError):
+            raise UsageError(f"{key}={text} cannot be read in {uri!r}", remedy=f"{key} is {wanted}") from None
+    return found
+
+
+def numbers(fps: Any, size: Any) -> tuple[Fraction, tuple[int, int]]:
+    """Frames a second, and width and height, from what Python code gives for them.
+
+    Raises:
+        UsageError: they are none.
+    """
+    try:
+        rate = Fraction(str(fps)) if isinstance(fps, float) else Fraction(fps)
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise UsageError(f"fps={fps!r} is no rate", remedy=f"fps is {KEYS['fps'][1]}") from None
+    try:
+        width, height = (operator.index(side) for side in size)
+    except (TypeError, ValueError):
+        raise UsageError(f"size={size!r} is no size", remedy="size is (width, height)") from None
+    return rate, (width, height)
+
+
+def check(world: WorldSpec) -> None:
+    """Refuse values of another kind, or outside their range.
+
+    Raises:
+        UsageError: which, and what is allowed.
+    """
+    for name in ("seed", "frames"):
+        number = getattr(world, name)
+        if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
+            raise UsageError(f"{name}={number!r} cannot be", remedy=f"{name} is {KEYS[name][1]}, from 0")
+    for value, name, allowed in (
+        (world.scene, "scene", SCENES),
+        (world.split, "split", SPLITS),
+        (world.stereo, "stereo", STEREO),
+    ):
+        if value not in allowed:
+            raise UsageError(f"{name}={value} is not known", remedy=_nearest(str(value), allowed))
+    width, height = world.size
+    if not (min(width, height) >= SMALLEST_SIDE and max(width, height) <= LARGEST_SIDE):
+        raise UsageError(
+            f"size={width}x{height} is out of range", remedy=f"both sides are {SMALLEST_SIDE}..{LARGEST_SIDE} pixels"
+        )
+    if width % 2 or height % 2:
+        raise UsageError(f"size={width}x{height} is odd", remedy="both sides are even, as 4:2:0 video needs")
+    if not 1 <= world.frames <= LONGEST:
+        raise UsageError(f"frames={world.frames} is out of range", remedy=f"1..{LONGEST}")
+    if not 1 <= world.fps <= 1000:
+        raise UsageError(f"fps={world.fps} is out of range", remedy="1..1000 frames a second")
+    if world.complexity is not None and not (isinstance(world.complexity, Real) and 0 <= world.complexity <= 1):
+        raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
+    if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
+        raise UsageError(
+            f"stereo=sbs is not possible for scene {world.scene}, {width} pixels wide",
+            remedy="it takes synthetic://bodies and a width that is a multiple of 4",
+        )
+
+
+def write(world: WorldSpec) -> str:
+    """The address of a world, every key named."""
+    keys = {
+        "seed": world.seed,
+        "frames": world.frames,
+        "size": f"{world.size[0]}x{world.size[1]}",
+        "fps": world.fps,
+        "split": world.split,
+        "complexity": world.complexity,
+        "stereo": None if world.stereo == "none" else world.stereo,
+    }
+    return f"synthetic://{world.scene}?" + "&".join(
+        f"{key}={value}" for key, value in keys.items() if value is not None
+    )
+
+
+def _size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
+    if found is None:
+        raise ValueError(text)
+    return int(found[1]), int(found[2])
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "seed": (_whole, "a whole number of at most 18 digits"),
+    "frames": (_whole, "a whole number of at most 18 digits"),
+    "size": (_size, "WIDTHxHEIGHT, for example 1280x720"),
+    "fps": (Fraction, "a number or a fraction, for example 30000/1001"),
+    "split": (str, "one of train, val, test"),
+    "complexity": (_share, "a number 0..1"),
+    "stereo": (str, "none or sbs"),
+}
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(word.lower(), known, 1, 0.5)
+    listed = f"known are {', '.join(known)}"
+    return f"did you mean {near[0]}? {listed}" if near else listed

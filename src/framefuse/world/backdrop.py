@@ -1,0 +1,119 @@
+"""The backdrop: one wide picture that wraps around, of which every frame shows a window.
+
+It is made of the textures that objects are made of, and carries shapes in the colours of objects that are none.
+"""
+
+from __future__ import annotations
+
+import math
+
+from PIL import Image, ImageDraw, ImageFilter
+
+from framefuse.world.chance import Chance, Split
+from framefuse.world.textures import BANK, colour, texture
+
+LAPS = 3
+"""Width of the backdrop in widths of the frame."""
+MARGIN = 0.08
+"""Room above and below the frame for the camera's movement, in frame heights."""
+
+
+def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float) -> Image.Image:
+    """RGB picture of LAPS * width by (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
+
+    Args:
+        horizon: where the ground begins, from the top, in frame heights.
+    """
+    lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
+    picture = Image.new("RGB", (lap, tall))
+    line = round((horizon + MARGIN) * height)
+    _cover(picture, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * height)
+    if chance.happens(0.7):
+        sky = Image.new("RGB", (lap, line), colour(chance))
+        picture.paste(Image.blend(picture.crop((0, 0, lap, line)), sky, chance.uniform(0.3, 0.9)), (0, 0))
+    _skyline(picture, split, chance, line, height)
+    _cover(picture, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * height)
+    _bands(picture, chance, line, tall)
+    _shapes(picture, split, chance, line, height)
+    if chance.happens(0.5):
+        picture = picture.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * height / 360))
+    full = Image.new("RGB", (lap + width, tall))
+    full.paste(picture, (0, 0))
+    full.paste(picture.crop((0, 0, width, tall)), (lap, 0))
+    return full
+
+
+def _cover(picture: Image.Image, split: Split, chance: Chance, box: tuple[int, int, int, int], side: float) -> None:
+    """Fill a rectangle with repeats of one texture, `side` pixels each."""
+    left, top, right, bottom = box
+    step = max(8, round(side))
+    repeats = max(1, round((right - left) / step))
+    step = -(-(right - left) // repeats)
+    piece = texture(split, chance.integer(0, BANK)).patch(step, step, 1.0, 0.0, 0.0)
+    for x in range(left, right, step):
+        for y in range(top, bottom, step):
+            picture.paste(piece.crop((0, 0, min(step, right - x), min(step, bottom - y))), (x, y))
+
+
+def _skyline(picture: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+    """Textured blocks along the horizon."""
+    x = 0
+    while x < picture.width:
+        wide = min(round(chance.uniform(0.1, 0.6) * height), picture.width - x)
+        tall = round(chance.style(0.05, 0.85) * line)
+        if wide > 3 and tall > 3 and chance.happens(0.75):
+            piece = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
+            picture.paste(piece, (x, line - tall))
+        x += max(4, wide + round(chance.uniform(-0.02, 0.1) * height))
+
+
+def _bands(picture: Image.Image, chance: Chance, line: int, tall: int) -> None:
+    """Kerbs and lane marks on the ground."""
+    pen = ImageDraw.Draw(picture)
+    for _ in range(chance.integer(0, 4)):
+        y, thick = chance.uniform(line, tall), chance.uniform(0.005, 0.04) * (tall - line)
+        ink = colour(chance)
+        dash = chance.uniform(0.1, 0.5) * tall if chance.happens(0.5) else float(picture.width)
+        x = 0.0
+        while x < picture.width:
+            pen.rectangle((x, y, x + 0.6 * dash, y + thick), fill=ink)
+            x += dash
+
+
+def _shapes(picture: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+    """Distractors: bars, rings, half discs, crosses, triangles and blobs in textures and plain colours."""
+    for _ in range(LAPS * chance.integer(5, 16)):
+        size = height * 0.03 * (0.3 / 0.03) ** chance.unit()
+        wide = max(4, round(size * chance.uniform(0.4, 1.8)))
+        tall = max(4, round(size))
+        x, y = chance.integer(0, picture.width - wide), chance.integer(0, max(1, picture.height - tall))
+        mask = Image.new("L", (2 * wide, 2 * tall))
+        _shape(ImageDraw.Draw(mask), chance, 2 * wide - 1, 2 * tall - 1)
+        mask = mask.reduce(2)
+        if chance.happens(0.75):
+            ink = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
+        else:
+            ink = Image.new("RGB", (wide, tall), colour(chance))
+        picture.paste(ink, (x, y), mask)
+
+
+def _shape(pen: ImageDraw.ImageDraw, chance: Chance, w: int, h: int) -> None:
+    kind = chance.integer(0, 6)
+    if kind == 0:
+        pen.polygon([(0, h * 0.2), (w, 0), (w * 0.9, h), (w * 0.1, h * 0.8)], fill=255)
+    elif kind == 1:
+        pen.ellipse((0, 0, w, h), fill=255)
+        pen.ellipse((w * 0.3, h * 0.3, w * 0.8, h * 0.8), fill=0)
+    elif kind == 2:
+        pen.pieslice((0, 0, w, 2 * h), 180, 360, fill=255)
+    elif kind == 3:
+        pen.rectangle((w * 0.4, 0, w * 0.6, h), fill=255)
+        pen.rectangle((0, h * 0.4, w, h * 0.6), fill=255)
+    elif kind == 4:
+        pen.polygon([(0, 0), (w, h * chance.unit()), (w * chance.unit(), h)], fill=255)
+    else:
+        points = []
+        for number in range(9):
+            reach, angle = chance.uniform(0.25, 0.5), 2 * math.pi * number / 9
+            points.append((w * (0.5 + reach * math.cos(angle)), h * (0.5 + reach * math.sin(angle))))
+        pen.polygon(points, fill=255)

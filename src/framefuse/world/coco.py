@@ -1,0 +1,160 @@
+"""Ground truth of a world as a COCO file, written row by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.world.address import write
+from framefuse.world.truth import Snapshot
+from framefuse.world.world import World
+
+
+class CocoTruth:
+    """A COCO instances file. Category ids are class ids; besides COCO's own keys annotations have `track_id` and
+    `visibility`, images `frame`, `seconds` and `complexity`. Objects that `Truth.ignored` names have `iscrowd` 1, so
+    that evaluation neither asks for them nor counts a detection of them as wrong. Segmentations are uncompressed RLE.
+    In the scene bodies the parts of each person follow it, as categories whose `supercategory` is person.
+
+    The file is complete after `close`; a frame that was not added has no image row. Where the disk is full by then, the
+    last frames are given up for the end of the file, and what was wrong is raised all the same.
+    """
+
+    def __init__(self, path: Path, world: World, stem: str) -> None:
+        self._world, self._stem = world, stem
+        self._images: list[str] = []
+        self._count = 0
+        info = {"description": write(world), "synthetic_version": world.version, "year": 2026}
+        categories = [{"id": number, "name": name} for number, name in world.object_names.items()]
+        if world.scene == "bodies":
+            whole = categories[0]["name"]
+            parts = [(number, name) for number, name in world.names.items() if number]
+            categories += [{"id": number, "name": name, "supercategory": whole} for number, name in parts]
+        self._file = path.open("xb", buffering=0)
+        self._ends: list[int] = []
+        """Where the rows of each frame end in the file, after where the first begin."""
+        self._append(f'{{"info": {json.dumps(info)},\n"categories": {json.dumps(categories)},\n"annotations": [')
+
+    def add(self, snapshot: Snapshot) -> None:
+        """One frame."""
+        height, width = snapshot.truth.instances.shape
+        image_id = len(self._images) + 1
+        image = {
+            "id": image_id,
+            "file_name": f"{self._stem}_{snapshot.index}.png",
+            "width": width,
+            "height": height,
+            "frame": snapshot.index,
+            "seconds": float(snapshot.index / self._world.fps),
+            "complexity": round(snapshot.truth.complexity, 4),
+        }
+        rows = []
+        for row in rows_of(snapshot, parts=self._world.scene == "bodies"):
+            start = ",\n" if self._count else "\n"
+            self._count += 1
+            rows.append(start + json.dumps({"id": self._count, "image_id": image_id, **row}, allow_nan=False))
+        self._append("".join(rows))
+        self._images.append(json.dumps(image))
+
+    def _append(self, text: str) -> None:
+        """
+        Raises:
+            OSError: there is no room for it.
+        """
+        data = memoryview(text.encode())
+        while data:
+            data = data[self._file.write(data) :]
+        self._ends.append(self._file.tell())
+
+    def close(self) -> None:
+        """May be called twice.
+
+        Raises:
+            OSError: the last frames did not fit.
+        """
+        if self._file.closed:
+            return
+        failure: OSError | None = None
+        with self._file:
+            for count in range(len(self._images), -1, -1):
+                try:
+                    self._file.truncate(self._ends[count])
+                    self._file.seek(self._ends[count])
+                    self._append('],\n"images": [' + ",\n".join(self._images[:count]) + "]}\n")
+                    break
+                except OSError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> CocoTruth:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
+    """COCO annotations of one frame, without `id` and `image_id`.
+
+    Args:
+        parts: `Truth.class_mask` says what the parts of each object are, and they have rows behind it.
+    """
+    truth = snapshot.truth
+    for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
+        window = slice(y1, y2), slice(x1, x2)
+        seen = truth.instances[window] == row + 1
+        track, ignored = int(truth.track_id[row]), int(truth.ignored[row])
+        yield {
+            "category_id": int(truth.class_id[row]),
+            **_outline(seen, (x1, y1), truth.instances.shape),
+            "iscrowd": ignored,
+            "track_id": track,
+            "visibility": round(float(truth.visibility[row]), 4),
+        }
+        if parts:
+            shown = np.where(seen, truth.class_mask[window], 0)
+            for part in np.unique(shown[shown > 0]).tolist():
+                outline = _outline(shown == part, (x1, y1), truth.instances.shape)
+                yield {"category_id": part, **outline, "iscrowd": ignored, "track_id": track}
+
+
+def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
+    """What COCO says about the pixels of a mask, which is not empty.
+
+    Args:
+        mask: of a part of the picture.
+        corner: x and y of its first pixel.
+        shape: height and width of the picture.
+    """
+    columns, rows = np.nonzero(mask.T)
+    columns, rows = columns + corner[0], rows + corner[1]
+    left, top = int(columns[0]), int(rows.min())
+    return {
+        "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows.max()) + 1 - top],
+        "area": len(rows),
+        "segmentation": {"size": list(shape), "counts": _run_lengths(columns * shape[0] + rows, shape[0] * shape[1])},
+    }
+
+
+def _run_lengths(pixels: NDArray[np.int64], count: int) -> list[int]:
+    """COCO's uncompressed run-length encoding: down the columns, the first run is of zeros.
+
+    Args:
+        pixels: the numbers of those that are set, counted down the columns, ascending.
+        count: of all.
+    """
+    breaks = np.flatnonzero(np.diff(pixels) > 1)
+    starts = pixels[np.concatenate([[0], breaks + 1])]
+    ends = pixels[np.concatenate([breaks, [-1]])] + 1
+    edges = np.stack([starts, ends], 1).ravel()
+    runs: list[int] = np.diff(edges, prepend=0, append=count).tolist()
+    return runs if runs[-1] else runs[:-1]

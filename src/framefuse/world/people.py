@@ -1,0 +1,96 @@
+"""The scene "bodies": people close to a stereo camera, for body segmentation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from framefuse.world.chance import Chance, Split
+from framefuse.world.living import Person
+from framefuse.world.sketch import Paint
+from framefuse.world.traffic import KEPT, Track, smooth
+
+CROWD = 4
+DISPARITY = 0.035
+"""Of a person as high as the picture, in picture heights; it grows with the size seen, as nearness does."""
+FAR = 0.004
+"""Disparity of the backdrop, in picture heights."""
+
+
+@dataclass
+class People:
+    """All tracks of a world of bodies; the same methods as Traffic."""
+
+    split: Split
+    seed: int
+    seconds: float
+    aspect: float
+    complexity: float | None = None
+    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        chance = Chance(self.split, f"bodies/{self.seed}")
+        self.horizon = chance.style(0.3, 0.6)
+        self.speed = chance.sign() * chance.uniform(0.0, 0.04)
+        self.crowd = CROWD
+        self._begin, self._end = chance.style(0.15, 0.35), chance.style(0.6, 0.85)
+        self._sway = [(chance.uniform(0.0, 0.02), chance.uniform(0.1, 0.3), chance.unit()) for _ in range(2)]
+        self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration)) for _ in range(CROWD)]
+
+    def level(self, seconds: float) -> float:
+        """Complexity that the schedule asks for at a moment, 0 calm .. 1 crowded."""
+        if self.complexity is not None:
+            return self.complexity
+        at = min(max(seconds / self.seconds, 0.0), 1.0)
+        return smooth((at - self._begin + 0.1) / 0.2) * (1 - smooth((at - self._end + 0.1) / 0.2))
+
+    def complexity_of(self, tracks: list[Track]) -> float:
+        """How much of the crowd is here, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        return min(1.0, max(0.0, (len(tracks) - 1) / (self.crowd - 1)))
+
+    def camera(self, seconds: float) -> tuple[float, float]:
+        """How far the camera has turned to the right and down, in frame heights."""
+        x, y = (reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._sway)
+        return x, y
+
+    def present(self, seconds: float) -> list[Track]:
+        """Tracks at a moment, those behind first."""
+        found = []
+        for slot, (duration, offset) in enumerate(self._slots):
+            number = math.floor((seconds + offset) / duration)
+            begin = number * duration - offset
+            middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
+            if 1 + (CROWD - 1) * self.level(middle) > slot:
+                key = slot, number
+                if key not in self._tracks:
+                    if len(self._tracks) > KEPT:
+                        self._tracks.clear()
+                    self._tracks[key] = self._enter(slot, number, begin, duration)
+                found.append(self._tracks[key])
+        found.sort(key=lambda track: (track.size, track.track_id))
+        return found
+
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
+        size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
+        margin = 0.35 * size
+        away = self.aspect + 2 * margin
+        rightward = chance.happens(0.5)
+        return Track(
+            track_id=1 + number * CROWD + slot,
+            class_id=0,
+            figure=Person.draw_lots(chance, facing=True),
+            paint=Paint(self.split, chance),
+            begin=begin,
+            duration=duration,
+            start=-margin if rightward else self.aspect + margin,
+            span=away if rightward else -away,
+            size=size,
+            growth=0.0,
+            baseline=max(0.9, 0.04 + size * chance.uniform(0.93, 1.02)),
+            hover=0.0,
+            wobble=chance.uniform(0.6, 0.95),
+            bounce=0.0,
+            rhythm=chance.uniform(0.7, 1.6),
+            horizon=0.0,
+        )

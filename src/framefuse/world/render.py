@@ -1,0 +1,226 @@
+"""From tracks to pixels: backdrop, shadows and stamps in painter's order, then light, noise and compression."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from framefuse.world.backdrop import LAPS, MARGIN, paint_backdrop
+from framefuse.world.chance import Chance
+from framefuse.world.people import DISPARITY, FAR, People
+from framefuse.world.sketch import Stamp
+from framefuse.world.spec import WorldSpec
+from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
+from framefuse.world.truth import Snapshot, Truth
+
+NOISE_ROOM = 64
+"""Pixels by which the noise picture is larger than the frame; each frame takes another window of it."""
+SHADOW = 64
+
+
+class Stage:
+    """What all frames of a world share."""
+
+    def __init__(self, world: WorldSpec) -> None:
+        self.world = world
+        width, height = world.size
+        self.eyes = 2 if world.stereo == "sbs" else 1
+        self.size = width // self.eyes, height
+        aspect = self.size[0] / height
+        self.scene = (Traffic if world.scene == "street" else People)(
+            world.split, world.seed, world.seconds, aspect, world.complexity
+        )
+        chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
+        self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon)
+        self.gain = [
+            chance.uniform(0.75, 1.15) * tint for tint in (chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07))
+        ]
+        self.drift = [(chance.style(0.0, 0.16), chance.uniform(0.02, 0.12), chance.unit()) for _ in range(2)]
+        self.quality = chance.integer(60, 96)
+        self.noise = _noise(chance, width + NOISE_ROOM, height + NOISE_ROOM, chance.uniform(0.5, 4.0))
+        self.shadow = _soft_disc(chance.uniform(0.2, 0.6))
+        self.sun = chance.uniform(-0.35, 0.35)
+
+
+class Drawn(NamedTuple):
+    """An object that was drawn, decoys aside. The k-th of a frame has number k + 1 in the raw instance mask."""
+
+    track: Track
+    pixels: int
+    """Of the whole object, hidden ones and those outside the picture included."""
+    window: tuple[slice, slice]
+    """Rows and columns of the picture that it touches."""
+
+
+def render(stage: Stage, index: int) -> Snapshot:
+    """Frame `index`, and its truth."""
+    world = stage.world
+    seconds = float(index / world.fps)
+    width, height = world.size
+    canvas = Image.new("RGB", (width, height))
+    masks = Masks(
+        np.zeros((height, width), np.uint16),
+        np.zeros((height, width), np.uint8),
+        np.zeros((height, width), np.float32) if stage.eyes == 2 else None,
+    )
+    tracks = stage.scene.present(seconds)
+    drawn: list[Drawn] = []
+    for eye in range(stage.eyes):
+        view = _View(stage, seconds, eye, masks)
+        view.draw(tracks, drawn)
+        canvas.paste(view.canvas, (eye * stage.size[0], 0))
+    picture = _camera(stage, canvas, index, seconds)
+    return Snapshot(index, picture, _truth(drawn, masks, stage.scene.complexity_of(tracks)))
+
+
+class Masks(NamedTuple):
+    """(h, w) arrays that are filled while a frame is drawn."""
+
+    instances: NDArray[np.uint16]
+    """Numbers as in Drawn; decoys are background, which hides what is behind them."""
+    classes: NDArray[np.uint8]
+    """As in Truth.class_mask."""
+    disparity: NDArray[np.float32] | None
+
+
+def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
+    seen: list[tuple[Drawn, int, tuple[int, int, int, int]]] = []
+    rows = np.zeros(len(drawn) + 1, np.uint16)
+    for number, item in enumerate(drawn, 1):
+        found = masks.instances[item.window] == number
+        pixels = int(np.count_nonzero(found))
+        if pixels:
+            seen.append((item, pixels, _extent(found, item.window)))
+            rows[number] = len(seen)
+    return Truth(
+        boxes=np.array([box for _, _, box in seen], np.float32).reshape(-1, 4),
+        class_id=np.array([item.track.class_id for item, _, _ in seen], np.int64),
+        track_id=np.array([item.track.track_id for item, _, _ in seen], np.int64),
+        visibility=np.array([pixels / item.pixels for item, pixels, _ in seen], np.float32),
+        instances=masks.instances if len(seen) == len(drawn) else rows.take(masks.instances),
+        class_mask=masks.classes,
+        complexity=complexity,
+        disparity=masks.disparity,
+    )
+
+
+def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
+    """x1, y1, x2, y2 of the pixels found in a window of the picture."""
+    columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
+    top, left = window[0].start, window[1].start
+    return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
+
+
+class _View:
+    """One eye's picture while it is being drawn."""
+
+    def __init__(self, stage: Stage, seconds: float, eye: int, masks: Masks) -> None:
+        self.stage, self.seconds, self.eye = stage, seconds, eye
+        width, height = stage.size
+        self.height, self.shift = height, eye * width
+        span = np.s_[:, self.shift : self.shift + width]
+        self.instances = masks.instances[span]
+        self.classes = masks.classes[span]
+        self.disparity = None if masks.disparity is None else masks.disparity[span]
+        far = 0
+        if self.disparity is not None:
+            far = round(FAR * height)
+            self.disparity[...] = far
+        turn_x, turn_y = stage.scene.camera(seconds)
+        left = (round((turn_x + stage.scene.speed * seconds) * height) + eye * far) % (LAPS * width)
+        top = round((MARGIN + turn_y) * height)
+        self.canvas = stage.backdrop.crop((left, top, left + width, top + height))
+
+    def draw(self, tracks: list[Track], drawn: list[Drawn]) -> None:
+        """Draw all, and add them to `drawn`."""
+        period = float(1 / self.stage.world.fps)
+        turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
+        height, street = self.height, self.stage.world.scene == "street"
+        for track in tracks:
+            place, last = track.place(self.seconds), track.place(self.seconds - period)
+            shift = DISPARITY * track.size if self.disparity is not None else 0.0
+            x, y = (place.x - turn[0] - self.eye * shift) * height, (place.y - turn[1]) * height
+            blur = (
+                SHUTTER / 2 * abs(place.x - last.x - turn[0] + before[0]) * height,
+                SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * height,
+            )
+            size = place.size * height
+            if street:
+                self._shade(track, x, y + track.hover * height, size)
+            sketch = track.figure.sketch(track.phase(self.seconds))
+            stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
+            if stamp is None:
+                continue
+            self.canvas.paste(stamp.picture, (stamp.x, stamp.y), stamp.picture)
+            decoy = track.class_id == DECOY
+            window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * height)
+            if not decoy:
+                drawn.append(Drawn(track, stamp.pixels, window))
+
+    def _shade(self, track: Track, x: float, y: float, size: float) -> None:
+        """A soft shadow on the ground."""
+        wide = {1: 1.1, 2: 1.1, 3: 0.9, 5: 0.9, 8: 1.1, 9: 0.9, 7: 0.9}.get(track.class_id, 0.5) * size
+        tall = max(2.0, 0.16 * wide)
+        if wide < 4:
+            return
+        soft = self.stage.shadow.resize((max(2, round(wide)), max(2, round(tall))), Image.Resampling.BILINEAR)
+        self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
+
+    def _claim(self, stamp: Stamp, number: int, class_number: int, shift: float) -> tuple[slice, slice]:
+        """Enter a stamp's pixels into the masks; gives the window of the whole picture that they lie in."""
+        height, width = stamp.covered.shape
+        rows, columns = self.instances.shape
+        top, left = max(0, stamp.y), max(0, stamp.x)
+        bottom, right = min(rows, stamp.y + height), min(columns, stamp.x + width)
+        target = (slice(top, bottom), slice(left, right))
+        source = (slice(top - stamp.y, bottom - stamp.y), slice(left - stamp.x, right - stamp.x))
+        covered = stamp.covered[source]
+        np.copyto(self.instances[target], number, where=covered)
+        classes = class_number if stamp.parts is None else stamp.parts[source]
+        np.copyto(self.classes[target], classes, where=covered)
+        if self.disparity is not None:
+            np.copyto(self.disparity[target], shift, where=covered)
+        return slice(top, bottom), slice(self.shift + left, self.shift + right)
+
+
+def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> NDArray[np.uint8]:
+    """Light, noise and compression."""
+    (swing, rate, start), (warm, warm_rate, warm_start) = stage.drift
+    light = 1 + swing * math.sin(2 * math.pi * (rate * seconds + start))
+    tint = 0.4 * warm * math.sin(2 * math.pi * (warm_rate * seconds + warm_start))
+    levels = np.arange(256)
+    curves = [
+        np.minimum(255, np.rint(levels * gain * light * share))
+        for gain, share in zip(stage.gain, (1 + tint, 1.0, 1 - tint), strict=True)
+    ]
+    lit = np.asarray(canvas.point(np.concatenate(curves).astype(int).tolist()))
+    height, width = lit.shape[:2]
+    chance = Chance(stage.world.split, f"noise/{stage.world.seed}/{index}")
+    top, left = chance.integer(0, NOISE_ROOM), chance.integer(0, NOISE_ROOM)
+    noisy = lit + stage.noise[top : top + height, left : left + width]
+    np.clip(noisy, 0, 255, out=noisy)
+    packed = io.BytesIO()
+    Image.fromarray(noisy.astype(np.uint8)).save(packed, "JPEG", quality=stage.quality)
+    return np.array(Image.open(packed))
+
+
+def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[np.int16]:
+    """(height, width, 3) of about normal noise, `strength` grey levels deep: sums of four random bytes."""
+    bits = np.random.PCG64(chance.integer(0, 2**63))
+    words = bits.random_raw(height * width * 3 // 2 + 1).view(np.uint8).reshape(-1, 4)
+    sums = words.sum(axis=1, dtype=np.int16)[: height * width * 3] - np.int16(510)
+    scale = np.array([round(value * strength / 147.8) for value in range(-510, 511)], np.int16)
+    noise: NDArray[np.int16] = scale[sums + 510].reshape(height, width, 3)
+    return noise
+
+
+def _soft_disc(strength: float) -> Image.Image:
+    """A shadow's shape, as L."""
+    axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
+    reach = np.hypot(axis[None, :], axis[:, None])
+    return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255 * strength).astype(np.uint8))

@@ -1,0 +1,259 @@
+"""Sketch: the polygons of one figure, each in an ink; and Paint: the picture that inks and textures make of it.
+
+Figures are solid shapes seen from a little above, in parallel projection. Their own axes are `forward`, `up` and
+`side`, in units of the figure's longer side; the ground is up = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
+
+from framefuse.world.chance import Chance, Split
+from framefuse.world.textures import BANK, Colour, Texture, colour, texture
+
+HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
+SKIN, SKIN_DARK = 12, 13
+EDGE = 15
+"""Inks. MAIN* and SECOND* are textures, at three brightnesses; the others flat colours. EDGE outlines every polygon."""
+TEXTURED_SECOND = (SECOND, SECOND_DARK)
+TEXTURED = (MAIN, MAIN_DARK, MAIN_LIGHT, *TEXTURED_SECOND)
+PART_SHIFT = 4
+"""A byte of the drawing holds the body part in its upper and the ink in its lower four bits."""
+
+Point = tuple[float, float]
+Solid = tuple[float, float, float]
+"""forward, up, side"""
+
+
+@dataclass
+class Sketch:
+    """Polygons in drawing order; x to the right, y up.
+
+    Args:
+        yaw: radians from "forward is to the right"; elevation: radians that the camera looks down.
+    """
+
+    yaw: float = 0.0
+    elevation: float = 0.0
+    polygons: list[tuple[int, list[Point]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._cos, self._sin = math.cos(self.yaw), math.sin(self.yaw)
+        self._up, self._deep = math.cos(self.elevation), math.sin(self.elevation)
+
+    def see(self, point: Solid) -> Point:
+        """Where a point of the solid figure is seen."""
+        forward, up, side = point
+        depth = side * self._cos - forward * self._sin
+        return forward * self._cos + side * self._sin, up * self._up + depth * self._deep
+
+    def depth(self, point: Solid) -> float:
+        """How far behind the figure's middle a point lies."""
+        return point[2] * self._cos - point[0] * self._sin
+
+    def flat(self, ink: int, points: Sequence[Point], part: int = 0) -> None:
+        self.polygons.append((part << PART_SHIFT | ink, list(points)))
+
+    def face(self, ink: int, points: Sequence[Solid], part: int = 0) -> None:
+        # As `see`, without a call for each of some thousand points a frame.
+        cos, sin, up, deep = self._cos, self._sin, self._up, self._deep
+        self.flat(ink, [(x * cos + z * sin, y * up + (z * cos - x * sin) * deep) for x, y, z in points], part)
+
+    def disc(self, ink: int, centre: Point, across: float, along: float, turn: float = 0.0, part: int = 0) -> None:
+        """An ellipse with these half axes."""
+        cos, sin = math.cos(turn), math.sin(turn)
+        points = [(across * c, along * s) for c, s in CIRCLE]
+        self.flat(ink, [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points], part)
+
+    def wheel(self, ink: int, centre: Solid, radius: float) -> None:
+        """A disc that stands in the plane of forward and up."""
+        forward, up, side = centre
+        self.face(ink, [(forward + radius * c, up + radius * s, side) for c, s in CIRCLE])
+
+    def limb(self, ink: int, start: Point, end: Point, wide: float, narrow: float, part: int = 0) -> None:
+        """A rounded stroke of width 2 * wide at `start` and 2 * narrow at `end`."""
+        angle = math.atan2(end[1] - start[1], end[0] - start[0])
+        points = []
+        for (x, y), radius, turn in ((start, wide, angle + math.pi / 2), (end, narrow, angle - math.pi / 2)):
+            for step in (0, 0.25, 0.5, 0.75, 1):
+                points.append(
+                    (x + radius * math.cos(turn + math.pi * step), y + radius * math.sin(turn + math.pi * step))
+                )
+        self.flat(ink, points, part)
+
+    def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
+        """A profile in the plane of forward and up, drawn out sideways; only faces turned to the viewer are drawn.
+
+        Args:
+            profile: (forward, up), anticlockwise.
+            inks: of the face that begins at each point of the profile.
+        """
+        half = width / 2
+        near = -half if self._cos >= 0 else half
+        for number, (a, b) in enumerate(zip(profile, [*profile[1:], profile[0]], strict=True)):
+            normal = (b[1] - a[1], a[0] - b[0])
+            toward = normal[0] * self._sin * self._up + normal[1] * self._deep
+            if toward > 1e-9:
+                self.face(inks[number], [(*a, -half), (*b, -half), (*b, half), (*a, half)])
+        self.face(side_ink, [(*point, near) for point in profile])
+
+
+CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k in range(18)]
+
+
+class Stamp(NamedTuple):
+    """What is in view of a figure, rendered for one place in one frame."""
+
+    x: int
+    y: int
+    picture: Image.Image
+    """RGBA; A: how much of each pixel the figure covers while the shutter is open."""
+    covered: NDArray[np.bool_]
+    """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
+    pixels: int
+    """How many these are, those outside the view included."""
+    parts: NDArray[np.uint8] | None
+    """(h, w) body part of each pixel, where parts were asked for."""
+
+
+class Paint:
+    """What one object is painted with, in every frame."""
+
+    def __init__(self, split: Split, chance: Chance) -> None:
+        self._main = texture(split, chance.integer(0, BANK))
+        self._second = texture(split, chance.integer(0, BANK))
+        self._span = chance.style(0.25, 0.95)
+        self._offset = chance.unit(), chance.unit()
+        palette: list[Colour] = [(0, 0, 0)] * 16
+        dark = chance.uniform(0.5, 0.75)
+        for ink, level in ((MAIN, 0.88), (MAIN_DARK, 0.88 * dark), (MAIN_LIGHT, 1.0), (SECOND, 0.92)):
+            palette[ink] = _grey(level)
+        palette[SECOND_DARK] = _grey(0.92 * dark)
+        palette[THIRD] = colour(chance)
+        palette[THIRD_DARK] = _scaled(palette[THIRD], dark)
+        palette[DARK] = _scaled(colour(chance), 0.45)
+        palette[LIGHT] = _raised(colour(chance), 0.5)
+        palette[GLASS] = _scaled(colour(chance), 0.8)
+        palette[GLOW] = _raised(colour(chance), 0.3)
+        palette[SKIN] = colour(chance)
+        palette[SKIN_DARK] = _scaled(palette[SKIN], 0.8)
+        palette[EDGE] = _scaled(colour(chance), chance.uniform(0.15, 0.5))
+        palette[HOLE] = palette[MAIN]
+        self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
+
+    def stamp(
+        self,
+        sketch: Sketch,
+        size: float,
+        x: float,
+        y: float,
+        mirror: bool,
+        blur: Point,
+        view: tuple[int, int],
+        *,
+        parts: bool = False,
+    ) -> Stamp | None:
+        """Render a sketch; None where nothing of it lies in the view.
+
+        Args:
+            size: pixels of one unit of the sketch.
+            x, y: pixel position of its origin.
+            mirror: swap left and right.
+            blur: half of the way that it moves while the shutter is open, in pixels.
+            view: width and height in pixels.
+        """
+        fine = 2 if size >= 48 else 4 if size >= 20 else 6
+        places = chain.from_iterable(chain.from_iterable(outline for _, outline in sketch.polygons))
+        points = np.fromiter(places, np.float64).reshape(-1, 2) * ((-size if mirror else size), -size) + (x, y)
+        pad = 1 + math.ceil(max(blur))
+        left, top = (int(value) - pad for value in np.floor(points.min(0)))
+        right, bottom = (int(value) + pad + 1 for value in np.floor(points.max(0)))
+        if right <= 0 or bottom <= 0 or left >= view[0] or top >= view[1]:
+            return None
+        width, height = right - left, bottom - top
+        drawing = _drawn(sketch, ((points - (left, top)) * fine).ravel().tolist(), (width * fine, height * fine))
+        # Large figures are mostly out of view. What blurs into it stays, and all of their pixels are counted.
+        begin = max(0, -left - pad), max(0, -top - pad)
+        window = (*begin, min(width, view[0] - left + pad), min(height, view[1] - top + pad))
+        whole = None
+        if window != (0, 0, width, height):
+            whole = drawing.point(COVERS).reduce(fine)
+            drawing = drawing.crop((window[0] * fine, window[1] * fine, window[2] * fine, window[3] * fine))
+
+        def patch(texture: Texture) -> Image.Image:
+            piece = texture.patch(width, height, self._span, *self._offset)
+            return piece if whole is None else piece.crop(window)
+
+        numbers = np.asarray(drawing) if parts else None
+        drawing.putpalette(ROLES)
+        alpha, second, plain = drawing.convert("RGB").reduce(fine).split()
+        drawing.putpalette(self._palette)
+        shade = drawing.convert("RGB").reduce(fine)
+        picture = patch(self._main)
+        if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
+            picture.paste(patch(self._second), (0, 0), second)
+        picture.paste((255, 255, 255), (0, 0), plain)
+        picture = ImageChops.multiply(picture, shade)
+        picture.putalpha(alpha)
+        if max(blur) > LEAST_BLUR:
+            picture = picture.filter(ImageFilter.BoxBlur(blur))
+        covered = np.asarray(alpha) >= 128
+        pixels = np.count_nonzero(covered if whole is None else np.asarray(whole) >= 128)
+        found = None if numbers is None else _parts(numbers, fine, covered)
+        return Stamp(left + begin[0], top + begin[1], picture, covered, int(pixels), found)
+
+
+def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.Image:
+    """The inks of a sketch, L, its points at x, y, x, y, ..."""
+    drawing = Image.new("L", size)
+    pen = ImageDraw.Draw(drawing)
+    done = 0
+    for ink, outline in sketch.polygons:
+        end = done + 2 * len(outline)
+        pen.polygon(places[done:end], fill=ink, outline=ink & 0xF0 | EDGE)
+        done = end
+    return drawing
+
+
+LEAST_BLUR = 0.5
+"""Pixels; less is not worth drawing."""
+
+
+def _role(ink: int) -> tuple[int, int, int]:
+    """What an ink is, as a colour: red if it covers, green if of the second texture, blue if a plain colour."""
+    return 255 * (ink != HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (HOLE, *TEXTURED))
+
+
+COVERS = [_role(number % 16)[0] for number in range(256)]
+ROLES = bytes(value for number in range(256) for value in _role(number % 16))
+
+
+def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Body part in the middle of each pixel; where there is none in a covered pixel, the largest number in it."""
+    numbers: NDArray[np.uint8] = drawing >> np.uint8(PART_SHIFT)
+    found = numbers[fine // 2 :: fine, fine // 2 :: fine].copy()
+    rows, columns = np.nonzero(covered & (found == 0))
+    blocks = numbers.reshape(len(found), fine, -1, fine)
+    found[rows, columns] = blocks[rows, :, columns].max(axis=(1, 2))
+    return found
+
+
+def _grey(level: float) -> Colour:
+    return (round(255 * level),) * 3
+
+
+def _scaled(rgb: Colour, factor: float) -> Colour:
+    return round(rgb[0] * factor), round(rgb[1] * factor), round(rgb[2] * factor)
+
+
+def _raised(rgb: Colour, share: float) -> Colour:
+    r, g, b = (round(value + (255 - value) * share) for value in rgb)
+    return r, g, b

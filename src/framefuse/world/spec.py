@@ -1,0 +1,39 @@
+"""WorldSpec: what a scene is, checked. Nothing is drawn here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from framefuse.world.chance import Split
+from framefuse.world.living import BODY_PARTS
+from framefuse.world.traffic import NAMES
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """A scene by name, seed and size; `World` says what each field means."""
+
+    scene: str = "street"
+    seed: int = 0
+    frames: int = 900
+    size: tuple[int, int] = (1280, 720)
+    fps: Fraction = Fraction(30)
+    split: Split = "train"
+    complexity: float | None = None
+    stereo: str = "none"
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class names: of `class_id` in the street; of `class_mask` in bodies, 0 being the background."""
+        return dict(enumerate(NAMES if self.scene == "street" else BODY_PARTS))
+
+    @property
+    def object_names(self) -> dict[int, str]:
+        """Names of `class_id`: what boxes are of."""
+        return dict(enumerate(NAMES if self.scene == "street" else NAMES[:1]))
+
+    @property
+    def seconds(self) -> float:
+        """Length."""
+        return float(self.frames / self.fps)

@@ -1,0 +1,271 @@
+"""Simple solids: sign, ball, box, cone; and decoys, shapes that are none of the classes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from framefuse.world.chance import Chance
+from framefuse.world.sketch import (
+    CIRCLE,
+    DARK,
+    LIGHT,
+    MAIN,
+    MAIN_DARK,
+    MAIN_LIGHT,
+    SECOND,
+    THIRD,
+    THIRD_DARK,
+    Point,
+    Sketch,
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """1 high: a plate on a pole."""
+
+    plate: int
+    radius: float
+    pole: float
+    yaw: float
+    mark: int
+    border: float
+    turn: float
+
+    @classmethod
+    def draw_lots(cls, chance: Chance) -> Sign:
+        return cls(
+            plate=chance.integer(0, 6),
+            radius=chance.style(0.17, 0.26),
+            pole=chance.style(0.016, 0.035),
+            yaw=chance.uniform(-0.8, 0.8),
+            mark=chance.integer(0, 5),
+            border=chance.style(0.72, 0.88),
+            turn=chance.uniform(-0.05, 0.05),
+        )
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch(self.yaw, 0.0)
+        radius = self.radius
+        middle = 1 - radius
+        out.flat(DARK, [(-self.pole, 0), (self.pole, 0), (self.pole, middle), (-self.pole, middle)])
+        corners = {0: 18, 1: 3, 2: 8, 3: 4, 4: 4, 5: 3}[self.plate]
+        start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
+
+        def plate(ink: int, scale: float) -> None:
+            points = []
+            for number in range(corners):
+                angle = start + self.turn + 2 * math.pi * number / corners
+                points.append((scale * radius * math.cos(angle), middle + scale * radius * math.sin(angle), 0.0))
+            out.face(ink, points)
+
+        plate(THIRD, 1.0)
+        plate(MAIN, self.border)
+
+        def bar(left: float, low: float, right: float, high: float) -> None:
+            corner = [(left, low), (right, low), (right, high), (left, high)]
+            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in corner])
+
+        if self.mark == 0:
+            bar(-0.5, -0.12, 0.5, 0.14)
+        elif self.mark == 1:
+            bar(-0.1, -0.35, 0.1, 0.25)
+            out.face(
+                LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in ((-0.3, 0.15), (0.3, 0.15), (0.0, 0.5))]
+            )
+        elif self.mark == 2:
+            out.face(DARK, [(0.32 * radius * c, middle + 0.32 * radius * s, 0.0) for c, s in CIRCLE])
+        elif self.mark == 3:
+            bar(-0.45, 0.1, 0.45, 0.28)
+            bar(-0.45, -0.25, 0.45, -0.07)
+        return out
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Diameter 1: plain, beach ball, banded, spotted. It rolls."""
+
+    kind: int
+    wedges: int
+    tilt: float
+    light: float
+
+    @classmethod
+    def draw_lots(cls, chance: Chance) -> Ball:
+        return cls(chance.integer(0, 4), chance.integer(2, 5), chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0))
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch()
+        spin = -2 * phase
+        out.disc(MAIN_DARK, (0.0, 0.5), 0.5, 0.5)
+        out.disc(MAIN, (-0.03 * self.light, 0.53), 0.46, 0.455)
+        if self.kind == 1:
+            for number in range(self.wedges):
+                angle = math.pi * number / self.wedges + spin % (math.pi / self.wedges)
+                a, b = math.cos(angle), math.cos(angle + 0.5 * math.pi / self.wedges)
+                edge = [(0.5 * a * s, 0.5 + 0.5 * c) for c, s in CIRCLE[:10]] + [
+                    (0.5 * b * s, 0.5 + 0.5 * c) for c, s in CIRCLE[9::-1]
+                ]
+                out.flat(SECOND, [_turned(point, self.tilt) for point in edge])
+        elif self.kind == 2:
+            for low, high in ((-0.12, 0.12), (0.26, 0.36)):
+                points = [
+                    (math.sqrt(0.25 - y * y) * side, 0.5 + y)
+                    for side, y in ((-1, low), (1, low), (1, high), (-1, high))
+                ]
+                out.flat(SECOND, [_turned(point, self.tilt + 0.4 * math.sin(spin)) for point in points])
+        elif self.kind == 3:
+            for number in range(5):
+                angle = spin + 2 * math.pi * number / 5
+                out.disc(THIRD, (0.32 * math.cos(angle), 0.5 + 0.32 * math.sin(angle)), 0.09, 0.09)
+            out.disc(THIRD, (0.0, 0.5), 0.1, 0.1)
+        out.disc(MAIN_LIGHT if self.kind else LIGHT, (-0.17, 0.69), 0.1 * self.light, 0.075 * self.light, 0.5)
+        return out
+
+
+def _turned(point: Point, angle: float) -> Point:
+    x, y = point[0], point[1] - 0.5
+    return x * math.cos(angle) - y * math.sin(angle), 0.5 + x * math.sin(angle) + y * math.cos(angle)
+
+
+@dataclass(frozen=True)
+class Box:
+    """About 1 high: crate, carton, parcel. Always shows three faces."""
+
+    length: float
+    width: float
+    height: float
+    yaw: float
+    elevation: float
+    kind: int
+
+    @classmethod
+    def draw_lots(cls, chance: Chance) -> Box:
+        return cls(
+            length=chance.style(0.6, 0.95),
+            width=chance.style(0.5, 0.8),
+            height=chance.style(0.55, 0.8),
+            yaw=chance.sign() * chance.uniform(0.3, 1.2),
+            elevation=chance.uniform(0.3, 0.6),
+            kind=chance.integer(0, 4),
+        )
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch(self.yaw, self.elevation)
+        half, top = self.length / 2, self.height
+        profile = [(-half, 0.0), (half, 0.0), (half, top), (-half, top)]
+        out.extrude(profile, [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
+        near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
+
+        def front(ink: int, left: float, low: float, right: float, high: float) -> None:
+            corner = [(left, low), (right, low), (right, high), (left, high)]
+            out.face(ink, [(x * half, y * top, near) for x, y in corner])
+
+        if self.kind == 1:  # tape
+            front(THIRD, -0.12, 0.0, 0.12, 1.0)
+            tape = [(-0.12 * half, top, -self.width / 2), (0.12 * half, top, -self.width / 2),
+                    (0.12 * half, top, self.width / 2), (-0.12 * half, top, self.width / 2)]  # fmt: skip
+            out.face(THIRD, tape)
+        elif self.kind == 2:  # planks
+            for low in (0.04, 0.37, 0.7):
+                front(SECOND, -0.96, low, 0.96, low + 0.24)
+        elif self.kind == 3:  # label
+            front(LIGHT, -0.6, 0.3, 0.2, 0.75)
+            front(DARK, -0.5, 0.42, 0.1, 0.5)
+        return out
+
+
+@dataclass(frozen=True)
+class Cone:
+    """1 high: with or without a foot, banded, blunt or pointed."""
+
+    radius: float
+    tip: float
+    bands: int
+    foot: bool
+    squash: float
+    shift: float
+
+    @classmethod
+    def draw_lots(cls, chance: Chance) -> Cone:
+        return cls(
+            radius=chance.style(0.26, 0.42),
+            tip=chance.style(0.01, 0.09),
+            bands=chance.integer(0, 4),
+            foot=chance.happens(0.6),
+            squash=chance.uniform(0.18, 0.36),
+            shift=chance.style(-0.06, 0.06),
+        )
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch()
+        radius, squash = self.radius, self.squash
+        base = radius * squash
+        if self.foot:
+            wide = 1.25 * radius
+            foot = [(-wide, base), (-0.1 * wide, 0.0), (wide, 0.6 * base), (0.1 * wide, 1.9 * base)]
+            out.flat(THIRD_DARK, [(x, y - 0.03) for x, y in foot])
+            out.flat(THIRD, foot)
+        lift = 0.9 * base if self.foot else base
+
+        def ring(low: float, high: float) -> list[Point]:
+            lower, upper = (radius + (self.tip - radius) * low, radius + (self.tip - radius) * high)
+            y_low, y_high = lift + (0.98 - lift) * low, lift + (0.98 - lift) * high
+            front = [(lower * c, y_low + lower * squash * s) for c, s in CIRCLE[9:] + CIRCLE[:1]]
+            back = [(upper * c, y_high + upper * squash * s) for c, s in CIRCLE[9:] + CIRCLE[:1]]
+            return front + back[::-1]
+
+        out.flat(MAIN, ring(0.0, 1.0))
+        shaded = ring(0.0, 1.0)
+        out.flat(MAIN_DARK, [(0.3 * radius, shaded[6][1]), *shaded[7:12], (0.4 * self.tip, shaded[12][1])])
+        for number in range(self.bands):
+            low = 0.18 + 0.6 * number / self.bands
+            out.flat(SECOND, ring(low, low + 0.3 / self.bands))
+        out.disc(MAIN_LIGHT, (0.0, 0.98), self.tip, self.tip * squash)
+        return out
+
+
+@dataclass(frozen=True)
+class Decoy:
+    """A moving shape of no class: slabs, stars, crosses, blobs."""
+
+    points: tuple[Point, ...]
+    spin: float
+
+    @classmethod
+    def draw_lots(cls, chance: Chance) -> Decoy:
+        kind, count = chance.integer(0, 4), chance.integer(4, 9)
+        if kind == 0:  # a cross or an L
+            arm = chance.style(0.1, 0.2)
+            points = [
+                (-arm, -0.5),
+                (arm, -0.5),
+                (arm, -arm),
+                (0.5, -arm),
+                (0.5, arm),
+                (arm, arm),
+                (arm, 0.5),
+                (-arm, 0.5),
+            ]
+        elif kind == 1:  # a slab
+            thin = chance.style(0.08, 0.2)
+            points = [(-0.5, -thin), (0.5, -1.4 * thin), (0.5, thin), (-0.5, 1.2 * thin)]
+        else:  # a star or an irregular blob
+            inner = chance.style(0.2, 0.35) if kind == 2 else 0.42
+            points = []
+            for number in range(2 * count):
+                reach = 0.5 if number % 2 == 0 else inner
+                reach *= chance.uniform(0.7, 1.0)
+                angle = math.pi * number / count
+                points.append((reach * math.cos(angle), reach * math.sin(angle)))
+        return cls(tuple(points), chance.uniform(-0.8, 0.8))
+
+    def sketch(self, phase: float) -> Sketch:
+        out = Sketch()
+        angle = self.spin * phase
+        cos, sin = math.cos(angle), math.sin(angle)
+        turned = [(x * cos - y * sin, 0.5 + x * sin + y * cos) for x, y in self.points]
+        out.flat(MAIN, turned)
+        out.flat(MAIN_DARK, [(x, 0.5 + 0.55 * (y - 0.5)) for x, y in turned[: len(turned) // 2 + 1]])
+        return out

@@ -1,0 +1,75 @@
+"""World: a seeded scene. `world[i]` draws frame i, and says exactly what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from framefuse.world.address import check, numbers, parse
+from framefuse.world.spec import WorldSpec
+from framefuse.world.truth import Snapshot
+
+
+@dataclass(frozen=True)
+class World(WorldSpec):
+    """A seeded scene with exact ground truth. Any frame can be asked for, in any order: same index, same bytes.
+
+    The scene does not depend on the resolution: at another size of the same shape the same things are at the same
+    places.
+
+    Args:
+        scene: "street": ten classes of moving objects; "bodies": people close to the camera, by body part.
+        frames: length. The complexity schedule (calm, crowded, calm) stretches over it, or over about 40 s of it.
+        size: (width, height) of the picture in pixels.
+        split: "train", "val" and "test" share no texture, no shape parameter, no colour and no schedule.
+        complexity: fixed 0..1 instead of the schedule.
+        stereo: "sbs": left and right eye side by side in one picture, each half as wide. Scene "bodies" only.
+
+    Raises:
+        UsageError: a value is of another kind, or outside its range.
+    """
+
+    _drawn: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    version: ClassVar[int] = 5
+    """Of look and difficulty. Scores are comparable within one version only."""
+
+    def __post_init__(self) -> None:
+        fps, size = numbers(self.fps, self.size)
+        object.__setattr__(self, "fps", fps)
+        object.__setattr__(self, "size", size)
+        check(self)
+
+    @classmethod
+    def parse(cls, uri: str) -> World:
+        """World of an address: synthetic://street?seed=7&frames=900&size=1920x1080&fps=30&split=test.
+
+        Raises:
+            UsageError: an unknown scene or key (the nearest is named), or a wrong value.
+        """
+        return cls(**parse(uri))
+
+    def __len__(self) -> int:
+        return self.frames
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return (self[index] for index in range(self.frames))
+
+    def __getitem__(self, index: int) -> Snapshot:
+        """Frame `index`, from 0; negative ones count from the end.
+
+        Raises:
+            IndexError: there is no such frame.
+        """
+        number = index + self.frames if index < 0 else index
+        if not 0 <= number < self.frames:
+            raise IndexError(f"frame {index} of a world of {self.frames}")
+        from framefuse.world.render import Stage, render
+
+        if not self._drawn:
+            self._drawn["stage"] = Stage(self)
+        return render(self._drawn["stage"], number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_drawn": {}}

@@ -1,4 +1,4 @@
-"""What the interpreter's lock costs a Pipeline that reads many files on a GPU, found by taking changes back.
+"""What the GIL costs a Pipeline that reads many files on a GPU, found by taking changes back.
 
     python -m benchmarks.interpreter_lock CLIP.mp4 --model yolov8n.onnx [--streams 14] [--out RESULT.json]
 
@@ -27,7 +27,7 @@ VARIANTS = {"now": (), "driver": ("driver",), "filter": ("filter",), "both": ("d
 
 
 class LockWaits:
-    """How long a thread waits for the interpreter's lock after a call that gave it up and never blocks: reading a
+    """How long a thread waits for the GIL after a call that gave it up and never blocks: reading a
     packet of a file that lies in memory. What is not processor time of the thread is waiting."""
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ def program_row(trace: Any, model: Path, engine: str, frames: list[Any], batch: 
 
     opened = open_engine(engine, model, EngineOptions("cuda", layout="yolov8"))
     program = CudaProgram(
-        opened, read_card(model), Preprocess(640, 640, rectangular=True), Selection(), batch=batch, way=way
+        opened, read_card(model), Preprocess(640, 640, rectangular=True), Selection(), batch=batch, mode=way
     )  # type: ignore[arg-type]
     for _ in range(3):
         [*program.submit(frames[:batch]), *program.drain()]

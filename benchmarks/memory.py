@@ -144,11 +144,11 @@ def ways_in(model: Path | None) -> dict[str, Any]:
     from framefuse.models.card import read_card
     from framefuse.preprocess import Preprocess
     from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import choose_way
+    from framefuse.runtime.cuda.uploads import choose_upload_mode
     from framefuse.runtime.program import Selection
 
     host = frames(pictures(8, noise=True))
-    found: dict[str, Any] = {"chosen": choose_way("auto")[1]}
+    found: dict[str, Any] = {"chosen": choose_upload_mode("auto")[1]}
     nothing = CudaNullEngine(lambda count, height, width: [np.zeros((count, 7, 5040), np.float32)])
     jobs: list[tuple[str, Path, int]] = [("null", find_model("squares"), 1), ("null", find_model("squares"), 8)]
     jobs += [("cudnn", model, 1)] if model else []
@@ -156,7 +156,7 @@ def ways_in(model: Path | None) -> dict[str, Any]:
         for way in ("copy", "mapped", "managed"):
             engine = nothing if name == "null" else open_engine(name, path, EngineOptions("cuda", layout="yolov8"))
             spec = Preprocess(640, 640, rectangular=True)
-            program = CudaProgram(engine, read_card(path), spec, Selection(), batch=batch, way=way)  # type: ignore[arg-type]
+            program = CudaProgram(engine, read_card(path), spec, Selection(), batch=batch, mode=way)  # type: ignore[arg-type]
             measured = one_by_one(program, host, batch, 100)
             fps = [throughput(program, host, batch, 1.0) for _ in range(3)]
             found[f"{way}, batch {batch}, engine {name}"] = {**measured, "fps": float(np.median(fps))}

@@ -44,7 +44,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Compiled:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A pretended one, which runs the kernels' own source."""
+    """A fake one, which runs the kernels' own source."""
     return install_gpu(monkeypatch, sources=True)
 
 

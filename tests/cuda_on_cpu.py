@@ -141,7 +141,7 @@ class Stream(contextlib.nullcontext[None]):
 
 
 def on_device(array: np.ndarray[Any, Any]) -> HostArray:
-    """The same memory as an array of the pretended GPU."""
+    """The same memory as an array of the fake GPU."""
     return array.view(HostArray)
 
 

@@ -25,7 +25,7 @@ TYPES = {"fp16": np.float16, "fp32": np.float32, "fp8": np.uint8, "int8": np.uin
 
 
 class Chain:
-    """A stream of the pretended GPU, where everything happens at once."""
+    """A stream of the fake GPU, where everything happens at once."""
 
     ptr = 0
 

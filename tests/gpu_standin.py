@@ -1,4 +1,4 @@
-"""A GPU and its decoder, pretended: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
+"""A GPU and its decoder, fake: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
 
 What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
 same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
@@ -81,7 +81,7 @@ class Array(np.ndarray[Any, Any]):
 
 
 class Gpu:
-    """The pretended GPUs.
+    """The fake GPUs.
 
     Attributes:
         count: how many there are.
@@ -244,7 +244,7 @@ class Gpu:
 
         runtime = SimpleNamespace(
             getDevice=gpu.current_device, setDevice=set_device, getDeviceCount=lambda: gpu.count, memGetInfo=memory,
-            getDeviceProperties=lambda number: {"name": b"a pretended GPU"},
+            getDeviceProperties=lambda number: {"name": b"a fake GPU"},
             streamSynchronize=lambda stream: None, streamIsCapturing=lambda stream: stream in gpu.recordings,
             memcpyAsync=gpu.copy, memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
             streamCaptureModeThreadLocal=1, CUDARuntimeError=CudaError, free=lambda address: gpu.alive(),
@@ -393,8 +393,8 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
         count: GPUs.
     """
     from framefuse.runtime import choices
-    from framefuse.runtime.cuda import captured_batch as lane_cuda
-    from framefuse.runtime.cuda import device_outputs as outlets_cuda
+    from framefuse.runtime.cuda import captured_batch as captured_batch
+    from framefuse.runtime.cuda import device_outputs as device_outputs
     from framefuse.sources import decoders
 
     gpu = Array.gpu = Table.installed = Gpu(count)
@@ -408,8 +408,8 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(decoders, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:
-        monkeypatch.setattr(lane_cuda, "PreprocessTable", Table)
-        monkeypatch.setattr(outlets_cuda, "detections", _detections(gpu))
+        monkeypatch.setattr(captured_batch, "PreprocessTable", Table)
+        monkeypatch.setattr(device_outputs, "detections", _detections(gpu))
         return gpu
     compiled = Fibres()
 

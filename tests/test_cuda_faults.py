@@ -19,7 +19,7 @@ import pytest
 from command_line import importable
 from framefuse.config import settings_from
 from framefuse.cuda import device
-from framefuse.cuda.errors import in_words
+from framefuse.cuda.errors import translate_cuda_error
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError
@@ -131,7 +131,7 @@ def test_return_codes_in_words(
 ) -> None:
     runtime = SimpleNamespace(memGetInfo=lambda: (5 * 10**6, 10**9))
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
-    found = in_words(error, "load it")
+    found = translate_cuda_error(error, "load it")
     assert type(found) is kind
     assert message in found.message and "\n" not in found.message
     if kind is GpuMemoryError:

@@ -1,4 +1,4 @@
-"""How long memory of a GPU lives, on a pretended one: neither longer than it is needed, nor shorter."""
+"""How long memory of a GPU lives, on a fake one: neither longer than it is needed, nor shorter."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cuda_on_cpu import on_device
 from framefuse import kernels
 from framefuse.cuda import device, kernel
 from framefuse.cuda import launch_plan as calls
-from framefuse.cuda.streams import Lender
+from framefuse.cuda.streams import StreamPool
 from framefuse.engines.cudnn import convolutions
-from framefuse.engines.device_requests import device_lane
+from framefuse.engines.device_requests import device_request_pool
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
 from framefuse.kernels.boxes import call as boxes
@@ -56,7 +56,7 @@ def test_an_error_that_is_kept_keeps_no_memory(gpu: Gpu, segmenter: Card, monkey
     run(program, pictures(2), 1)
     models = [weakref.ref(model) for model in program._executions[64, 96]]
     with without_collector():
-        monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.Lane.launch", lambda self: 1 / 0)
+        monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.CapturedBatch.launch", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError) as caught:
             list(program.submit(pictures(1)))
         program.close()
@@ -84,7 +84,7 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
         owners.append(weakref.ref(owner))
         planes = tuple(plane.view(Array) for plane in picture.planes)
         list(program.submit([replace(picture, planes=planes, owner=owner)]))
-    for number, flight in enumerate(program._flights):
+    for number, flight in enumerate(program._in_flight):
         flight.lane.ended = Ended(number)
     del owner, flight
     threads = [threading.Thread(target=program.close) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
             program.close()
         return True
 
-    monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.Lane.wait", wait)
+    monkeypatch.setattr("framefuse.runtime.cuda.captured_batch.CapturedBatch.wait", wait)
     program.close()
     assert entered and program.in_flight == 0
 
@@ -163,7 +163,7 @@ def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
     execution: Any = Execution()
     alive = weakref.ref(execution)
     with without_collector():
-        lane = device_lane((1, 3, 4, 4), [execution])
+        lane = device_request_pool((1, 3, 4, 4), [execution])
         del execution
         lane.close()
         del lane
@@ -182,7 +182,7 @@ def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPat
 
     cudnn = SimpleNamespace(create_handle=create_handle, set_stream=set_stream, backend_version=lambda: 91900)
     monkeypatch.setitem(sys.modules, "cudnn", cudnn)
-    monkeypatch.setattr(convolutions, "_handles", Lender(convolutions._handles._make))
+    monkeypatch.setattr(convolutions, "_handles", StreamPool(convolutions._handles._make))
     first, second = convolutions.Builder(), convolutions.Builder()
     assert (first.handle, second.handle) == (1, 2)
     stream = first.stream
@@ -203,12 +203,12 @@ def test_what_is_lent_outlives_a_user_that_is_garbage(gpu: Gpu) -> None:
     class User:
         def __init__(self) -> None:
             self.itself = self
-            self.stream, self.give_back = lender.lend()
+            self.stream, self.free_cached_memory = lender.lend()
 
         def __del__(self) -> None:
-            self.give_back()
+            self.free_cached_memory()
 
-    lender = Lender(Stream)
+    lender = StreamPool(Stream)
     for _ in range(3):
         User()
         gc.collect()

@@ -1,4 +1,4 @@
-"""The captured program on a pretended GPU: boxes, masks, and what happens where CUDA fails."""
+"""The captured program on a fake GPU: boxes, masks, and what happens where CUDA fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
-from framefuse.runtime.cuda.captured_batch import Lane
+from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
-from framefuse.runtime.program import Done, HostProgram, Program, Selection
-from framefuse.runtime.stages import begun
+from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
+from framefuse.runtime.stages import warm_up
 from gpu_standin import LAUNCH_FAILURE, Array, Gpu
 
 SIZE = 96, 64
@@ -53,7 +53,7 @@ def pictures(count: int, width: int = 80, height: int = 61) -> list[Frame]:
     ]
 
 
-def run(program: Program, frames: Sequence[Frame], batch: int) -> list[Done]:
+def run(program: Program, frames: Sequence[Frame], batch: int) -> list[FrameResult]:
     found = []
     for start in range(0, len(frames), batch):
         found += list(program.submit(frames[start : start + batch]))
@@ -190,7 +190,7 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
 
 def lanes() -> int:
     """How many there are; tests of a lost GPU leave some for ever."""
-    return sum(isinstance(item, Lane) for item in gc.get_objects())
+    return sum(isinstance(item, CapturedBatch) for item in gc.get_objects())
 
 
 def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:
@@ -229,7 +229,7 @@ def test_where_nothing_fits_the_sizes_are_named(gpu: Gpu, segmenter: Card) -> No
         program.prepare(80, 61)
     assert "smaller batch" in str(error.value.remedy)
     with pytest.raises(GpuMemoryError, match=r"\[program\] the GPU has no room"):
-        list(begun(cast(Any, pictures(1)), program))  # of which nobody should say that decoding failed
+        list(warm_up(cast(Any, pictures(1)), program))  # of which nobody should say that decoding failed
     program.close()
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from cudnn_nets import Net
+from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import precisions, workers
 from framefuse.engines.cudnn.autotune import Choice

@@ -158,14 +158,14 @@ def test_a_gpu_that_is_not_there_is_said_with_those_that_are(
 ) -> None:
     gpu_standin.install(monkeypatch, count=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    expected = r"device cuda:2 was asked for, but CUDA sees cuda:0 \(a pretended GPU\), cuda:1 .* is '3,5'"
+    expected = r"device cuda:2 was asked for, but CUDA sees cuda:0 \(a fake GPU\), cuda:1 .* is '3,5'"
     with pytest.raises(CapabilityError, match=expected) as error:
         Pipeline([tmp_path / "clip.mp4"], card.path, device="cuda:2")
     assert error.value.exit_code == 3
 
 
 def test_a_run_on_a_gpu_says_what_encodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
-    """No pretended GPU encodes, so here it is x264, with the reason."""
+    """No fake GPU encodes, so here it is x264, with the reason."""
     squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
     gpu_standin.install(monkeypatch)
     engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])

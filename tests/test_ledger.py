@@ -46,7 +46,7 @@ def test_rows_are_kept_apart_and_threads_may_share_it() -> None:
 
 
 def test_it_counts_every_copy_that_the_program_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each copy function of the pretended GPU is counted beside the ledger."""
+    """Each copy function of the fake GPU is counted beside the ledger."""
     gpu = install(monkeypatch, sources=True)
     program = CudaProgram(
         CudaNullEngine(scores), read_card(write_segmenter(tmp_path / "seg.onnx", stride=2)), Preprocess(*SIZE),

@@ -1,4 +1,4 @@
-"""NVDEC's side of the sources and of the pipeline, on a pretended GPU: what is decoded, shared, lent and given back."""
+"""NVDEC's side of the sources and of the pipeline, on a fake GPU: what is decoded, shared, lent and given back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.sources import SourceOptions, nvdec, open_source
-from framefuse.sources.nvdec import Turn
+from framefuse.sources.nvdec import SurfaceLease
 
 FRAMES = 30
 
@@ -200,7 +200,7 @@ def test_pictures_of_many_sizes_share_one_graph(
 def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
     monkeypatch.setattr(cuda_queue, "wait", lambda event, stream: waited.append(event))
-    closed, turn, queue = threading.Event(), Turn(), object()
+    closed, turn, queue = threading.Event(), SurfaceLease(), object()
     thread = threading.Thread(target=turn.wait, args=(closed, queue))
     thread.start()
     turn.release("event")
@@ -208,7 +208,7 @@ def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest
     thread.join(5)
     assert waited == ["event"]
     closed.set()
-    Turn().wait(closed, queue)
+    SurfaceLease().wait(closed, queue)
     assert waited == ["event"]
 
 

@@ -11,7 +11,7 @@ import av
 import pytest
 
 import media
-from framefuse.sources.annexb import START, StartCodes
+from framefuse.sources.annexb import START, AnnexB
 
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 SEI = 39
@@ -42,7 +42,7 @@ def test_units_are_those_of_ffmpegs_filter(folder: Path, codec: str, suffix: str
     path = media.video(folder / f"{codec}.{suffix}", codec=ENCODERS[codec])
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        ours = StartCodes(codec, stream.codec_context.extradata or b"")
+        ours = AnnexB(codec, stream.codec_context.extradata or b"")
         theirs = av.BitStreamFilterContext(FILTERS[codec], stream)
         count = 0
         for packet in container.demux(stream):
@@ -57,7 +57,7 @@ def test_units_are_those_of_ffmpegs_filter(folder: Path, codec: str, suffix: str
 
 
 def test_a_key_frame_gets_parameter_sets_once_and_before_its_first_slice() -> None:
-    ours = StartCodes("h264", RECORD)
+    ours = AnnexB("h264", RECORD)
     key = packet(b"\0\0\0\2\x09\xf0" + b"\0\0\0\2\x65\1" + b"\0\0\0\2\x65\2", key=True)
     assert units(ours(key)) == [b"\x09\xf0", b"\x67AB", b"\x68C", b"\x65\1", b"\x65\2"]
     assert units(ours(packet(lengths(b"\x67XY", b"\x68Z", b"\x65\1"), key=True))) == [b"\x67XY", b"\x68Z", b"\x65\1"]
@@ -67,39 +67,39 @@ def test_a_key_frame_gets_parameter_sets_once_and_before_its_first_slice() -> No
 
 @pytest.mark.parametrize("data", [b"\0\0\0\x09\x41\1", b"\0\0\0\2\x41\1\0\0", b"\0\0"])
 def test_lengths_that_do_not_fit_are_refused(data: bytes) -> None:
-    ours = StartCodes("h264", b"\1\x64\0\x1f\xff\xe0\0")
+    ours = AnnexB("h264", b"\1\x64\0\x1f\xff\xe0\0")
     with pytest.raises(av.error.InvalidDataError):
         ours(packet(data, key=False))
 
 
 def test_a_header_that_is_cut_off_is_refused(codec: str) -> None:
     with pytest.raises(av.error.InvalidDataError):
-        StartCodes(codec, b"\1\x64\0\x1f\xff\xe1\0\3\x67A")
+        AnnexB(codec, b"\1\x64\0\x1f\xff\xe1\0\3\x67A")
 
 
 def test_headers_of_an_unknown_version_are_refused(codec: str) -> None:
     for record in (bytes(60), b"\xa5" * 60):
         with pytest.raises(av.error.InvalidDataError):
-            StartCodes(codec, record)
+            AnnexB(codec, record)
 
 
 def test_a_stream_that_has_start_codes_stays_as_it_is_but_for_sets_that_it_lacks() -> None:
     data = b"\0\0\1\x65\1\2"
     for header in (b"", START + b"\x67A" + START + b"\x68C"):
-        assert StartCodes("h264", header)(packet(START + b"\x67A" + START + b"\x68C" + data, key=True)).endswith(data)
-        assert StartCodes("h264", header)(packet(b"\0\0\1\x41\1", key=False)) == b"\0\0\1\x41\1"
-        assert StartCodes("h264", header)(packet(b"no start", key=True)) == b"no start"
-    assert StartCodes("h264", b"")(packet(data, key=True)) == data
-    assert units(StartCodes("h264", header)(packet(data, key=True))) == [b"\x67A", b"\x68C", b"\x65\1\2"]
+        assert AnnexB("h264", header)(packet(START + b"\x67A" + START + b"\x68C" + data, key=True)).endswith(data)
+        assert AnnexB("h264", header)(packet(b"\0\0\1\x41\1", key=False)) == b"\0\0\1\x41\1"
+        assert AnnexB("h264", header)(packet(b"no start", key=True)) == b"no start"
+    assert AnnexB("h264", b"")(packet(data, key=True)) == data
+    assert units(AnnexB("h264", header)(packet(data, key=True))) == [b"\x67A", b"\x68C", b"\x65\1\2"]
 
 
 def test_start_codes_in_spite_of_the_header_are_read() -> None:
-    ours = StartCodes("h264", RECORD)
+    ours = AnnexB("h264", RECORD)
     assert units(ours(packet(START + b"\x65\1\2", key=True))) == [b"\x67AB", b"\x68C", b"\x65\1\2"]
 
 
 def test_sets_that_come_in_a_packet_are_those_of_later_key_frames() -> None:
-    ours = StartCodes("h264", RECORD)
+    ours = AnnexB("h264", RECORD)
     ours(packet(lengths(b"\x67XY", b"\x68Z", b"\x65\1"), key=True))
     assert units(ours(packet(lengths(b"\x68N", b"\x41\1"), key=False))) == [b"\x68N", b"\x41\1"]
     assert units(ours(packet(lengths(b"\x41\1"), key=True))) == [b"\x67XY", b"\x68N", b"\x41\1"]
@@ -108,12 +108,12 @@ def test_sets_that_come_in_a_packet_are_those_of_later_key_frames() -> None:
 
 
 def test_only_the_sets_that_are_missing_are_put_in_and_in_order() -> None:
-    assert units(StartCodes("h264", RECORD)(packet(lengths(b"\x68Z", b"\x65\1"), key=True))) == [
+    assert units(AnnexB("h264", RECORD)(packet(lengths(b"\x68Z", b"\x65\1"), key=True))) == [
         b"\x67AB",
         b"\x68Z",
         b"\x65\1",
     ]
-    assert units(StartCodes("h264", RECORD)(packet(lengths(b"\x67X", b"\x06S", b"\x65\1"), key=True))) == [
+    assert units(AnnexB("h264", RECORD)(packet(lengths(b"\x67X", b"\x06S", b"\x65\1"), key=True))) == [
         b"\x67X",
         b"\x06S",
         b"\x68C",
@@ -129,12 +129,12 @@ def test_pictures_are_those_of_ffmpeg_where_another_stream_follows(folder: Path,
         options = {"x264-params" if codec == "h264" else "x265-params": keys}
         streams.append(media.video(folder / f"{codec}{number}.mp4", codec=ENCODERS[codec], size=size, options=options))
     (header, first), (other, second) = map(packets, streams)
-    head = b"".join(lengths(unit) for unit in units(StartCodes(codec, other)(packet(second[0][0], key=True))))
+    head = b"".join(lengths(unit) for unit in units(AnnexB(codec, other)(packet(second[0][0], key=True))))
     second[0] = head, True
     expected = pictures(codec, [data for data, _ in first + second], header)
     assert len(expected) == len(first + second)
     for mark in (lambda key: key, lambda key: False, lambda key: True):
-        ours = StartCodes(codec, header)
+        ours = AnnexB(codec, header)
         assert pictures(codec, [ours(packet(data, key=mark(key))) for data, key in first + second]) == expected
 
 
@@ -150,7 +150,7 @@ def test_a_header_that_changes_in_the_stream_is_used(folder: Path) -> None:
     path.write_bytes(parts[0] + parts[1][FLV_HEADER:])
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        ours = StartCodes("h264", stream.codec_context.extradata or b"")
+        ours = AnnexB("h264", stream.codec_context.extradata or b"")
         found = [one for one in container.demux(stream) if one.size]
         assert any(one.has_sidedata("new_extradata") for one in found)
         data = [ours(one) for one in found]
@@ -170,7 +170,7 @@ def test_damaged_headers_and_packets_are_refused_or_passed_on(folder: Path, code
 
     for _ in range(500):
         with contextlib.suppress(av.error.InvalidDataError):
-            ours = StartCodes(codec, damaged(header))
+            ours = AnnexB(codec, damaged(header))
             for data, key in stream:
                 with contextlib.suppress(av.error.InvalidDataError):
                     ours(packet(damaged(data), key=key))

@@ -48,7 +48,7 @@ def two(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNamespace]:
-    """A pretended GPU with a pretended TensorRT; what it is can be changed."""
+    """A fake GPU with a fake TensorRT; what it is can be changed."""
     facts = SimpleNamespace(name=b"Card A", major=8, driver=13000)
     stream = SimpleNamespace(ptr=7, synchronize=lambda: None, __enter__=None)
     event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, done=True)

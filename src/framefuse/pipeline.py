@@ -45,7 +45,7 @@ from framefuse.runtime.outputs import SinkFactory, choose_encoder, sinks_for, wr
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import HostProgram, Program, Selection
 from framefuse.runtime.readers import count, open_sources, plan
-from framefuse.runtime.stages import begun, decode, infer, write
+from framefuse.runtime.stages import decode, infer, warm_up, write
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
@@ -261,7 +261,7 @@ class Pipeline:
             self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
         readers: list[Iterable[Frame]] = list(self.sources)
         if settings.on_gpu and not live:
-            readers[0] = begun(self.sources[0], self._program)
+            readers[0] = warm_up(self.sources[0], self._program)
         recorder.start()
         recorder.stage("inference", parallel=self.engine.streams)
         decode_clock = recorder.stage(
@@ -348,10 +348,10 @@ def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]
             )
         return HostProgram, []
     from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import choose_way
+    from framefuse.runtime.cuda.uploads import choose_upload_mode
 
-    way, reason = choose_way(settings.memory)
-    return partial(CudaProgram, way=way), [reason]
+    way, reason = choose_upload_mode(settings.memory)
+    return partial(CudaProgram, mode=way), [reason]
 
 
 def _unreadable(card: Card) -> str | None:

@@ -34,7 +34,7 @@ def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
         yield
         return
     from framefuse.cuda import device
-    from framefuse.cuda.errors import in_words
+    from framefuse.cuda.errors import translate_cuda_error
 
     cp = device.cupy()
     runtime = cp.cuda.runtime
@@ -43,11 +43,11 @@ def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
         runtime.setDevice(gpu)
         runtime.free(0)  # nothing is freed: CUDA starts at a first call, if nobody has started it
     except runtime.CUDARuntimeError as error:
-        raise in_words(error, f"start CUDA on cuda:{gpu}") from error
+        raise translate_cuda_error(error, f"start CUDA on cuda:{gpu}") from error
     try:
         yield
     except (cp.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
-        raise in_words(error, doing) from error
+        raise translate_cuda_error(error, doing) from error
     finally:
         with suppress(runtime.CUDARuntimeError):  # of a GPU that is lost, which has been said, or will be
             runtime.setDevice(before)

@@ -1,4 +1,4 @@
-"""Short calls of CUDA's driver on a stream, made without giving up the interpreter's lock.
+"""Short calls of CUDA's driver on a stream, made without giving up the GIL.
 
 CuPy gives it up for each call. A call takes a microsecond, but where a dozen threads want the lock, getting it back
 takes many: it has gone to a thread that first must wake up.
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import in_words
+from framefuse.cuda.errors import translate_cuda_error
 
 
 def driver() -> Any:
@@ -66,4 +66,4 @@ def wait(event: Any, stream: Any) -> None:
 
 def _check(code: int, doing: str) -> None:
     if code:
-        raise in_words(device.cupy().cuda.runtime.CUDARuntimeError(code), doing)
+        raise translate_cuda_error(device.cupy().cuda.runtime.CUDARuntimeError(code), doing)

@@ -20,7 +20,7 @@ LOST = {
 """CUDA's errors after which nothing works in this process any more -> what they mean."""
 
 
-def in_words(error: Exception, doing: str) -> EngineError:
+def translate_cuda_error(error: Exception, doing: str) -> EngineError:
     """What CUDA's error means, to be raised in its place.
 
     Args:

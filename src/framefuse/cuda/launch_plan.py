@@ -115,7 +115,7 @@ HELD = 256 << 20
 """Bytes of scratch memory that remembered calls of a function hold, together; the last of them may hold more."""
 
 
-def remembered(function: Callable[P, R]) -> Callable[P, R]:
+def cached(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function that, on a GPU, does nothing but launch: the same call again only launches.
 
     The same is a call with the same addresses, shapes and options, on the same stream, that writes to what it was

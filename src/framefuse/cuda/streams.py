@@ -9,7 +9,7 @@ from typing import Any
 from framefuse.cuda import device
 
 
-class Lender:
+class StreamPool:
     """Makes one for each user at a time, and keeps all of them for ever.
 
     Also what is lent: if only its user held a stream of CuPy, and both were garbage in one cycle, Python would end the

@@ -65,8 +65,8 @@ class Slot:
     """(batch, 3, height, width), or (batch, height, width, 3): preprocess writes it, the engine reads it in place.
     uint16 holds the bits of bfloat16."""
     outputs: tuple[NDArray[Any], ...] = ()
-    """The model's raw outputs in the order of the ONNX, or those of `layout`; valid from `Lane.wait` to
-    `Lane.release`."""
+    """The model's raw outputs in the order of the ONNX, or those of `layout`; valid from `RequestPool.wait` to
+    `RequestPool.release`."""
     handle: Any = None
     """The engine's own request object."""
     memory_format: Literal["nchw", "nhwc"] = "nchw"
@@ -75,7 +75,7 @@ class Slot:
     """What `outputs` hold, if not what the model itself puts out: "yolov8_head"."""
 
 
-class Lane(Protocol):
+class RequestPool(Protocol):
     """Slots of one input shape. `acquire` never blocks on the model: None means that all slots are in flight."""
 
     shape: tuple[int, int, int, int]
@@ -89,7 +89,7 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class SlotLane:
+class SlotPool:
     """A lane over a fixed set of slots; `start` begins a slot's request and `wait` ends it."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Engine(Protocol):
     capturable: bool
     """Whether a lane can be recorded into a CUDA graph."""
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> Lane: ...
+    def lane(self, batch: int, height: int, width: int, slots: int) -> RequestPool: ...
     def close(self) -> None: ...
 
 

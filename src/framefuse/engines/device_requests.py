@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from framefuse.cuda import device
-from framefuse.engines import Slot, SlotLane
+from framefuse.engines import Slot, SlotPool
 from framefuse.errors import EngineError
 
 POLL = 0.0005
@@ -106,7 +106,7 @@ class Request:
                                 runtime.memcpyDeviceToHost, stream)  # fmt: skip
 
 
-def device_lane(shape: tuple[int, int, int, int], executions: Sequence[DeviceExecution]) -> SlotLane:
+def device_request_pool(shape: tuple[int, int, int, int], executions: Sequence[DeviceExecution]) -> SlotPool:
     """A lane with one slot for each execution. `Slot.input` is what the execution reads, in its memory order."""
 
     def wait(slot: Slot, timeout: float | None) -> bool:
@@ -120,4 +120,4 @@ def device_lane(shape: tuple[int, int, int, int], executions: Sequence[DeviceExe
         request = Request(execution)
         slots.append(Slot(request.input, handle=request, memory_format=execution.memory_format,
                           layout=execution.layout))  # fmt: skip
-    return SlotLane(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)
+    return SlotPool(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.errors import CapabilityError
 
 Answer = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
@@ -32,13 +32,13 @@ class NullEngine:
         self.input_dtype = np.dtype(input_dtype)
         self.reasons = ["engine null: no model runs, outputs are empty"]
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
 
         def start(slot: Slot) -> None:
             slot.outputs = tuple(self._answer(slot.input))
 
-        return SlotLane(
+        return SlotPool(
             shape,
             [Slot(np.zeros(shape, self.input_dtype)) for _ in range(slots or 2)],
             start=start,
@@ -90,7 +90,7 @@ class CudaNullEngine:
     def execution(self, batch: int, height: int, width: int) -> NullExecution:
         return NullExecution(batch, height, width, self._answer(batch, height, width))
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         """
         Raises:
             CapabilityError: always: its pictures never come to the host.

@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import Device, EngineOptions, Lane, Precision, Slot, SlotLane, engine_names, open_engine
+from framefuse.engines import Device, EngineOptions, Precision, RequestPool, Slot, SlotPool, engine_names, open_engine
 from framefuse.errors import FramefuseError, ModelError, UsageError
 from framefuse.lab.bench_report import BenchReport, Row, Timing
 from framefuse.models import find_model
@@ -48,7 +48,7 @@ class _Peer:
 
     row: Row
     engine: Any
-    lane: Lane
+    lane: RequestPool
     slot: Slot
     execution: Any
     """What `device_run` runs: kept, since a captured graph does not keep its memory."""
@@ -266,16 +266,16 @@ def on_device(execution: Any) -> Callable[[], float]:
     return run
 
 
-def _lane(engine: Any, execution: Any, shape: tuple[int, int, int, int]) -> Lane:
+def _lane(engine: Any, execution: Any, shape: tuple[int, int, int, int]) -> RequestPool:
     """A slot in host memory over an execution on the GPU; over another one, where the engine has lanes of its own."""
-    from framefuse.engines.device_requests import DeviceExecution, device_lane
+    from framefuse.engines.device_requests import DeviceExecution, device_request_pool
 
     if engine.name == "null":  # nothing to copy
         slot = Slot(np.zeros(shape, np.float32))
-        return SlotLane(shape, [slot], start=lambda slot: None, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=lambda slot: None, wait=lambda slot, timeout: True)
     if isinstance(execution, DeviceExecution):
-        return device_lane(shape, [execution])
-    return cast(Lane, engine.lane(shape[0], *shape[2:], 1))
+        return device_request_pool(shape, [execution])
+    return cast(RequestPool, engine.lane(shape[0], *shape[2:], 1))
 
 
 def _compare(peers: Sequence[_Peer]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import Engine, Lane, Slot
+from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
@@ -37,7 +37,7 @@ class Selection:
     agnostic: bool = False
 
 
-class Done(NamedTuple):
+class FrameResult(NamedTuple):
     """A frame whose detections are known."""
 
     result: Result
@@ -57,17 +57,17 @@ class Program(Protocol):
     def begin(self, frame: Frame) -> None:
         """Make ready for frames like this one, the first of a run, which is submitted later."""
 
-    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+    def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         """Start a batch; yields what had to be finished to make room."""
 
-    def finish(self, timeout: float | None = None) -> Iterator[Done]:
+    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         """Wait for the oldest batch in flight; yields nothing when there is none, or after `timeout` seconds."""
 
     @property
     def in_flight(self) -> int:
         """Batches submitted and not finished."""
 
-    def drain(self) -> Iterator[Done]:
+    def drain(self) -> Iterator[FrameResult]:
         """Wait for everything in flight."""
 
     @property
@@ -85,14 +85,14 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
-class Moment(NamedTuple):
+class WallCpuTime(NamedTuple):
     """Seconds of the wall's clock, and of processor time in this thread."""
 
     wall: float
     cpu: float
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls) -> WallCpuTime:
         return cls(perf_counter(), thread_time())
 
 
@@ -117,7 +117,7 @@ class Stages:
         self._preprocess, self._inference, self._postprocess = (recorder.stage(name) for name in names)
         self._rung = rung
 
-    def submitted(self, frames: Sequence[Frame], kept: list[Frame | None], started: Moment, submitted: Moment) -> Batch:
+    def submitted(self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime) -> Batch:
         """A batch whose model was started between `submitted` and now."""
         seconds = submitted.wall - started.wall
         self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
@@ -126,10 +126,10 @@ class Stages:
         return Batch([FrameInfo.of(frame) for frame in frames], kept, arrivals, seconds, submitted.wall)
 
     def finished(
-        self, batch: Batch, found: Sequence[tuple[Detections, Masks | None]], waiting: Moment, finished: Moment
-    ) -> Iterator[Done]:
+        self, batch: Batch, found: Sequence[tuple[Detections, Masks | None]], waiting: WallCpuTime, finished: WallCpuTime
+    ) -> Iterator[FrameResult]:
         """A batch that was waited for from `waiting` to `finished`, and post-processed from then to now."""
-        ended, count = Moment.now(), len(batch.infos)
+        ended, count = WallCpuTime.now(), len(batch.infos)
         inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
@@ -137,13 +137,13 @@ class Stages:
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
         for info, frame, arrival, (detections, masks) in rows:
-            yield Done(Result(info, detections, self._rung, timings, arrival, masks), frame)
+            yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
 
 
 @dataclass(eq=False)
-class _Flight:
+class InFlightBatch:
     slot: Slot
-    lane: Lane
+    lane: RequestPool
     batch: Batch
     placements: list[Placement]
 
@@ -171,8 +171,8 @@ class HostProgram:
         self._slots = slots
         self._keep_frames = keep_frames
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._lanes: dict[tuple[int, int], Lane] = {}
-        self._flights: deque[_Flight] = deque()
+        self._lanes: dict[tuple[int, int], RequestPool] = {}
+        self._in_flight: deque[InFlightBatch] = deque()
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()
         """Stays empty."""
@@ -190,37 +190,37 @@ class HostProgram:
     def begin(self, frame: Frame) -> None:
         """Its size is all that counts, and `prepare` was told."""
 
-    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+    def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         lane = yield from self._lane(self.input_size(frames[0]))
         while (slot := lane.acquire()) is None:
             yield from self.finish()
-        started = Moment.now()
+        started = WallCpuTime.now()
         placements = [
             self._preprocess(frame, row, memory_format=slot.memory_format)
             for frame, row in zip(frames, slot.input, strict=False)
         ]
-        submitted = Moment.now()
+        submitted = WallCpuTime.now()
         lane.submit(slot)
         kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
-        self._flights.append(_Flight(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements))
+        self._in_flight.append(InFlightBatch(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements))
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def finish(self, timeout: float | None = None) -> Iterator[Done]:
-        if not self._flights:
+    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
+        if not self._in_flight:
             return
-        flight = self._flights[0]
-        waiting = Moment.now()
+        flight = self._in_flight[0]
+        waiting = WallCpuTime.now()
         if not flight.lane.wait(flight.slot, timeout):
             return
-        self._flights.popleft()
-        finished = Moment.now()
+        self._in_flight.popleft()
+        finished = WallCpuTime.now()
         layout, outputs = flight.slot.layout, flight.slot.outputs
         if layout is None:
             outputs = tuple(outputs[index] for index in self._card.output_indices)
@@ -251,8 +251,8 @@ class HostProgram:
         )
         return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
 
-    def drain(self) -> Iterator[Done]:
-        while self._flights:
+    def drain(self) -> Iterator[FrameResult]:
+        while self._in_flight:
             yield from self.finish()
 
     @property
@@ -261,14 +261,14 @@ class HostProgram:
 
     def close(self) -> None:
         """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
-        while self._flights:
-            flight = self._flights.popleft()
+        while self._in_flight:
+            flight = self._in_flight.popleft()
             flight.lane.wait(flight.slot)
         while self._lanes:
             self._lanes.popitem()[1].close()
         self._engine.close()
 
-    def _lane(self, size: tuple[int, int]) -> Generator[Done, None, Lane]:
+    def _lane(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
         """The lane of an input size, made ready when needed; yields what had to be finished to make room for it."""
         lane = self._lanes.pop(size, None)
         if lane is None:
@@ -280,7 +280,7 @@ class HostProgram:
         self._lanes[size] = lane
         return lane
 
-    def _make_lane(self, size: tuple[int, int]) -> Lane:
+    def _make_lane(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the engine's own threads, started here, are known by that name
             return self._engine.lane(self._batch, *size, self._slots)
 

@@ -12,7 +12,7 @@ from framefuse.prediction import Result
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
-from framefuse.runtime.program import Done, Program
+from framefuse.runtime.program import FrameResult, Program
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import Source, SourceInfo
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.002
 """While the engine is busy and no frame waits, how soon a new frame is noticed."""
 
 
-def begun(source: Source, program: Program) -> Iterator[Frame]:
+def warm_up(source: Source, program: Program) -> Iterator[Frame]:
     """The frames of a source; the program has been made ready for the first, in the thread of the caller.
 
     Decoders that are set up or allocate while a graph is captured would spoil the capture.
@@ -50,10 +50,10 @@ def _failed(error: Exception) -> Iterator[Frame]:
 def decode(source: Iterable[Frame]) -> Iterator[Frame]:
     """Frames of a source, stamped with the time at which they were there."""
     for frame in source:
-        yield frame if frame.arrival is not None else frame.another(arrival=monotonic())
+        yield frame if frame.arrival is not None else frame.replace_unchecked(arrival=monotonic())
 
 
-def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[Done]:
+def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[FrameResult]:
     """Frames through the program, in batches; what is in flight is finished even if the source fails."""
     try:
         while True:
@@ -85,7 +85,7 @@ def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
 
 
 def write(
-    found: Iterable[Done],
+    found: Iterable[FrameResult],
     sinks: SinkSet,
     info_of: Callable[[str], SourceInfo],
     clock: StageClock,

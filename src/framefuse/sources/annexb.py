@@ -1,6 +1,6 @@
 """H.264 and HEVC as MP4 and Matroska keep them -> as decoders in hardware read them: start codes before each unit.
 
-FFmpeg's filters h264_mp4toannexb and hevc_mp4toannexb do the same, but give up the interpreter's lock three times a
+FFmpeg's filters h264_mp4toannexb and hevc_mp4toannexb do the same, but give up the GIL three times a
 packet. With many decoders in one process each of these makes some thread wait until it is woken.
 
 What differs from the filters: parameter sets are put in at every key frame, not only at those that cut off what came
@@ -42,7 +42,7 @@ KINDS = {
 }
 
 
-class StartCodes:
+class AnnexB:
     """Changes the packets of one stream.
 
     Args:

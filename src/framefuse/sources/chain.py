@@ -108,7 +108,7 @@ class _Chain:
     """
 
     def __init__(self, turns: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
-        self._turns = turns
+        self._leases = turns
         self._alone = alone
         self.failures: list[str] = []
         self._current: Source | None = None
@@ -127,7 +127,7 @@ class _Chain:
         """The next source that can be opened."""
         self._current = None
         while self._current is None:
-            name, opener = next(self._turns, ("", None))
+            name, opener = next(self._leases, ("", None))
             if opener is None:
                 break
             try:
@@ -148,7 +148,7 @@ class _Chain:
             try:
                 for frame in source:
                     name = self._unique(frame.source_id, source.info.parts.get(frame.source_id, source.info))
-                    yield frame if name == frame.source_id else frame.another(source_id=name)
+                    yield frame if name == frame.source_id else frame.replace_unchecked(source_id=name)
                     delivered += 1
             except SourceError as error:
                 self._failed(source.info.uri, error)

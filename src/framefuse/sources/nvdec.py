@@ -26,7 +26,7 @@ from framefuse.cuda import driver as cuda_queue
 from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import EngineError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
-from framefuse.sources.annexb import KINDS, Kinds, StartCodes
+from framefuse.sources.annexb import KINDS, AnnexB, Kinds
 from framefuse.sources.nvdec_support import CODECS, ROOM, SURFACES, free_memory
 from framefuse.sources.source import SourceInfo
 
@@ -66,7 +66,7 @@ def _sequence(data: bytearray, kinds: Kinds) -> bytes:
     return next((unit.rstrip(b"\0") for unit in units[1:] if unit and kinds.of(unit[0]) == kinds.sequence), b"")
 
 
-class Turn:
+class SurfaceLease:
     """The lease of a surface."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class _Copy:
     memory: Any
     planes: tuple[Any, Any]
     ready: Any
-    turn: Turn
+    turn: SurfaceLease
 
 
 class NvDecoder:
@@ -121,11 +121,11 @@ class NvDecoder:
         # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
         self._queue = self._cupy.cuda.Stream(non_blocking=True)
         self._kinds = KINDS.get(name)
-        self._start_codes = StartCodes(name, stream.codec_context.extradata or b"") if self._kinds else None
+        self._start_codes = AnnexB(name, stream.codec_context.extradata or b"") if self._kinds else None
         self._sequence = b""
         self._thread = 0
         self._held = held
-        self._turns: deque[Turn] = deque()
+        self._leases: deque[SurfaceLease] = deque()
         self._ring: deque[_Copy] = deque()
         self._unused: list[Any] = []
         self._geometry = (0, 0, 0)
@@ -172,8 +172,8 @@ class NvDecoder:
         if self._thread != threading.get_ident():  # CUDA's current device is the thread's
             self._cupy.cuda.Device(self._device).use()
             self._thread = threading.get_ident()
-        while self._turns:
-            self._turns.popleft().wait(self._closed, self._queue)
+        while self._leases:
+            self._leases.popleft().wait(self._closed, self._queue)
         if self._closed.is_set():
             return
         if self._decoder is None:
@@ -230,7 +230,7 @@ class NvDecoder:
 
     def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
         """The surface as a Frame; it is lent, so release it."""
-        turn = Turn()
+        turn = SurfaceLease()
         geometry = picture.pitch, picture.width, picture.height
         size = picture.pitch * picture.height * 3 // 2
         info.copied += size  # by PyNvVideoCodec, from the hardware's surface to one of its own
@@ -239,14 +239,14 @@ class NvDecoder:
             copy = self._copy(picture, geometry, size, turn)
             planes, ready, owner = copy.planes, copy.ready, copy.memory
         else:
-            self._turns.append(turn)
+            self._leases.append(turn)
             planes, ready, owner = self._surface_planes(picture), picture.ready, picture.decoder
         if self._first is None or geometry != self._geometry:
             self._geometry = geometry
             self._first = Frame(planes, self._format, **self._meaning)
-        return self._first.another(planes=planes, ready=ready, lease=turn, owner=owner, **facts)
+        return self._first.replace_unchecked(planes=planes, ready=ready, lease=turn, owner=owner, **facts)
 
-    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, turn: Turn) -> _Copy:
+    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, turn: SurfaceLease) -> _Copy:
         """The surface in the oldest part of the ring, once its lease has ended."""
         if geometry != self._geometry:  # frames of the old size stay with those who hold them
             self._ring.clear()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda.streams import Lender, new_stream
+from framefuse.cuda.streams import StreamPool, new_stream
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
 from framefuse.errors import CapabilityError, EngineError
@@ -127,7 +127,7 @@ def frontend() -> Any:
     return module
 
 
-_handles = Lender(lambda: (frontend().create_handle(), new_stream()))
+_handles = StreamPool(lambda: (frontend().create_handle(), new_stream()))
 """Each with the stream that it is on. What cuDNN keeps for a handle is not given back by itself, and destroying it
 waits for the whole GPU."""
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import in_words
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.cuda.errors import translate_cuda_error
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
@@ -73,10 +73,10 @@ class CudnnEngine:
         """
         return self._executions(self._compiled(batch, height, width), 1, fold=self._fold)[0]
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         compiled = self._compiled(batch, height, width)
         requests = [Request(execution) for execution in self._executions(compiled, slots or 2)]
-        return SlotLane(
+        return SlotPool(
             (batch, 3, height, width),
             [Slot(request.input, handle=request) for request in requests],
             start=lambda slot: slot.handle.start(),
@@ -107,20 +107,20 @@ class CudnnEngine:
     def _executions(self, compiled: Compiled, count: int, *, fold: bool = False) -> list[Execution]:
         started = time.perf_counter()
         plans = self._plans
-        before = plans.measured, plans.remembered, plans.rebuilt
+        before = plans.measured, plans.cached, plans.rebuilt
         size = compiled.memory.size * 2 * count
         try:
             assert self._weights is not None
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} pictures of {compiled.width}x{compiled.height}"
-            raise in_words(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
+            raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
         finally:
             plans.save()
         rebuilt = plans.rebuilt - before[2]
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
-            f"{plans.measured - before[0]} kernels measured, {plans.remembered - before[1]} remembered"
+            f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} remembered"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
             f"{time.perf_counter() - started:.1f} s"
         )

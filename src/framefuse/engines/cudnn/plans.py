@@ -34,7 +34,7 @@ class Plans:
     """Plans by layer; `save` writes what was measured.
 
     Attributes:
-        measured, remembered: how many layers, so far.
+        measured, cached: how many layers, so far.
         rebuilt: those of the remembered whose kernel had to be built.
         seconds: that building and measuring took.
         without: layers for which cuDNN has no kernel, and what it says.
@@ -43,7 +43,7 @@ class Plans:
     def __init__(self, builder: Builder, cache: PlanCache | None = None) -> None:
         self.builder = builder
         self.cache = cache or PlanCache(environment(builder))
-        self.measured = self.remembered = self.rebuilt = 0
+        self.measured = self.cached = self.rebuilt = 0
         self.seconds = 0.0
         self.workers: Workers | None = None
         self.without: dict[Layer, str] = {}
@@ -115,7 +115,7 @@ class Plans:
             self.cache.note = str(error)
             return None
         plan.microseconds = float(entry.get("us", 0))
-        self.remembered += 1
+        self.cached += 1
         return plan
 
     def _measured(self, layer: Layer) -> Plan:

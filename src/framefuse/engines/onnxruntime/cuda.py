@@ -17,10 +17,10 @@ import numpy as np
 
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
-from framefuse.cuda.streams import Lender, new_stream
-from framefuse.engines import EngineOptions, SlotLane
+from framefuse.cuda.streams import StreamPool, new_stream
+from framefuse.engines import EngineOptions, SlotPool
 from framefuse.engines.cache import directory
-from framefuse.engines.device_requests import capture, device_lane, fork_join
+from framefuse.engines.device_requests import capture, device_request_pool, fork_join
 from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
@@ -34,7 +34,7 @@ PROVIDERS = {
 """Engine -> the provider of ONNX Runtime that it is."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 
-_streams = Lender(new_stream)
+_streams = StreamPool(new_stream)
 
 
 class OnnxRuntimeCudaEngine:
@@ -105,9 +105,9 @@ class OnnxRuntimeCudaEngine:
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
         return made
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         executions = [self.execution(batch, height, width) for _ in range(slots or 2)]
-        return device_lane((batch, 3, height, width), executions)
+        return device_request_pool((batch, 3, height, width), executions)
 
     def close(self) -> None:
         self._model = None

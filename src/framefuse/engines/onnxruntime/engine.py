@@ -9,7 +9,7 @@ import numpy as np
 
 from framefuse.common.machine import available_cores
 from framefuse.common.ort import SILENT, onnxruntime
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.onnxruntime.errors import cannot_load
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
@@ -57,10 +57,10 @@ class OnnxRuntimeEngine:
             f"{threads} threads without spinning, one request at a time",
         ]
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         slot = Slot(np.zeros(shape, self.input_dtype))
-        return SlotLane(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
 
     def _run(self, slot: Slot) -> None:
         try:

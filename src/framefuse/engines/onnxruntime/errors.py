@@ -39,13 +39,13 @@ def no_room(doing: str, error: Exception) -> EngineError | None:
         doing: what it was asked to, in the infinitive.
     """
     from framefuse.cuda import device
-    from framefuse.cuda.errors import in_words
+    from framefuse.cuda.errors import translate_cuda_error
 
     short = bool(NO_MEMORY.search(str(error)))
     if not short and NO_HANDLE.search(str(error)):
         with suppress(Exception):  # whatever stops the GPU from telling must not hide what is being reported
             short = device.cupy().cuda.runtime.memGetInfo()[0] < LITTLE
-    return in_words(MemoryError(first_line(error)), doing) if short else None
+    return translate_cuda_error(MemoryError(first_line(error)), doing) if short else None
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
-from framefuse.engines import EngineOptions, Slot, SlotLane, not_quantised
+from framefuse.engines import EngineOptions, Slot, SlotPool, not_quantised
 from framefuse.engines.openvino import head as openvino_head
 from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes.call import HEAD
@@ -163,7 +163,7 @@ class OpenVinoEngine:
         self.reasons.append(f"precision {asked}: as asked")
         return asked
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         ov = _openvino()
         shape = (batch, 3, height, width)
         compiled = self._compiled_for(shape)
@@ -188,7 +188,7 @@ class OpenVinoEngine:
             if lacks_memory(error):
                 raise _too_large(shape, error, slots=count) from error
             raise EngineError(f"OpenVINO cannot make requests of input {shape}: {_last_line(error)}") from error
-        return SlotLane(shape, made, start=_start, wait=self._wait)
+        return SlotPool(shape, made, start=_start, wait=self._wait)
 
     def _wait(self, slot: Slot, timeout: float | None) -> bool:
         try:

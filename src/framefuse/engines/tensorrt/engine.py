@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
 from framefuse.engines.tensorrt.plans import cached, read
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
@@ -87,9 +87,9 @@ class TensorrtEngine:
         engine = self._engine(batch, height, width)
         return Execution(self._found, engine, self._said, batch, height, width)
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         requests = [_Request(self.execution(batch, height, width)) for _ in range(slots or 2)]
-        return SlotLane(
+        return SlotPool(
             (batch, 3, height, width),
             [Slot(request.input, handle=request) for request in requests],
             start=lambda slot: slot.handle.start(),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.onnx_shapes import Shape, at_shape, load
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
@@ -113,12 +113,12 @@ class TorchEngine:
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
         return made
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         if self.capturable:
-            from framefuse.engines.device_requests import device_lane
+            from framefuse.engines.device_requests import device_request_pool
 
-            return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
+            return device_request_pool(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
         network, torch = self.network(shape), self._torch
 
         def run(slot: Slot) -> None:
@@ -132,7 +132,7 @@ class TorchEngine:
             slot.outputs = tuple(output.float().numpy() for output in outputs)
 
         slot = Slot(np.zeros((batch, height, width, 3), self.input_dtype), memory_format="nhwc")
-        return SlotLane(shape, [slot], start=run, wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=run, wait=lambda slot, timeout: True)
 
     def close(self) -> None:
         self._module = self._onnx = None

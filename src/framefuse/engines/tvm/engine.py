@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
-from framefuse.engines import EngineOptions, Slot, SlotLane
+from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.tvm import targets
 from framefuse.engines.tvm.artifact import artifact
 from framefuse.engines.tvm.compiling import PRECISIONS
@@ -73,15 +73,15 @@ class TvmEngine:
         if not self._records.digest and not self.cudnn:
             self.reasons.append("not tuned: slow; run `framefuse tune` with this model")
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotLane:
+    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         if self.capturable:
-            from framefuse.engines.device_requests import device_lane
+            from framefuse.engines.device_requests import device_request_pool
 
-            return device_lane(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
+            return device_request_pool(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
         main = self._compiled(shape)["main"]
         slot = Slot(_aligned(shape, self.input_dtype))
-        return SlotLane(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
+        return SlotPool(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
 
     def execution(self, batch: int, height: int, width: int) -> TvmExecution:
         """The network of one shape on the GPU, with memory of its own: `input`, `start`, `finish`, `results`.

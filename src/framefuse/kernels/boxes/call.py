@@ -36,7 +36,7 @@ _ROWS, _SCORE = 8, 6
 _BLOCK = 1024
 
 
-@calls.remembered
+@calls.cached
 def detections(
     outputs: Sequence[Any],
     layout: str,

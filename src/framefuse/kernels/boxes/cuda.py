@@ -44,7 +44,7 @@ LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
 
 RECENT = 4
-"""Scratch memory of calls without a workspace that is kept, besides that of `calls.remembered`."""
+"""Scratch memory of calls without a workspace that is kept, besides that of `calls.cached`."""
 
 
 class Scratch:

@@ -22,7 +22,7 @@ DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
 
-@calls.remembered
+@calls.cached
 def warp_affine(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -53,7 +53,7 @@ def warp_affine(
     return warped
 
 
-@calls.remembered
+@calls.cached
 def warp_perspective(
     image: NDArray[Any],
     matrix: ArrayLike,

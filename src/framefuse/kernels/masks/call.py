@@ -27,7 +27,7 @@ Rows = tuple[int, int] | None
 """first, last: fill only rows first..last - 1, so that threads can share a picture on the host; None: all."""
 
 
-@calls.remembered
+@calls.cached
 def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None, stream: int | None = None) -> Any:
     """label[n, y, x] = the class c with the greatest scores[n, c, y, x]; the lowest c wins a tie, NaN never wins.
 
@@ -59,7 +59,7 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
     return out
 
 
-@calls.remembered
+@calls.cached
 def box_blur(mask: Any, radius: int, *, out: Any | None = None, rows: Rows = None, stream: int | None = None) -> Any:
     """Mean over (2 radius + 1) x (2 radius + 1) samples, edges repeated; uint8 is exact, halves up.
 
@@ -89,7 +89,7 @@ def gaussian_weights(sigma: float, radius: int | None = None) -> NDArray[np.floa
     return weights.astype(np.float32)
 
 
-@calls.remembered
+@calls.cached
 def gaussian_blur(
     mask: Any,
     sigma: float,

@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 
-from framefuse.engines import EngineOptions, Lane, open_engine
+from framefuse.engines import EngineOptions, RequestPool, open_engine
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation import Dataset, Labels, validate
 from framefuse.lab.evaluation.dataset import Key
@@ -90,7 +90,7 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
         size: height and width of the model input.
     """
     times: dict[str, list[float]] = {name: [] for name in models}
-    lanes: dict[str, Lane] = {}
+    lanes: dict[str, RequestPool] = {}
     engines = []
     for name, (path, precision) in models.items():
         options = EngineOptions("cpu", precision, streams=1, threads=1)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Lane: one batch on the GPU, captured once and launched for every batch like it: pinned tables in, pinned boxes out.
+"""CapturedBatch: one batch on the GPU, captured once and launched for every batch like it: pinned tables in, pinned boxes out.
 
 Title: what is inside the graph
     The copy of the frames' addresses and positions from pinned memory, preprocessing through that table, the model,
@@ -22,7 +22,7 @@ from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import Answer, BoxesOutlet, MasksOutlet, Outlet
+from framefuse.runtime.cuda.device_outputs import Answer, BoxOutputs, DeviceOutputs, MaskOutputs
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
@@ -53,7 +53,7 @@ class Execution(Protocol):
         """Start what writes `results`."""
 
 
-class Lane:
+class CapturedBatch:
     """One captured batch: pinned tables in, pinned boxes out."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Lane:
         card: Card,
         selection: Selection,
         ledger: Ledger,
-        way: memory.Way,
+        mode: memory.UploadMode,
     ) -> None:
         cp = device.cupy()
         self.model = model
@@ -76,22 +76,22 @@ class Lane:
         self._batch = batch = model.input.shape[0]
         stream = self._stream
         with stream:
-            self._staging = memory.Staging(batch, self._stream, ledger, way)
+            self._staging = memory.Staging(batch, self._stream, ledger, mode)
             memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
             self._table = PreprocessTable(
                 frame.format, model.input, memory_format=memory_format, allocate=device.pinned
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
-            self._outlet: Outlet
+            self._device_outputs: DeviceOutputs
             if card.task == "semantic":
-                self._outlet = MasksOutlet(batch, outputs[0].shape[1:], placement, card)
+                self._device_outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
-                self._outlet = BoxesOutlet(batch, model.layout or card.layout, relative, card, selection)
+                self._device_outputs = BoxOutputs(batch, model.layout or card.layout, relative, card, selection)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)
-                self._outlet.upload(self._stream)
+                self._device_outputs.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
             def run_model() -> None:  # knows nothing of the lane that keeps it, which dies when nobody needs it
@@ -99,7 +99,7 @@ class Lane:
                 model.finish(stream)
 
             def after() -> None:
-                self._outlet.start(outputs, self._stream)
+                self._device_outputs.start(outputs, self._stream)
 
             steps = before, run_model, after
             for step in steps:  # whatever is loaded at a first launch is loaded here
@@ -144,14 +144,14 @@ class Lane:
             )  # fmt: skip
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
-        self._outlet.place(placements)
+        self._device_outputs.place(placements)
 
     def launch(self) -> None:
         for launch in self._launches:
             launch()
         self.ended.record(self._stream)
-        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._outlet.sent)
-        self._ledger.add("postprocess", "d2h", "results", self._outlet.fetched)
+        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._device_outputs.sent)
+        self._ledger.add("postprocess", "d2h", "results", self._device_outputs.fetched)
 
     def wait(self, timeout: float | None) -> bool:
         """Until the results are here; False after `timeout` seconds."""
@@ -175,4 +175,4 @@ class Lane:
         Raises:
             NonFiniteError: the model put out NaN or infinity for one of them.
         """
-        return self._outlet.read(count)
+        return self._device_outputs.read(count)

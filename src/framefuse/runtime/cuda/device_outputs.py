@@ -1,6 +1,6 @@
 """The end of a captured batch: from the model's results on the GPU to what is found, in one copy to pinned memory.
 
-An outlet is made for one `Lane`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
+An device output is made for one `CapturedBatch`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from framefuse.cuda import device, kernel
+from framefuse.cuda.pools import packed_allocation
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
 from framefuse.kernels.boxes.call import detections
@@ -21,13 +22,12 @@ from framefuse.models.card import Card
 from framefuse.postprocess import maps
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
-from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.program import Selection
 
 Answer = tuple[Detections, Masks | None]
 
 
-class Outlet(Protocol):
+class DeviceOutputs(Protocol):
     """Post-processing of one captured batch."""
 
     sent: int
@@ -52,7 +52,7 @@ class Outlet(Protocol):
         """
 
 
-class BoxesOutlet:
+class BoxOutputs:
     """Boxes: filter, suppression and places in source pixels.
 
     Args:
@@ -68,8 +68,8 @@ class BoxesOutlet:
         count = selection.max_det
         shapes = [((batch, count, 4), np.float32), ((batch, count), np.float32), ((batch, count), np.int32),
                   ((batch,), np.int32), ((batch,), np.int32)]  # fmt: skip
-        self._there, self._memory = memory.together(shapes, lambda size: cp.zeros(size, np.uint8))
-        self._here, self._home = memory.together(shapes, lambda size: device.pinned((size,), np.uint8))
+        self._there, self._memory = packed_allocation(shapes, lambda size: cp.zeros(size, np.uint8))
+        self._here, self._home = packed_allocation(shapes, lambda size: device.pinned((size,), np.uint8))
         self.sent, self.fetched = self._maps.nbytes, self._home.nbytes
 
     def place(self, placements: Sequence[Placement]) -> None:
@@ -106,7 +106,7 @@ class BoxesOutlet:
         ]
 
 
-class MasksOutlet:
+class MaskOutputs:
     """The class of every pixel, in source pixels: scores stretched over the picture, then the best class.
 
     All pictures of a batch have one size, for which the graph is captured.
@@ -138,8 +138,8 @@ class MasksOutlet:
         self._taps = masks_cuda.device_taps(self._size, self._content, (height, width))
         self._stretched = cp.empty((1, classes, *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
-        (self._labels, self._bad), self._memory = memory.together(shapes, lambda size: cp.zeros(size, np.uint8))
-        self._here, self._home = memory.together(shapes, lambda size: device.pinned((size,), np.uint8))
+        (self._labels, self._bad), self._memory = packed_allocation(shapes, lambda size: cp.zeros(size, np.uint8))
+        self._here, self._home = packed_allocation(shapes, lambda size: device.pinned((size,), np.uint8))
         self.fetched = self._home.nbytes
 
     def place(self, placements: Sequence[Placement]) -> None:

@@ -1,6 +1,6 @@
 """CudaProgram: surface -> model input -> model -> boxes on the GPU, one graph launch a batch, one small copy back.
 
-For each input size a few lanes (`lane_cuda.Lane`) are captured before the first frame; several batches are in flight,
+For each input size a few lanes (`captured_batch.CapturedBatch`) are captured before the first frame; several batches are in flight,
 one a lane. What a lane needs is freed when it is closed, or stays where the GPU was lost.
 """
 
@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import in_words
+from framefuse.cuda.errors import translate_cuda_error
+from framefuse.cuda.pools import free_cached_memory
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.captured_batch import Execution, Lane
+from framefuse.runtime.cuda.captured_batch import CapturedBatch, Execution
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import Batch, Done, Moment, Selection, Stages
+from framefuse.runtime.program import Batch, FrameResult, Selection, Stages, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
@@ -48,8 +49,8 @@ class CudaEngine(Protocol):
 
 
 @dataclass(eq=False)
-class _Flight:
-    lane: Lane
+class InFlightBatch:
+    lane: CapturedBatch
     read: Sequence[Frame]
     """What the GPU reads: kept until it has."""
     batch: Batch | None = None
@@ -62,7 +63,7 @@ class CudaProgram:
     Args:
         slots: batches in flight; 0: two.
         keep_frames: somebody after the model reads the planes: they are copied to the host.
-        way: how frames that lie on the host enter the GPU (`memory.choose_way`).
+        mode: how frames that lie on the host enter the GPU (`memory.choose_upload_mode`).
 
     Attributes:
         reasons: what was decided while it ran, such as fewer slots where the GPU has no room for more.
@@ -79,16 +80,16 @@ class CudaProgram:
         slots: int = 0,
         keep_frames: bool = False,
         recorder: Recorder | None = None,
-        way: memory.Way = "copy",
+        mode: memory.UploadMode = "copy",
     ) -> None:
         device.cupy()
-        self._way = way
+        self._mode = mode
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
-        self._lanes: OrderedDict[tuple[Any, ...], list[Lane]] = OrderedDict()
+        self._lanes: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
         self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
@@ -115,22 +116,22 @@ class CudaProgram:
     def begin(self, frame: Frame) -> None:
         deque(self._captured(frame), maxlen=0)  # nothing is in flight yet
 
-    def submit(self, frames: Sequence[Frame]) -> Iterator[Done]:
+    def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         lanes = yield from self._captured(frames[0])
         while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
             yield from self.finish()
         lane = free[0]
-        started = Moment.now()
+        started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
-        with self._in_words("start a batch"):
+        with self._translating_errors("start a batch"):
             lane.load(frames, placements, self._preprocess)
-            submitted = Moment.now()
+            submitted = WallCpuTime.now()
             lane.launch()
-        flight = _Flight(lane, frames)
-        self._flights.append(flight)
+        flight = InFlightBatch(lane, frames)
+        self._in_flight.append(flight)
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
-            with self._in_words("bring frames to the host"):
+            with self._translating_errors("bring frames to the host"):
                 kept = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
@@ -140,25 +141,25 @@ class CudaProgram:
 
     @property
     def in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def finish(self, timeout: float | None = None) -> Iterator[Done]:
-        if not self._flights:
+    def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
+        if not self._in_flight:
             return
-        flight = self._flights[0]
-        waiting = Moment.now()
-        with self._in_words("finish a batch"):
+        flight = self._in_flight[0]
+        waiting = WallCpuTime.now()
+        with self._translating_errors("finish a batch"):
             if not flight.lane.wait(timeout):
                 return
-        self._flights.popleft()
+        self._in_flight.popleft()
         if flight.batch is None:
             return
-        finished = Moment.now()
+        finished = WallCpuTime.now()
         found = flight.lane.read(len(flight.batch.infos))
         yield from self._stages.finished(flight.batch, found, waiting, finished)
 
-    def drain(self) -> Iterator[Done]:
-        while self._flights:
+    def drain(self) -> Iterator[FrameResult]:
+        while self._in_flight:
             yield from self.finish()
 
     @property
@@ -170,12 +171,12 @@ class CudaProgram:
         refused. Any thread, any number of times."""
         with self._closing:
             self._closed = True
-            while self._flights:
-                flight = self._flights[0]
-                with suppress(GpuLostError), self._in_words("finish a batch"):
+            while self._in_flight:
+                flight = self._in_flight[0]
+                with suppress(GpuLostError), self._translating_errors("finish a batch"):
                     flight.lane.wait(None)
-                if self._flights and self._flights[0] is flight:
-                    self._flights.popleft()
+                if self._in_flight and self._in_flight[0] is flight:
+                    self._in_flight.popleft()
             self._free()
             self._engine.close()
 
@@ -193,7 +194,7 @@ class CudaProgram:
         self._lanes.clear()
         self._executions.clear()
 
-    def _captured(self, frame: Frame) -> Generator[Done, None, list[Lane]]:
+    def _captured(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
         """The lanes for frames like this one; yields what had to be finished to make room for them."""
         size = self.input_size(frame)
         key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
@@ -213,7 +214,7 @@ class CudaProgram:
                 if not self._forget():
                     raise
             if lanes is None:  # behind the error, which holds what was half made
-                memory.give_back()
+                free_cached_memory()
                 lanes = self._make_lanes(size, frame)
         with self._closing:
             self._lanes[key] = lanes
@@ -226,22 +227,22 @@ class CudaProgram:
             self._free()
             raise EngineError("the program was closed", remedy="make a new one for each run")
 
-    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[Lane]:
+    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
         """One for each model of that size; models for whose lanes there is no room are given back."""
         placement = self._preprocess.place(frame.width, frame.height)
-        models, lanes = self._models(size), list[Lane]()
+        models, lanes = self._models(size), list[CapturedBatch]()
         while len(lanes) < len(models):
             try:
-                with self._in_words(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
+                with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
                     model = models[len(lanes)]
-                    lanes.append(Lane(model, frame, placement, self._card, self._selection, self.ledger, self._way))
+                    lanes.append(CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode))
                 continue
             except GpuMemoryError as error:
                 if len(models) == 1:
                     raise
                 self._fewer(len(models) - 1, error)
             del model, models[-1]  # behind the error, which holds what was half made
-            memory.give_back()
+            free_cached_memory()
         return lanes
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
@@ -256,7 +257,7 @@ class CudaProgram:
         return True
 
     def _is_running(self, model: Execution) -> bool:
-        return any(flight.lane.model is model for flight in self._flights)
+        return any(flight.lane.model is model for flight in self._in_flight)
 
     def _models(self, size: tuple[int, int]) -> list[Execution]:
         """As many as asked for, or as there is room for."""
@@ -264,7 +265,7 @@ class CudaProgram:
             made: list[Execution] = []
             for number in range(self._slots):
                 try:
-                    with self._in_words(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
+                    with self._translating_errors(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
                         made.append(self._engine.execution(self._batch, *size))
                 except GpuMemoryError as error:
                     if not made:
@@ -275,16 +276,16 @@ class CudaProgram:
         return self._executions[size]
 
     @contextmanager
-    def _in_words(self, doing: str) -> Iterator[None]:
+    def _translating_errors(self, doing: str) -> Iterator[None]:
         """CUDA's errors as ours. After one that loses the GPU nothing is in flight any more, and nothing is freed."""
         cp = device.cupy()
         try:
             yield
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            found = in_words(error, doing)
+            found = translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):
-                _lost.extend((self._lanes, self._executions, list(self._flights), self._engine))
-                self._flights.clear()
+                _lost.extend((self._lanes, self._executions, list(self._in_flight), self._engine))
+                self._in_flight.clear()
                 self._gpu_lost = True
             raise found from error
 

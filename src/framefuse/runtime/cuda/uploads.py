@@ -12,8 +12,6 @@ Title: three ways in
 from __future__ import annotations
 
 import ctypes
-import gc
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -21,23 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.cuda.errors import in_words
+from framefuse.cuda.errors import translate_cuda_error
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.runtime.ledger import Ledger
 
-Way = Literal["copy", "mapped", "managed"]
+UploadMode = Literal["copy", "mapped", "managed"]
 """How frames that lie on the host come to the GPU."""
-
-GRAIN = 256
-"""Bytes to which arrays of one allocation are aligned."""
 
 MAPPED = 2
 """cudaHostAllocMapped."""
 
 
-def choose_way(asked: str) -> tuple[Way, str]:
+def choose_upload_mode(asked: str) -> tuple[UploadMode, str]:
     """How host frames enter the current GPU, and why.
 
     Args:
@@ -53,7 +48,7 @@ def choose_way(asked: str) -> tuple[Way, str]:
             remedy="use --memory mapped, or --memory auto",
         )
     if asked != "auto":
-        return cast(Way, asked), f"memory {asked}: as asked"
+        return cast(UploadMode, asked), f"memory {asked}: as asked"
     if attributes["Integrated"]:
         return "mapped", "memory mapped: the GPU shares the host's memory, so kernels read host frames where they are"
     return "copy", "memory copy: the GPU has memory of its own, which its copy engine fills beside the kernels"
@@ -64,12 +59,12 @@ class Staging:
 
     Args:
         slots: frames of a batch; each has memory of its own, for the largest planes that it saw.
-        way: how they go; "managed" wants a GPU with concurrent access (`choose_way` looks).
+        mode: how they go; "managed" wants a GPU with concurrent access (`choose_upload_mode` looks).
     """
 
-    def __init__(self, slots: int, stream: Any, ledger: Ledger, way: Way = "copy") -> None:
+    def __init__(self, slots: int, stream: Any, ledger: Ledger, mode: UploadMode = "copy") -> None:
         self._slots: list[dict[int, _Room]] = [{} for _ in range(slots)]
-        self._stream, self._ledger, self._way = stream, ledger, way
+        self._stream, self._ledger, self._mode = stream, ledger, mode
 
     def bring(self, slot: int, frame: Frame) -> Frame:
         """The frame as the GPU reads it; one that is there already is returned as it is.
@@ -91,9 +86,9 @@ class Staging:
                 self._slots[slot][number] = room = room.another(plane)
             here, there = room.planes
             np.copyto(here, plane)
-            if self._way == "copy":
+            if self._mode == "copy":
                 there.data.copy_from_host_async(here.ctypes.data, here.nbytes, self._stream)
-            elif self._way == "managed":
+            elif self._mode == "managed":
                 runtime = device.cupy().cuda.runtime
                 runtime.memPrefetchAsync(there.data.ptr, here.nbytes, runtime.getDevice(), self._stream.ptr)
             # Of mapped memory that is the most: the kernel skips rows that a smaller picture does not need.
@@ -106,11 +101,11 @@ class Staging:
         cp = device.cupy()
         try:
             with self._stream:  # which alone uses them, so they come back in order
-                if self._way == "copy":
+                if self._mode == "copy":
                     return device.pinned((size,), np.uint8), cp.empty((size,), np.uint8)
-                pointer = _mapped(size) if self._way == "mapped" else cp.cuda.malloc_managed(size)
+                pointer = _mapped(size) if self._mode == "mapped" else cp.cuda.malloc_managed(size)
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
-            raise in_words(error, f"make room for a plane of {size / 1e6:.1f} MB") from error
+            raise translate_cuda_error(error, f"make room for a plane of {size / 1e6:.1f} MB") from error
         bytes_here: Any = (ctypes.c_uint8 * size).from_address(int(pointer.ptr))
         return np.frombuffer(bytes_here, np.uint8), cp.ndarray((size,), np.uint8, pointer)
 
@@ -151,28 +146,3 @@ def _mapped(size: int) -> Any:
     """A pointer of CuPy's to such memory, which it keeps."""
     module, owner = device.cupy().cuda, _Mapped(size)
     return module.MemoryPointer(module.UnownedMemory(owner.address, size, owner, module.runtime.getDevice()), 0)
-
-
-def together(shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]) -> tuple[list[Any], Any]:
-    """Arrays one behind the other in one allocation of bytes, so that one copy moves them all; and that allocation.
-
-    Args:
-        shapes: shape and dtype of each.
-        allocate: number of bytes -> array of so many uint8.
-    """
-    sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // GRAIN) * GRAIN for shape, dtype in shapes]
-    memory = allocate(sum(sizes))
-    arrays, start = [], 0
-    for (shape, dtype), size in zip(shapes, sizes, strict=True):
-        used = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays.append(memory[start : start + used].view(dtype).reshape(shape))
-        start += size
-    return arrays, memory
-
-
-def give_back() -> None:
-    """Return what CuPy's pools keep to the GPU and the system, where other sizes and other processes may use it."""
-    cp = device.cupy()
-    gc.collect()  # what could not be made hangs in the frames of the error that says so, often in a cycle
-    cp.get_default_memory_pool().free_all_blocks()
-    cp.get_default_pinned_memory_pool().free_all_blocks()

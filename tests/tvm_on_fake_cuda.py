@@ -1,6 +1,6 @@
 """Engine tvm's executions on a CUDA that computes nothing and writes down what it is asked: run as a program.
 
-    python tests/tvm_on_pretended_cuda.py MODEL.onnx FOLDER      # the last line of the output is JSON
+    python tests/tvm_on_fake_cuda.py MODEL.onnx FOLDER      # the last line of the output is JSON
 
 TVM's own runtime for CUDA is loaded over libraries that stand for CUDA's runtime and driver. What a capture would
 record must be launched on the stream that captures, and nothing may allocate, copy or wait there.

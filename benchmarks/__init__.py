@@ -1,7 +1,7 @@
 """Benchmarks: what framefuse costs beside what a user would have picked instead.
 
 protocol.py      how everything here is timed, what is recorded, where results are saved
-scene.py         the procedural moving picture;  clips.py  writes it as video files
+scene.py         the procedural moving image;  clips.py  writes it as video files
 models.py        YOLOv8n and YOLOv5s as tables, over detection_heads.py and the eager builder model_graph.py
 peers.py         one way to run a video through a detector, in a process of its own
 peer_models.py   the OpenVINO folders that ultralytics loads

@@ -3,7 +3,7 @@
     python -m benchmarks.central_table [MODEL.onnx]
 
 The engine is `cudnn`, float16, 640x640, batch 1, its network captured in a graph for every path. Frames are those of
-the benchmark clip's scene, 1080p. Paths, from a decoded picture to boxes on the host:
+the benchmark clip's scene, 1080p. Paths, from a decoded image to boxes on the host:
 
 - `usual`: BGR in host memory -> OpenCV letterbox, NumPy scaling and transposition -> upload -> inference -> download of
   (1, 84, 8400) -> NumPy threshold and OpenCV's suppression per class
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_program import HEIGHT, WIDTH, frames, pictures
+from benchmarks.gpu_program import HEIGHT, WIDTH, frames, images
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
 from framefuse.cuda import device
@@ -41,7 +41,7 @@ Stages = dict[str, float]
 
 
 class Model:
-    """The captured network: host or device pictures in, raw outputs (1, 84, 8400) out."""
+    """The captured network: host or device images in, raw outputs (1, 84, 8400) out."""
 
     def __init__(self, path: Path) -> None:
         self.cp = cp = device.cupy()
@@ -63,10 +63,10 @@ class Model:
         self.graph.launch(self.stream)
         self.stream.synchronize()
 
-    def upload(self, picture: np.ndarray[Any, Any]) -> None:
+    def upload(self, image: np.ndarray[Any, Any]) -> None:
         """float32 (1, 3, 640, 640) from pageable memory into the model's NHWC float16."""
         with self.stream:
-            there = self.cp.asarray(picture)
+            there = self.cp.asarray(image)
             self.execution.input[..., :3] = there.transpose(0, 2, 3, 1)
         self.stream.synchronize()
 
@@ -88,11 +88,11 @@ class Timer:
         self._last = now
 
 
-def letterbox(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def letterbox(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """As the samples of the training frameworks do it: BGR (h, w, 3) -> float32 (1, 3, 640, 640)."""
     import cv2
 
-    resized = cv2.resize(picture, (SIZE, round(HEIGHT * RATIO)), interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(image, (SIZE, round(HEIGHT * RATIO)), interpolation=cv2.INTER_LINEAR)
     padded = cv2.copyMakeBorder(resized, TOP, TOP, LEFT, LEFT, cv2.BORDER_CONSTANT, value=(114, 114, 114))
     return np.ascontiguousarray(padded[..., ::-1].transpose(2, 0, 1)[None], np.float32) / 255
 
@@ -137,9 +137,9 @@ def placed(boxes: Any, scores: Any, classes: Any) -> np.ndarray[Any, Any]:
     return np.column_stack([corners, scores[kept], classes[kept]])
 
 
-def usual(model: Model, picture: Any, chooser: Callable[[Any], Any]) -> tuple[Stages, Any]:
+def usual(model: Model, image: Any, chooser: Callable[[Any], Any]) -> tuple[Stages, Any]:
     timer = Timer()
-    array = letterbox(picture)
+    array = letterbox(image)
     timer.stage("preprocess")
     model.upload(array)
     timer.stage("upload")
@@ -245,7 +245,7 @@ def main() -> None:
     import cv2
 
     cp = device.cupy()
-    made = pictures(8, noise=False)
+    made = images(8, noise=False)
     bgr = [cv2.cvtColor(one, cv2.COLOR_YUV2BGR_NV12) for one in made]
     host = frames(made)
     there = [cp.asarray(one) for one in made]

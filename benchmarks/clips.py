@@ -2,10 +2,10 @@
 
     python -m benchmarks.clips [1080p 768 1078 1080p_audio ...]
 
-The picture is benchmarks/scene.py, so the clips need no download, and 1080p is the same file each time, given
+The image is benchmarks/scene.py, so the clips need no download, and 1080p is the same file each time, given
 the same PyAV. At widths that are no multiple of 16, x264 reads memory that it did not set: two runs give the same
-picture but not the same bytes. All peers of a comparison read one file. 1366x768 and 1918x1078 are there because
-their planes are wider in memory than in the picture (line_size > width) and because their chroma planes have odd
+image but not the same bytes. All peers of a comparison read one file. 1366x768 and 1918x1078 are there because
+their planes are wider in memory than in the image (line_size > width) and because their chroma planes have odd
 heights or widths, which is where a reader of planes goes wrong. The clips are not tagged with a colour matrix, as
 most files are not.
 """
@@ -91,10 +91,10 @@ def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
 def write_with_audio(video: Path, path: Path) -> None:
     """Copies the video packets of `video` and adds a stereo AAC track of two gliding tones, of the same length."""
     with av.open(video) as source, av.open(path, "w", format="mp4") as container:
-        picture = source.streams.video[0]
-        copy = container.add_stream_from_template(picture)
+        image = source.streams.video[0]
+        copy = container.add_stream_from_template(image)
         sound = container.add_stream("aac", rate=SAMPLE_RATE, layout="stereo")
-        for packet in source.demux(picture):
+        for packet in source.demux(image):
             if packet.dts is not None:
                 packet.stream = copy
                 container.mux(packet)

@@ -19,7 +19,7 @@ PAD = 114
 
 
 class Geometry:
-    """Where a picture of `source` (width, height) lands in a square or stretched input of `size` pixels."""
+    """Where an image of `source` (width, height) lands in a square or stretched input of `size` pixels."""
 
     def __init__(self, source: tuple[int, int], size: tuple[int, int], fit: str = "letterbox") -> None:
         self.source, self.size = source, size
@@ -32,7 +32,7 @@ class Geometry:
 
 
 class Chains:
-    """BGR picture to RGB float32 (3, H, W) in 0..1: the ways to do that with OpenCV, from the usual to the best.
+    """BGR image to RGB float32 (3, H, W) in 0..1: the ways to do that with OpenCV, from the usual to the best.
 
     The padding never changes, so the fast ones write it once and resize straight into the middle of a letterbox.
     """
@@ -116,7 +116,7 @@ class Chains:
 
 
 class Usual:
-    """The steps that the most used training framework takes for one picture, in its order and with its allocations:
+    """The steps that the most used training framework takes for one image, in its order and with its allocations:
 
     resize if the size differs, pad to the letterbox, stack as a batch, reverse channels and move them first, make it
     contiguous, convert to float32, divide by 255.
@@ -129,12 +129,12 @@ class Usual:
 
     def __call__(self, bgr: U8) -> F32:
         _, _, width, height = self.content
-        picture = bgr
+        image = bgr
         if bgr.shape[1::-1] != (width, height):
-            picture = cv2.resize(bgr, (width, height), interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
+            image = cv2.resize(bgr, (width, height), interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
         top, bottom, left, right = self.border
-        picture = cv2.copyMakeBorder(picture, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(PAD,) * 3)  # type: ignore[assignment]
-        batch = np.stack([picture])[..., ::-1].transpose(0, 3, 1, 2)
+        image = cv2.copyMakeBorder(image, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(PAD,) * 3)  # type: ignore[assignment]
+        batch = np.stack([image])[..., ::-1].transpose(0, 3, 1, 2)
         values = np.ascontiguousarray(batch).astype(np.float32)
         values /= 255
         return values
@@ -211,10 +211,10 @@ def masks_to_rle(
     *,
     whole: bool,
 ) -> list[Any]:
-    """Instance masks at (height, width) as COCO RLE: coefficients @ prototypes, the picture's part of it resized,
+    """Instance masks at (height, width) as COCO RLE: coefficients @ prototypes, the image's part of it resized,
     cropped to each box, > 0, encoded by pycocotools.
 
-    whole: every mask is resized to the whole picture, as frameworks do. Otherwise only under its box, with
+    whole: every mask is resized to the whole image, as frameworks do. Otherwise only under its box, with
     cv2.warpAffine, which is the best that OpenCV offers.
     """
     from pycocotools import mask as coco

@@ -8,7 +8,7 @@ Measured for each batch, device time between two events around a graph launch (m
 - `merged`: convolutions of one input as one
 - `forked`: steps that do not depend on each other on several streams, with and without merging
 - `convolutions`: the same without the kernels between convolutions (their results are wrong then; only time counts)
-- `decoded`: with the kernels that pack float32 NCHW pictures and turn the raw head into boxes and scores
+- `decoded`: with the kernels that pack float32 NCHW images and turn the raw head into boxes and scores
 - `layers`: each convolution alone, as measured when its plan was chosen, and what it reaches of the peak
 
 Then: the error against ONNX Runtime, and how long the engine takes to build in a fresh process, twice: the first time
@@ -80,7 +80,7 @@ VARIANTS = ((False, 1), (True, 1), (False, 4), (True, 2), (True, 4), (True, 6))
 
 
 def measure(
-    path: Path, batch: int, size: int, plans: Plans, pictures: Any, variants: tuple[tuple[bool, int], ...]
+    path: Path, batch: int, size: int, plans: Plans, images: Any, variants: tuple[tuple[bool, int], ...]
 ) -> dict[str, Any]:
     """Variants at one batch."""
     cp = device.cupy()
@@ -92,10 +92,10 @@ def measure(
         compiled = plan(network, batch, size, size, streams)
         weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
         execution = Execution(compiled, plans.builder, weights, plans)
-        device_pictures = cp.asarray(pictures[:batch])
+        device_images = cp.asarray(images[:batch])
 
-        def whole(execution: Execution = execution, pictures: Any = device_pictures) -> None:
-            execution.pack(pictures, stream)
+        def whole(execution: Execution = execution, images: Any = device_images) -> None:
+            execution.pack(images, stream)
             execution.start(stream)
             execution.finish(stream)
 
@@ -139,12 +139,12 @@ def layers(compiled: Compiled, execution: Execution, stream: Any) -> list[dict[s
     return rows
 
 
-def expected(path: Path, pictures: Any) -> Any:
+def expected(path: Path, images: Any) -> Any:
     """Of ONNX Runtime, float32 on the CPU."""
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return np.concatenate([session.run(None, {"images": picture[None]})[0] for picture in pictures])
+    return np.concatenate([session.run(None, {"images": image[None]})[0] for image in images])
 
 
 def error(found: Any, wanted: Any) -> dict[str, float]:
@@ -196,9 +196,9 @@ def main() -> None:
 
         options.model = model("yolov8n")
     cp = device.cupy()
-    pictures = np.random.default_rng(3).random((max(options.batches), 3, options.size, options.size), np.float32)
+    images = np.random.default_rng(3).random((max(options.batches), 3, options.size, options.size), np.float32)
     builder = Builder()
-    rows, wanted = [], expected(options.model, pictures[:2])
+    rows, wanted = [], expected(options.model, images[:2])
     name = "cudnn_network" if options.model.stem == "yolov8n" else f"cudnn_network_{options.model.stem}"
     result: dict[str, Any] = {
         "note": NOTE, "sources": gpu_sources.stamp("kernel", "engine"), "model": options.model.name,
@@ -211,7 +211,7 @@ def main() -> None:
         print(built, flush=True)
         plans = Plans(builder)
         variants = ((True, 1), (True, 4)) if options.quick else VARIANTS
-        row = measure(options.model, batch, options.size, plans, pictures, variants)
+        row = measure(options.model, batch, options.size, plans, images, variants)
         plans.save()
         row |= {"build": built, "candidates": builder.candidates,
                 "layers_sum_us": round(sum(layer["us"] for layer in row["layers"]), 1)}  # fmt: skip

@@ -46,12 +46,12 @@ FRAMES = 16
 STREET = f"synthetic://street?seed=3&frames={4 * FRAMES}&size={SIZE}x{SIZE}&split=test"
 
 
-def measure(path: Path, batch: int, plans: Plans, pictures: Any, row: dict[str, Any]) -> Iterator[None]:
+def measure(path: Path, batch: int, plans: Plans, images: Any, row: dict[str, Any]) -> Iterator[None]:
     """One model at one batch, into `row`; after each part there is something to save."""
     started = time.monotonic()
     compiled = compile_network(path, batch, SIZE, SIZE, streams=4)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    chooser = Chooser(compiled, plans, weights, pictures, {})
+    chooser = Chooser(compiled, plans, weights, images, {})
     types: dict[str, tuple[Type, ...]] = {"fp16": (), "tuned": mixing.uniform(compiled, [], "fp16")}
     types["fastest"] = chooser.fastest(chooser.free, EIGHT_BITS)
     types |= {kind: mixing.uniform(compiled, chooser.free, kind) for kind in EIGHT_BITS}
@@ -101,10 +101,10 @@ def main() -> None:
         for name in models:
             path = find_model(name)
             footage = read_footage(options.frames, read_card(path), FRAMES, judges=False)
-            pictures = np.concatenate([frame[:1] for frame in footage.inputs]).astype(np.float16)
+            images = np.concatenate([frame[:1] for frame in footage.inputs]).astype(np.float16)
             for batch in options.batches:
                 found.append({})
-                for _ in measure(path, batch, plans, pictures, found[-1]):
+                for _ in measure(path, batch, plans, images, found[-1]):
                     save("cudnn_precision", {"cudnn": builder.cudnn.backend_version(), "frames": options.frames,
                                              "found": found, "sources": stamp("kernel", "engine")})  # fmt: skip
                     if time.monotonic() > deadline:

@@ -64,7 +64,7 @@ def batches(clip: str, kind: str, batch: int) -> Iterator[list[Any]]:
 
 
 class Graph:
-    """A captured preprocess of one batch, and the table through which it finds the pictures."""
+    """A captured preprocess of one batch, and the table through which it finds the images."""
 
     def __init__(self, first: Any, batch: int) -> None:
         import cupy as cp
@@ -99,7 +99,7 @@ class Graph:
         self.table.set(slot, Frame(planes, PIXEL_FORMATS["nv12"], matrix="bt709", owner=decoded), **OPTIONS)
 
     def point(self, frames: list[Any]) -> None:
-        """Write the addresses alone: pictures of one stream differ in nothing else."""
+        """Write the addresses alone: images of one stream differ in nothing else."""
         for slot, frame in enumerate(frames):
             self.addresses[slot] = frame.GetPtrToPlane(0), frame.GetPtrToPlane(1)
 

@@ -102,7 +102,7 @@ def anchor_free(graph: Graph, features: list[Tensor], name: str) -> Head:
         cells = graph.add("Reshape", f"{name}/anchors.{level}/Reshape", cells, line)
         half = graph.constant(f"{name}/anchors.{level}/half", np.array(0.5, np.float32))
         points.append(graph.add("Add", f"{name}/anchors.{level}/centre", cells, half))
-        # 0 * x + stride: the stride of every anchor, with a length that follows the picture.
+        # 0 * x + stride: the stride of every anchor, with a length that follows the image.
         first = graph.constant(f"{name}/strides.{level}/first", np.array([0], np.int64))
         row = graph.add("Gather", f"{name}/strides.{level}/row", cells, first, axis=1)
         nothing = graph.add("Mul", f"{name}/strides.{level}/zeros", row,

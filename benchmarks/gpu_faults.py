@@ -139,7 +139,7 @@ FAULTS = (
           " --imgsz 1920 --name flight", 2900, then="runs/predict/flight/*.jsonl", left="flight"),
     Fault("A kernel that kills the context, while an MP4 and a COCO file are written", "python kill.py", left="killed"),
     Fault("One corrupt stream of eight", "framefuse predict eight/ squares --device cuda --name eight", left="eight"),
-    Fault("Pictures that change size in the stream",
+    Fault("Images that change size in the stream",
           "framefuse predict changing.h264 squares --device cuda --name changing", left="changing"),
     Fault("A surface that NVDEC does not give: 4:4:4", f"framefuse predict 444.h264 {SURFACE}"),
     Fault("The same: 4:2:2 of 10 bits", f"framefuse predict 422.h264 {SURFACE}"),
@@ -178,15 +178,15 @@ def make_clips(folder: Path) -> None:
 
 
 def h264(folder: Path, size: tuple[int, int], pixel_format: str = "yuv420p") -> bytes:
-    """Forty pictures as an elementary stream, which may follow another."""
+    """Forty images as an elementary stream, which may follow another."""
     path = folder / "part.h264"
     with av.open(str(path), "w", format="h264") as container:
         stream = container.add_stream("libx264", rate=30)
         stream.width, stream.height, stream.pix_fmt = *size, pixel_format
         for number in range(40):
-            picture = np.zeros((size[1], size[0], 3), np.uint8)
-            picture[40:120, 20 + 3 * number : 100 + 3 * number] = 255, 0, 0
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            image = np.zeros((size[1], size[0], 3), np.uint8)
+            image[40:120, 20 + 3 * number : 100 + 3 * number] = 255, 0, 0
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             container.mux(stream.encode(frame.reformat(format=pixel_format)))
         container.mux(stream.encode())
     data = path.read_bytes()

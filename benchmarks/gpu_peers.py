@@ -135,16 +135,16 @@ class Torch:
         return lambda: target.copy_(functional.grid_sample(source, grid, align_corners=False))
 
     def nms(self, output: Any, conf: float, iou: float, max_det: int) -> Call:
-        """(N, 4 + nc, anchors): filter, arg-max, torchvision.ops.batched_nms, picture by picture. It synchronises."""
+        """(N, 4 + nc, anchors): filter, arg-max, torchvision.ops.batched_nms, image by image. It synchronises."""
         from torchvision.ops import batched_nms
 
         source = self.tensor(output)
 
         def call() -> None:
-            for picture in source:
-                best, classes = picture[4:].max(0)
+            for image in source:
+                best, classes = image[4:].max(0)
                 keep = best > conf
-                cx, cy, w, h = picture[:4, keep]
+                cx, cy, w, h = image[:4, keep]
                 boxes = self.torch.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), 1)
                 chosen = batched_nms(boxes, best[keep], classes[keep], iou)[:max_det]
                 self.result = boxes[chosen], best[keep][chosen], classes[keep][chosen]
@@ -179,7 +179,7 @@ class Torch:
     def instance_masks(
         self, prototypes: Any, coefficients: Any, boxes: Any, size: tuple[int, int], content: Any
     ) -> Call:
-        """Coefficients @ prototypes, the picture's part resized to (height, width), cropped, > 0: without RLE."""
+        """Coefficients @ prototypes, the image's part resized to (height, width), cropped, > 0: without RLE."""
         torch, functional = self.torch, self.torch.nn.functional
         p, c, b = self.tensor(prototypes), self.tensor(coefficients), self.tensor(boxes)
         left, top, width, height = content

@@ -37,8 +37,8 @@ SURFACES = 64
 RUNS = 200
 
 
-def pictures(count: int, noise: bool) -> list[np.ndarray[Any, Any]]:
-    """NV12 pictures (height * 3 / 2, width)."""
+def images(count: int, noise: bool) -> list[np.ndarray[Any, Any]]:
+    """NV12 images (height * 3 / 2, width)."""
     if noise:
         return list(np.random.default_rng(0).integers(16, 235, (count, HEIGHT * 3 // 2, WIDTH), np.uint8))
     from benchmarks.scene import Scene
@@ -130,7 +130,7 @@ def main() -> None:
     card = read_card(options.model)
     preprocess = Preprocess(640, 640, rectangular=options.rectangular)
     selection = Selection()
-    made = pictures(8, options.noise)
+    made = images(8, options.noise)
     host = frames(made)
     resident = frames([cp.asarray(made[index % len(made)]) for index in range(SURFACES)])
     result: dict[str, Any] = {"model": options.model.name, "rows": [],

@@ -1,4 +1,4 @@
-"""Inputs of the kernel benchmark: pictures, detector outputs, class scores and prototypes that look like real ones."""
+"""Inputs of the kernel benchmark: images, detector outputs, class scores and prototypes that look like real ones."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def smooth(rng: np.random.Generator, width: int, height: int) -> F32:
     return fine + rng.normal(0, 3, (height, width)).astype(np.float32)
 
 
-def picture(width: int, height: int, kind: str, seed: int = SEED) -> tuple[NDArray[np.uint8], ...]:
-    """Planes of a picture like a video's, in bgr24, rgb24, yuv420p or nv12; all samples in the legal range."""
+def image(width: int, height: int, kind: str, seed: int = SEED) -> tuple[NDArray[np.uint8], ...]:
+    """Planes of an image like a video's, in bgr24, rgb24, yuv420p or nv12; all samples in the legal range."""
     rng = np.random.default_rng(seed)
     if kind in ("bgr24", "rgb24"):
         return (np.stack([smooth(rng, width, height) for _ in range(3)], axis=2).clip(0, 255).astype(np.uint8),)
@@ -76,7 +76,7 @@ def class_scores(classes: int = 21, size: int = 512, seed: int = SEED) -> F32:
 
 
 def instances(count: int = 100, size: tuple[int, int] = (1920, 1080), seed: int = SEED) -> tuple[F32, F32, F32]:
-    """Prototypes (32, 160, 160), coefficients (count, 32), and boxes (count, 4) in pixels of a picture of `size`."""
+    """Prototypes (32, 160, 160), coefficients (count, 32), and boxes (count, 4) in pixels of an image of `size`."""
     rng = np.random.default_rng(seed)
     prototypes = np.stack([smooth(rng, 160, 160) / 60 - 2 for _ in range(32)]).astype(np.float32)
     coefficients = rng.normal(0, 1, (count, 32)).astype(np.float32)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks import protocol
 from benchmarks.cpu_peers import PAD, Chains, Geometry, Swscale, Usual, masks_to_rle, nms_filter, smoothed_argmax
-from benchmarks.kernel_inputs import SEED, SIZES, class_scores, detections, frame_of, instances, picture
+from benchmarks.kernel_inputs import SEED, SIZES, class_scores, detections, frame_of, image, instances
 from benchmarks.kernel_rows import OURS, Row, collect, input_bytes, kernel, payload
 from framefuse.frame import Frame
 
@@ -53,7 +53,7 @@ def ours(
 
 
 def levels(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Mean absolute difference in grey levels of two pictures in 0..1."""
+    """Mean absolute difference in grey levels of two images in 0..1."""
     return float(np.abs(one.astype(np.float64) - other.reshape(one.shape)).mean() * 255)
 
 
@@ -61,7 +61,7 @@ def preprocess_bgr(run: Run) -> Iterator[Row]:
     """BGR to RGB float32 at every size, beside the best and the best-known OpenCV chain and the usual way."""
     for size, (source, target, fit) in SIZES.items():
         geometry = Geometry(source, target, fit)
-        (bgr,) = planes = picture(*source, "bgr24")
+        (bgr,) = planes = image(*source, "bgr24")
         call, out = ours(frame_of(planes, "bgr24"), geometry)
         chains, usual = Chains(geometry), Usual(geometry)
         row = Row(f"preprocess_bgr, {size}", f"BGR {size}, RGB float32 NCHW")
@@ -90,7 +90,7 @@ def preprocess_yuv(run: Run) -> Iterator[Row]:
     for kind, at_least in (("yuv420p", 2.4), ("nv12", 6.0)):
         for size, (source, target, fit) in SIZES.items():
             geometry = Geometry(source, target, fit)
-            planes = picture(*source, kind)
+            planes = image(*source, kind)
             call, out = ours(frame_of(planes, kind), geometry)
             sws, chains = Swscale(planes, kind), Chains(geometry)
             row = Row(f"preprocess_{kind}, {size}", f"{kind} {size}, RGB float32 NCHW")
@@ -135,7 +135,7 @@ def preprocess_dtype_threads(run: Run) -> Iterator[Row]:
     geometry = Geometry(source, target, fit)
     with ThreadPoolExecutor(2) as pool:
         for kind in ("bgr24", "yuv420p", "nv12"):
-            frame = frame_of(picture(*source, kind), kind)
+            frame = frame_of(image(*source, kind), kind)
             (floats, _), (bytes_, _) = ours(frame, geometry, pad=True), ours(frame, geometry, np.uint8, pad=True)
             nearest, _ = ours(frame, geometry, interpolation="nearest", pad=True)
             middle = target[1] // 2
@@ -177,9 +177,9 @@ def postprocess_yolo(run: Run) -> Iterator[Row]:
 
 
 def warp(run: Run) -> Iterator[Row]:
-    """A rotation with some zoom of a 1080p RGB picture, uint8, beside cv2.warpAffine into an existing array."""
+    """A rotation with some zoom of a 1080p RGB image, uint8, beside cv2.warpAffine into an existing array."""
     call = kernel("warp_affine", "geometry")
-    (rgb,) = picture(1920, 1080, "rgb24")
+    (rgb,) = image(1920, 1080, "rgb24")
     matrix = cv2.getRotationMatrix2D((960, 540), 7.0, 0.9)
     out, theirs = np.empty_like(rgb), np.empty_like(rgb)
     peer = partial(cv2.warpAffine, rgb, matrix, (1920, 1080), theirs, cv2.INTER_LINEAR, cv2.BORDER_CONSTANT)
@@ -197,7 +197,7 @@ def yuv_to_rgb(run: Run) -> Iterator[Row]:
     """1080p YUV to RGB float32 in 0..1, planar, beside swscale to float planes and to rgb24 with OpenCV's scaling."""
     call = kernel("yuv_to_rgb", "colour")
     for kind in ("yuv420p", "nv12"):
-        planes = picture(1920, 1080, kind)
+        planes = image(1920, 1080, kind)
         sws = Swscale(planes, kind)
         out, theirs = np.empty((3, 1080, 1920), np.float32), np.empty((3, 1080, 1920), np.float32)
         split = [np.empty((1080, 1920), np.uint8) for _ in range(3)]

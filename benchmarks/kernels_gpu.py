@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.cpu_peers import PAD, Chains, Geometry
 from benchmarks.gpu_peers import CvCuda, Torch
 from benchmarks.gpu_timing import Call, Gpu, optional
-from benchmarks.kernel_inputs import SIZES, frame_of, picture
+from benchmarks.kernel_inputs import SIZES, frame_of, image
 from benchmarks.kernel_rows import OURS, NotThere, Row, collect, input_bytes, kernel, payload
 from benchmarks.kernels_gpu_after import AFTER
 from framefuse.cuda import launch_plan as calls
@@ -29,7 +29,7 @@ FOUR, FUSED = "CV-CUDA cvtcolor+resize+convertto+reformat", "CV-CUDA ResizeCropC
 
 def surfaces(count: int, batch: int, width: int, height: int) -> tuple[list[Any], list[list[Any]]]:
     """`count` batches of NV12 surfaces (batch, 3H/2, W), and the Frames over them."""
-    luma, chroma = picture(width, height, "nv12")
+    luma, chroma = image(width, height, "nv12")
     packed = np.concatenate((luma, chroma.reshape(-1, width)))
     stacks, frames = [], []
     for k in range(count):
@@ -105,7 +105,7 @@ def _cvcuda_preprocess(gpu: Gpu, row: Row, peers: dict[str, list[Call]], stacks:
     small, floats = cp.empty((batch, 640, 640, 3), cp.uint8), cp.empty((batch, 640, 640, 3), cp.float32)
     outs = [cp.empty((batch, 3, 640, 640), cp.float32) for _ in range(count)]
     different = min(count, 2 + 24 // batch)
-    bgrs = [cp.asarray(np.stack([picture(1920, 1080, "bgr24", k)[0]] * batch)) for k in range(different)]
+    bgrs = [cp.asarray(np.stack([image(1920, 1080, "bgr24", k)[0]] * batch)) for k in range(different)]
     optional(row, peers, FOUR, lambda: _chains(gpu, stacks[:count], rgb, small, floats, outs))
     optional(row, peers, FUSED, lambda: [CvCuda(gpu.stream).fused(bgrs[k % different], outs[k]) for k in range(count)])
 
@@ -121,7 +121,7 @@ def _fused(gpu: Gpu, stacks: list[Any], outs: list[Any]) -> list[Call]:
 
 
 def _torch_preprocess(row: Row, peers: dict[str, list[Call]], geometry: Geometry, batch: int) -> None:
-    bgr = cp.asarray(np.stack([picture(1920, 1080, "bgr24")[0]] * batch))
+    bgr = cp.asarray(np.stack([image(1920, 1080, "bgr24")[0]] * batch))
     out = cp.empty((batch, 3, 640, 640), cp.float16)
     name = "PyTorch, BGR, eager operators"
     optional(row, peers, name, lambda: [Torch().letterbox(bgr, out, geometry.content)] * 2)
@@ -152,7 +152,7 @@ def preprocess_bgr(gpu: Gpu) -> Iterator[Row]:
     geometry = Geometry((1920, 1080), (640, 640), "stretch")
     for batch in (1, 8):
         ring = gpu.ring(batch * (1920 * 1080 * 3 + 3 * 640 * 640 * 4))
-        stacks = [cp.asarray(np.stack([picture(1920, 1080, "bgr24", k)[0]] * batch)) for k in range(min(ring, 16))]
+        stacks = [cp.asarray(np.stack([image(1920, 1080, "bgr24", k)[0]] * batch)) for k in range(min(ring, 16))]
         outs = [cp.zeros((batch, 3, 640, 640), cp.float32) for _ in stacks]
         theirs = [cp.zeros_like(out) for out in outs]
         title = f"BGR 1920x1080 -> 640 stretch, RGB float32 NCHW, batch {batch}"
@@ -179,7 +179,7 @@ def opencv(gpu: Gpu) -> Iterator[Row]:
     before; OpenCV with one thread and with all.
     """
     geometry = Geometry(*SIZES[SIZE])
-    (bgr,) = picture(1920, 1080, "bgr24")
+    (bgr,) = image(1920, 1080, "bgr24")
     pinned = cp.cuda.alloc_pinned_memory(bgr.nbytes)
     host = np.frombuffer(pinned, np.uint8, bgr.size).reshape(bgr.shape)
     host[:] = bgr

@@ -1,4 +1,4 @@
-"""The GPU rows of benchmarks.kernels for what comes after the model, and for whole pictures."""
+"""The GPU rows of benchmarks.kernels for what comes after the model, and for whole images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gpu_peers import CvCuda, Torch
 from benchmarks.gpu_timing import Call, Gpu, optional
-from benchmarks.kernel_inputs import class_scores, detections, frame_of, instances, picture
+from benchmarks.kernel_inputs import class_scores, detections, frame_of, image, instances
 from benchmarks.kernel_rows import OURS, Row, kernel
 
 CONF, IOU, MAX_DET = 0.25, 0.7, 300
@@ -51,7 +51,7 @@ def postprocess(gpu: Gpu) -> Iterator[Row]:
             table = cp.asarray(maps)
             calls = [partial(call, [outputs[k]], maps=table, out=founds[k], **fixed) for k in range(ring)]
             row = Row(f"postprocess, {candidates} candidates, batch {batch}",
-                      f"({batch}, 84, 8400) float32, {candidates} candidates a picture")  # fmt: skip
+                      f"({batch}, 84, 8400) float32, {candidates} candidates an image")  # fmt: skip
             gpu.once(calls[0])
             check_found(founds[0], expected)
             peers: dict[str, list[Call]] = {OURS: calls}
@@ -119,7 +119,7 @@ def _pinned(shape: tuple[int, ...], dtype: Any) -> Any:
 def warp_affine(gpu: Gpu) -> Iterator[Row]:
     """A rotation with some zoom of 1080p RGB, uint8, batch 1 and 8."""
     call = kernel("warp_affine", "geometry")
-    (rgb,) = picture(1920, 1080, "rgb24")
+    (rgb,) = image(1920, 1080, "rgb24")
     matrix = cv2.getRotationMatrix2D((960, 540), 7.0, 0.9)
     inverse = cv2.invertAffineTransform(matrix)
     exact = call(rgb, matrix)
@@ -155,7 +155,7 @@ def _cvcuda_warps(gpu: Gpu, images: list[Any], matrix: Any, outs: list[Any]) -> 
 def yuv_to_rgb(gpu: Gpu) -> Iterator[Row]:
     """1080p NV12 to float32 RGB in 0..1, planar; a batch is one launch."""
     call = kernel("yuv_to_rgb", "colour")
-    planes = picture(1920, 1080, "nv12")
+    planes = image(1920, 1080, "nv12")
     packed = np.concatenate((planes[0], planes[1].reshape(-1, 1920)))
     exact = call(frame_of(planes, "nv12"), np.empty((3, 1080, 1920), np.float32), layout="CHW", scale=1 / 255)
     for batch in (1, 8):

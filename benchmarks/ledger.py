@@ -29,15 +29,15 @@ CONCLUSION = """
 What is copied inside of a graph is there in CUPTI's records as nodes, and both books agree to the byte, over whole
 pipelines too: they are opened while nothing is in flight, after the model is loaded and the graph captured. From
 NVDEC's surface to boxes, 400 bytes of tables go to the GPU and 8 kB of results come back a frame; no pixel crosses
-the bus. On the GPU each picture is copied once by PyNvVideoCodec, out of the hardware's own surface, and once more
-where batches hold several pictures of one stream. Mapped and managed memory is read by kernels and moved by the
+the bus. On the GPU each image is copied once by PyNvVideoCodec, out of the hardware's own surface, and once more
+where batches hold several images of one stream. Mapped and managed memory is read by kernels and moved by the
 driver's faults, which are no copies to CUPTI: the ledger counts whole planes for them on their way to the GPU, and
 not that managed pages come back when the host writes the next frame.
 
 A batch is one graph launch, and with one batch at a time the only wait is that for its results. The pipeline mostly
 asks (`cudaEventQuery`) and does not wait, because frames are there meanwhile. What is left of `cuCtxSynchronize` and
 `cuStreamSynchronize` is decoders that are closed at the end of a file. Drawing on the host brings
-every picture down, and waits for it.
+every image down, and waits for it.
 """
 INTRODUCTION = """# The copy ledger, checked
 
@@ -113,7 +113,7 @@ def program_row(trace: Any, model: Path, engine: str, frames: list[Any], batch: 
 
 
 def pipeline_row(trace: Any, clip: Path, model: Path, batch: int, **options: Any) -> Any:
-    """A run of `Pipeline` over the clip, four times for each picture of a batch; both books are opened after START
+    """A run of `Pipeline` over the clip, four times for each image of a batch; both books are opened after START
     frames, since the model is loaded and the graph captured before, and while nothing is in flight."""
     from benchmarks.cupti_trace import come_to_rest
     from framefuse.pipeline import Pipeline
@@ -146,9 +146,9 @@ def measure(clip: Path, model: Path, engine: str) -> dict[str, Any]:
     import cupy as cp
 
     from benchmarks.cupti_trace import Trace
-    from benchmarks.gpu_program import frames, pictures
+    from benchmarks.gpu_program import frames, images
 
-    made = pictures(4, noise=True)
+    made = images(4, noise=True)
     resident = frames([cp.asarray(made[index % len(made)]) for index in range(16)])
     rows: dict[str, Any] = {}
     with Trace() as trace:
@@ -183,7 +183,7 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         INTRODUCTION,
         f"{result['gpu']}, {result['model']}, engine {result['engine']}, {result['environment']['time']}. Bytes a "
-        "frame; a 1080p NV12 picture has 3,110,400.\n",
+        "frame; a 1080p NV12 image has 3,110,400.\n",
         "| run | direction | ledger | CUPTI | difference | largest single copy |\n|---|---|---|---|---|---|",
     ]
     for name, row in result["rows"].items():

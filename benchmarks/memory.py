@@ -137,7 +137,7 @@ def managed(size: int, stream: Any) -> dict[str, Any]:
 
 def ways_in(model: Path | None) -> dict[str, Any]:
     """A 1080p frame in host memory to boxes by each way of `--memory`: with engine null, and with a model in cuDNN."""
-    from benchmarks.gpu_program import frames, one_by_one, pictures, throughput
+    from benchmarks.gpu_program import frames, images, one_by_one, throughput
     from framefuse.engines import EngineOptions, open_engine
     from framefuse.engines.null import CudaNullEngine
     from framefuse.models import find_model
@@ -147,7 +147,7 @@ def ways_in(model: Path | None) -> dict[str, Any]:
     from framefuse.runtime.cuda.uploads import choose_upload_mode
     from framefuse.runtime.program import Selection
 
-    host = frames(pictures(8, noise=True))
+    host = frames(images(8, noise=True))
     found: dict[str, Any] = {"chosen": choose_upload_mode("auto")[1]}
     nothing = CudaNullEngine(lambda count, height, width: [np.zeros((count, 7, 5040), np.float32)])
     jobs: list[tuple[str, Path, int]] = [("null", find_model("squares"), 1), ("null", find_model("squares"), 8)]

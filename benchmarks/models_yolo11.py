@@ -2,7 +2,7 @@
 
     python -m benchmarks.models_yolo11 --out yolo11n.onnx
 
-What is new in it: bottlenecks inside of bottlenecks, attention on the smallest picture, and filters for each channel in
+What is new in it: bottlenecks inside of bottlenecks, attention on the smallest image, and filters for each channel in
 the head.
 """
 
@@ -116,23 +116,23 @@ def _attention(graph: Graph, name: str, x: Tensor) -> Tensor:
     heads, values, keys = x.channels // HEAD_CHANNELS, HEAD_CHANNELS, HEAD_CHANNELS // 2
     size = graph.size(f"{name}/size", x)
 
-    def reshape(label: str, value: Tensor, *sizes: int, picture: bool) -> Tensor:
+    def reshape(label: str, value: Tensor, *sizes: int, image: bool) -> Tensor:
         shape = graph.constant(f"{label}/first", np.array(sizes, np.int64))
-        if picture:
+        if image:
             shape = graph.add("Concat", f"{label}/shape", shape, size, axis=0)
         return graph.add("Reshape", label, value, shape)
 
     qkv = graph.conv(f"{name}/qkv/conv", x, heads * (2 * keys + values), 1)
-    table = reshape(f"{name}/Reshape", qkv, 0, heads, 2 * keys + values, -1, picture=False)
+    table = reshape(f"{name}/Reshape", qkv, 0, heads, 2 * keys + values, -1, image=False)
     query, key, value = graph.split(f"{name}/Split", table, [keys, keys, values], axis=2)
     product = graph.add("MatMul", f"{name}/MatMul", graph.add("Transpose", f"{name}/T", query, perm=[0, 1, 3, 2]), key)
     scale = graph.constant(f"{name}/scale", np.array(keys**-0.5, np.float32))
     share = graph.add("Softmax", f"{name}/Softmax", graph.add("Mul", f"{name}/Mul", product, scale), axis=-1)
     turned = graph.add("Transpose", f"{name}/T_1", share, perm=[0, 1, 3, 2])
     found = graph.add("MatMul", f"{name}/MatMul_1", value, turned)
-    picture = reshape(f"{name}/Reshape_1", found, 0, x.channels, picture=True)
-    beside = graph.depthwise(f"{name}/pe", reshape(f"{name}/Reshape_2", value, 0, x.channels, picture=True))
-    return graph.conv(f"{name}/proj/conv", graph.add("Add", f"{name}/Add", picture, beside), x.channels, 1)
+    image = reshape(f"{name}/Reshape_1", found, 0, x.channels, image=True)
+    beside = graph.depthwise(f"{name}/pe", reshape(f"{name}/Reshape_2", value, 0, x.channels, image=True))
+    return graph.conv(f"{name}/proj/conv", graph.add("Add", f"{name}/Add", image, beside), x.channels, 1)
 
 
 def yolo11n(path: Path, *, dynamic: bool = True, seed: int = 0) -> Path:

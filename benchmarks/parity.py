@@ -149,11 +149,11 @@ def street(path: Path, frames: int) -> np.ndarray[Any, Any]:
     """Write the clip that certificates of trained models use; its frames at half their size, (n, 3, h, w) in 0..1."""
     default_clip(read_card(find_model("scout-n")), path.parent, frames).rename(path)
     spec = Preprocess(320, 192)
-    pictures = np.empty((frames, 3, 192, 320), np.float32)
+    images = np.empty((frames, 3, 192, 320), np.float32)
     with closing(open_source(path)) as source:
-        for frame, picture in zip(source, pictures, strict=True):
-            spec(frame, picture)
-    return pictures
+        for frame, image in zip(source, images, strict=True):
+            spec(frame, image)
+    return images
 
 
 def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, Any]:
@@ -210,11 +210,11 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         squares, streets = Path(folder, "squares.mp4"), Path(folder, "street.mp4")
         squares_clip(squares, frames=args.frames, seed=1)
-        pictures = street(streets, args.frames)
+        images = street(streets, args.frames)
         models = {"squares": ("squares", squares)}
         for layout in ("yolov5", "end2end"):
             models[f"squares-{layout}"] = (str(relayout(layout, Path(folder, f"squares-{layout}.onnx"))), squares)
-        models["shallow"] = (str(shallow(Path(folder, "shallow.onnx"), pictures)), streets)
+        models["shallow"] = (str(shallow(Path(folder, "shallow.onnx"), images)), streets)
         models |= {name: (name, streets) for name in TRAINED[args.device]}
         found = dict[str, Any]()
         sources = {"sources": stamp("kernel", "engine", "engines", "program", "tvm")} if args.device == "cuda" else {}

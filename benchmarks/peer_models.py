@@ -64,7 +64,7 @@ def quantised(network: openvino.Model) -> openvino.Model:
     """The network with INT8 convolutions, calibrated on frames of the benchmark clip."""
     import nncf
 
-    # The images are 640x640 with the picture in rows 140 to 500; the rows kept here hold it and 12 rows of padding.
+    # The images are 640x640 with the image in rows 140 to 500; the rows kept here hold it and 12 rows of padding.
     images = calibration_images()
     margin = (images.shape[2] - CALIBRATION_HEIGHT) // 2
     samples = [np.ascontiguousarray(image[None, :, margin : margin + CALIBRATION_HEIGHT]) for image in images]

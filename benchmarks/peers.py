@@ -193,9 +193,9 @@ def supervision_video(clip: Path, model: Path, meter: Meter) -> None:
     def annotate(frame: np.ndarray, index: int) -> np.ndarray:
         xyxy, scores, classes = detect(frame)
         found = supervision.Detections(xyxy=xyxy, confidence=scores, class_id=classes.astype(int))
-        picture = labels.annotate(boxes.annotate(frame.copy(), found), found)
+        image = labels.annotate(boxes.annotate(frame.copy(), found), found)
         meter.tick(len(found))
-        return np.asarray(picture)
+        return np.asarray(image)
 
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder) / "annotated.mp4")

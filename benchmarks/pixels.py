@@ -3,7 +3,7 @@
     python -m benchmarks.pixels [--frames 60]
 
 OpenCV converts each frame to BGR at full size (8 bits), then resizes (8 bits again); framefuse resizes the decoder's
-planes and converts once, in float. Reported per clip size, in grey levels over all pixels of the picture: mean, 99th
+planes and converts once, in float. Reported per clip size, in grey levels over all pixels of the image: mean, 99th
 percentile and maximum of the absolute difference; and the same against the float64 reference. 1080p at 640 is a
 scale of exactly 3, where bilinear picks single pixels. That boxes agree is a test (tests/test_parity.py), with a
 detector that knows what it sees: the YOLOv8n graph has random weights here, which make other boxes of any difference.
@@ -31,9 +31,9 @@ SPEC = Preprocess(rectangular=True)
 LEVELS = 255
 
 
-def opencv_input(picture: NDArray[np.uint8], placement: Placement) -> NDArray[np.float32]:
+def opencv_input(image: NDArray[np.uint8], placement: Placement) -> NDArray[np.float32]:
     left, top, width, height = placement.content
-    resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
     out = np.full((3, placement.size[1], placement.size[0]), SPEC.pad_value / LEVELS, np.float32)
     out[:, top : top + height, left : left + width] = resized[..., ::-1].transpose(2, 0, 1) / np.float32(LEVELS)
     return out

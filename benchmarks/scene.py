@@ -1,4 +1,4 @@
-"""A procedural moving picture: a textured background that scrolls, textured objects that bounce, sensor noise.
+"""A procedural moving image: a textured background that scrolls, textured objects that bounce, sensor noise.
 
 No data set is needed and none is used. The texture is value noise in octaves (random lattices, linearly interpolated,
 each octave twice as fine and 0.7 times as strong), which has about the 1/f spectrum of photographs, with flat shapes on
@@ -54,7 +54,7 @@ def ellipse(height: int, width: int) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class MovingObject:
-    """A textured patch that bounces between the borders of the picture."""
+    """A textured patch that bounces between the borders of the image."""
 
     patch: Image
     mask: npt.NDArray[np.bool_]
@@ -71,7 +71,7 @@ class MovingObject:
 
 
 class Scene:
-    """The moving picture, 1920x1080."""
+    """The moving image, 1920x1080."""
 
     def __init__(self, *, frames: int = 300, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)

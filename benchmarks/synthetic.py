@@ -2,13 +2,13 @@
 
     python -m benchmarks.synthetic [--frames 40] [--no-baseline]
 
-Speed: frames a second of one process's CPU time, picture and truth together, calm and crowded, at each size; the best
+Speed: frames a second of one process's CPU time, image and truth together, calm and crowded, at each size; the best
 of three interleaved runs. Frames are independent, so n processes on n cores give n times as much. "Two cores" is
 that by the clock on the wall: two processes share a whole schedule (calm, crowded, calm) at 640x360; median of five.
 
 Baselines, both on frames of the test split, mAP by pycocotools, the best of a grid of thresholds that is chosen on the
 test split itself. "telling colours": each pixel goes to the class that its colour spoke for on the training split;
-connected pixels of one class are a detection. "rare colours": connected pixels of colours that are rare in the picture
+connected pixels of one class are a detection. "rare colours": connected pixels of colours that are rare in the image
 are a detection, of the class that has its proportions most often. Colour says nothing here by design: both must stay
 below 0.15. All of it is saved as benchmarks/results/synthetic.json.
 """
@@ -85,14 +85,14 @@ def two_cores(runs: int = 5) -> list[float]:
     return [round(frames / each, 1) for each in seconds]
 
 
-def pictures(split: str, worlds: int, each: int) -> Iterable[Snapshot]:
+def images(split: str, worlds: int, each: int) -> Iterable[Snapshot]:
     for seed in range(worlds):
         world = World.parse(f"synthetic://street?size=640x360&split={split}&seed={seed}")
         yield from (world[(2 * k + 1) * world.frames // (2 * each)] for k in range(each))
 
 
-def bins(picture: NDArray[np.uint8]) -> NDArray[np.intp]:
-    r, g, b = (picture >> (8 - BITS)).astype(np.intp).transpose(2, 0, 1)
+def bins(image: NDArray[np.uint8]) -> NDArray[np.intp]:
+    r, g, b = (image >> (8 - BITS)).astype(np.intp).transpose(2, 0, 1)
     return (r << 2 * BITS) | (g << BITS) | b
 
 
@@ -100,15 +100,15 @@ def learn(snapshots: Iterable[Snapshot]) -> NDArray[np.float64]:
     """(classes + 1, colours): the share of each class, row 0 the background, among pixels of a colour."""
     counts = np.ones((len(NAMES) + 1, 1 << 3 * BITS))
     for snapshot in snapshots:
-        found = bins(snapshot.picture)
+        found = bins(snapshot.image)
         np.add.at(counts, (snapshot.truth.class_mask.ravel(), found.ravel()), 1)
     share: NDArray[np.float64] = counts / counts.sum(axis=1, keepdims=True)
     return share / share.sum(axis=0)
 
 
-def detect(share: NDArray[np.float64], picture: NDArray[np.uint8], clear: float, area: int) -> Rows:
+def detect(share: NDArray[np.float64], image: NDArray[np.uint8], clear: float, area: int) -> Rows:
     """Each class's regions of telling colours."""
-    speaks = share[1:][:, bins(picture)]
+    speaks = share[1:][:, bins(image)]
     best, strong = speaks.argmax(0), speaks.max(0) > clear
     rows: list[dict[str, Any]] = []
     for class_id in range(len(NAMES)):
@@ -116,11 +116,9 @@ def detect(share: NDArray[np.float64], picture: NDArray[np.uint8], clear: float,
     return sorted(rows, key=lambda row: -row["score"])[:300]
 
 
-def detect_rare(
-    shapes: NDArray[np.float64], picture: NDArray[np.uint8], rare: float, area: int
-) -> list[dict[str, Any]]:
-    """Regions of colours that are rare in this picture, each of the class that has its shape most often."""
-    found = bins(picture)
+def detect_rare(shapes: NDArray[np.float64], image: NDArray[np.uint8], rare: float, area: int) -> list[dict[str, Any]]:
+    """Regions of colours that are rare in this image, each of the class that has its shape most often."""
+    found = bins(image)
     counts = np.bincount(found.ravel(), minlength=1 << 3 * BITS)[found] / found.size
 
     def by_shape(width: int, height: int) -> int:
@@ -174,7 +172,7 @@ def score(truth: COCO, rows: list[dict[str, Any]]) -> float:
 
 def baseline(train_worlds: int = 60, test_worlds: int = 20) -> dict[str, float]:
     """mAP50-95 of the best settings of each baseline, on 5 frames a world."""
-    train, tests = list(pictures("train", train_worlds, 5)), list(pictures("test", test_worlds, 5))
+    train, tests = list(images("train", train_worlds, 5)), list(images("test", test_worlds, 5))
     share, shapes = learn(train), learn_shapes(train)
     settings = [("telling colours", partial(detect, share), value) for value in (0.12, 0.2, 0.3)]
     settings += [("rare colours", partial(detect_rare, shapes), value) for value in (0.0003, 0.001, 0.003)]
@@ -188,7 +186,7 @@ def baseline(train_worlds: int = 60, test_worlds: int = 20) -> dict[str, float]:
         for (name, method, value), area in itertools.product(settings, (20, 80)):
             rows = []
             for number, snapshot in enumerate(tests, 1):
-                rows += [{"image_id": number, **row} for row in method(snapshot.picture, value, area)]
+                rows += [{"image_id": number, **row} for row in method(snapshot.image, value, area)]
             best[name] = round(max(best.get(name, 0.0), score(truth, rows)), 4)
     return best
 

@@ -32,7 +32,7 @@ SHAPES = (Shapes.exact(1, 640, 640), Shapes.parse("1x3x640x640:8x3x640x640:16x3x
 ROUNDS = 3
 DATA = "synthetic://street?split=test&frames=600"
 CALIBRATION = 4
-"""Pictures for the ranges: enough to build with, too few to judge accuracy by."""
+"""Images for the ranges: enough to build with, too few to judge accuracy by."""
 
 
 def lowered(path: Path, folder: Path) -> dict[str, Path]:
@@ -41,8 +41,8 @@ def lowered(path: Path, folder: Path) -> dict[str, Path]:
     half, eight = folder / f"{path.stem}-fp16.onnx", folder / f"{path.stem}-int8.onnx"
     onnx.save(to_fp16(ready, plan_fp16(ready, {})), half)
     layers, _ = plan_int8(ready)
-    pictures = calibration_images()[:CALIBRATION]
-    ranges = calibrate(ready, ready.graph.input[0].name, [picture[None] for picture in pictures])
+    images = calibration_images()[:CALIBRATION]
+    ranges = calibrate(ready, ready.graph.input[0].name, [image[None] for image in images])
     onnx.save(quantise(ready, ranges, layers), eight)
     return {"fp32": path, "fp16": half, "int8": eight, "fp8": eight}
 

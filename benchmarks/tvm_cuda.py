@@ -2,7 +2,7 @@
 
     python -m benchmarks.tvm_cuda [MODEL.onnx ...] [--out FILE]
 
-Device time between two events around a graph launch, from float32 NCHW pictures to the decoded float32 output, batch 1,
+Device time between two events around a graph launch, from float32 NCHW images to the decoded float32 output, batch 1,
 640x640. All graphs take turns: `us` is the median of `rounds`, each the median of 20 launches.
 
 - `cudnn 1 stream`, `cudnn 4 streams`: engine cudnn
@@ -77,7 +77,7 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
         print(path.name, path.stat().st_size, "bytes,", len(bytes(code)), "of machine code", flush=True)
 
 
-def picture() -> Any:
+def image() -> Any:
     y, x = np.mgrid[0:SIZE, 0:SIZE] / SIZE
     planes = [0.5 + 0.4 * np.sin(9 * x + 3 * y), 0.5 + 0.4 * np.cos(7 * y), x * y]
     return np.stack(planes)[None].astype(np.float32)
@@ -88,7 +88,7 @@ def reference(model: Path) -> list[Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {session.get_inputs()[0].name: picture()}))
+    return list(session.run(None, {session.get_inputs()[0].name: image()}))
 
 
 def sample(value: Any) -> Any:
@@ -214,7 +214,7 @@ def measure(
     model: Path, folder: Path | None, candidates: int | None, row: dict[str, Any], save: Callable[[], None]
 ) -> None:
     """Fill `row`, and `save` after each part: a lease may end in the middle. What fails is said in its place."""
-    runs, given, made = Runs(), picture(), dict[str, tuple[Any, Any]]()
+    runs, given, made = Runs(), image(), dict[str, tuple[Any, Any]]()
     if folder:
         with np.load(folder / f"{model.stem}-expected.npz") as file:
             expected = [file[name] for name in file.files]
@@ -269,7 +269,7 @@ def whole(made: Any, stream: Any) -> None:
     made.finish(stream)
 
 
-def cudnn_engine(model: Path, pictures: Any, streams: int, candidates: int | None) -> tuple[Callable[[Any], None], Any]:
+def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None) -> tuple[Callable[[Any], None], Any]:
     """Engine cudnn from packing to decoding, convolutions of one input merged; what starts it, and its results."""
     from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
@@ -286,7 +286,7 @@ def cudnn_engine(model: Path, pictures: Any, streams: int, candidates: int | Non
     plans.save()
 
     def start(stream: Any) -> None:
-        made.pack(pictures, stream)
+        made.pack(images, stream)
         made.start(stream)
         made.finish(stream)
 
@@ -303,13 +303,13 @@ def without_convolutions(runs: Runs, made: Any, convolver: Any) -> float:
     return device_us(graph, runs.stream)
 
 
-def two_slots(first: Any, second: Any, picture: Any) -> str:
+def two_slots(first: Any, second: Any, image: Any) -> str:
     """Two executions beside each other against each alone."""
     from framefuse.cuda import device
     from framefuse.engines.device_requests import capture
 
     cp = device.cupy()
-    first.input[...], second.input[...] = cp.asarray(picture), cp.asarray(picture[..., ::-1].copy())
+    first.input[...], second.input[...] = cp.asarray(image), cp.asarray(image[..., ::-1].copy())
     cp.cuda.runtime.deviceSynchronize()
     pairs = [(made, cp.cuda.Stream(non_blocking=True)) for made in (first, second)]
     graphs = [capture(stream, partial(whole, made, stream)) for made, stream in pairs]

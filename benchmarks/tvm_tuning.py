@@ -37,7 +37,7 @@ def machine(path: Path, target: targets.Target, precision: str, database: record
     return tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
 
 
-def functions(machine: Any, picture: Any) -> dict[str, float]:
+def functions(machine: Any, image: Any) -> dict[str, float]:
     """Microseconds of all calls of each function in one run."""
     import tvm_ffi
 
@@ -51,7 +51,7 @@ def functions(machine: Any, picture: Any) -> dict[str, float]:
             found[str(name)] += (time.perf_counter() - started[0]) * 1e6
 
     machine.set_instrument(instrument)
-    machine["main"](tvm_ffi.from_dlpack(picture))
+    machine["main"](tvm_ffi.from_dlpack(image))
     machine.set_instrument(lambda *_: None)
     return dict(found)
 
@@ -72,19 +72,19 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
     import onnxruntime
     import tvm_ffi
 
-    picture = engine._aligned((1, 3, SIZE, SIZE), np.dtype(np.float32))
+    image = engine._aligned((1, 3, SIZE, SIZE), np.dtype(np.float32))
     y, x = np.mgrid[0:SIZE, 0:SIZE] / SIZE
-    picture[0] = np.stack([0.5 + 0.4 * np.sin(9 * x + 3 * y), 0.5 + 0.4 * np.cos(7 * y), x * y])
+    image[0] = np.stack([0.5 + 0.4 * np.sin(9 * x + 3 * y), 0.5 + 0.4 * np.cos(7 * y), x * y])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = target.cores
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    runs = {"onnxruntime fp32": lambda: session.run(None, {session.get_inputs()[0].name: picture})}
+    runs = {"onnxruntime fp32": lambda: session.run(None, {session.get_inputs()[0].name: image})}
     machines = {}
     for precision in precisions:
         for name, used in (("untuned", None), ("tuned", database)):
             made = machines[f"{name} {precision}"] = machine(path, target, precision, used)
             runs[f"{name} {precision}"] = lambda run=made["main"]: [
-                np.from_dlpack(value).copy() for value in engine.tensors(run(tvm_ffi.from_dlpack(picture)))
+                np.from_dlpack(value).copy() for value in engine.tensors(run(tvm_ffi.from_dlpack(image)))
             ]
     expected = runs["onnxruntime fp32"]()
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -119,7 +119,7 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
             "share_of_operations": round(sum(task.operations for task in found_tasks) / whole, 3),
         }
         operations = {task.name: task.operations for task in tasks}
-        slow, fast = (functions(machines[f"{name} {precision}"], picture) for name in ("untuned", "tuned"))
+        slow, fast = (functions(machines[f"{name} {precision}"], image) for name in ("untuned", "tuned"))
         row[f"functions {precision}"] = profile(slow, fast, operations)
     return row
 

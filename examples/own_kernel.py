@@ -1,6 +1,6 @@
 """A pixel body of your own, for the CPU and for CUDA: docs/own-kernel.md walks through it.
 
-Night vision: out = green tones of the luma of an RGB picture, brightened by `gain`.
+Night vision: out = green tones of the luma of an RGB image, brightened by `gain`.
 """
 
 from tvm import tirx

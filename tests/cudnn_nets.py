@@ -102,14 +102,14 @@ class Net:
         return path
 
 
-def onnx_runtime(path: Path, pictures: Array) -> list[Array]:
+def onnx_runtime(path: Path, images: Array) -> list[Array]:
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return [np.asarray(value) for value in session.run(None, {"images": pictures})]
+    return [np.asarray(value) for value in session.run(None, {"images": images})]
 
 
-def pictures(batch: int, height: int, width: int) -> Array:
+def images(batch: int, height: int, width: int) -> Array:
     return np.random.default_rng(1).random((batch, 3, height, width), np.float32)
 
 

@@ -238,8 +238,8 @@ class Context:
             ctypes.memmove(self.addresses[name], output.ctypes.data, output.nbytes)
         return True
 
-    def _run(self, pictures: np.ndarray[Any, Any]) -> list[Any]:
-        return list(self.engine.session.run(None, {self.engine.names[0]: np.ascontiguousarray(pictures)}))
+    def _run(self, images: np.ndarray[Any, Any]) -> list[Any]:
+        return list(self.engine.session.run(None, {self.engine.names[0]: np.ascontiguousarray(images)}))
 
 
 class IInt8EntropyCalibrator2:

@@ -25,22 +25,22 @@ TABLE_V5 = (
 )  # fmt: skip
 
 
-def pictures(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
+def drawn_images(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """(count, HEIGHT, WIDTH, 3) uint8: rectangles of all colours and sizes on a gradient; no two alike."""
     random = np.random.default_rng(seed)
     made = np.empty((count, HEIGHT, WIDTH, 3), np.uint8)
     made[:] = np.linspace(30, 200, WIDTH, dtype=np.uint8)[None, None, :, None]
-    for picture in made:
+    for image in made:
         for _ in range(8):
             y, x = random.integers(0, HEIGHT - 8), random.integers(0, WIDTH - 8)
             h, w = random.integers(6, 48, 2)
-            picture[y : y + h, x : x + w] = random.integers(0, 256, 3)
+            image[y : y + h, x : x + w] = random.integers(0, 256, 3)
     return made
 
 
 def write(path: Path, name: str) -> Path:
     """yolov8n: its very layers, and weights. tiny_v5: an anchor-based one of 8 layers. Input (b, 3, h, w), 160x96."""
-    images = pictures(4).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    images = drawn_images(4).transpose(0, 3, 1, 2).astype(np.float32) / 255
     table, taps, head = (
         (tables.YOLOV8N, (15, 18, 21), anchor_free) if name == "yolov8n" else (TABLE_V5, (4, 6, 7), anchor_based)
     )

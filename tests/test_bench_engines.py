@@ -150,20 +150,20 @@ def test_statistics() -> None:
     assert Timing.of([1.0]).std == 0.0
 
 
-def test_slots_of_all_kinds_get_the_same_picture() -> None:
-    picture = np.random.default_rng(0).random((1, 3, 4, 5)).astype(np.float32)
+def test_slots_of_all_kinds_get_the_same_image() -> None:
+    image = np.random.default_rng(0).random((1, 3, 4, 5)).astype(np.float32)
     plain = Slot(np.zeros((1, 3, 4, 5), np.float16))
     bf16 = Slot(np.zeros((1, 4, 5, 3), np.uint16), memory_format="nhwc")
     padded = Slot(np.zeros((1, 4, 5, 8), np.float32), memory_format="nhwc")
     whole = Slot(np.zeros((1, 3, 4, 5), np.uint8))
     for slot in (plain, bf16, padded, whole):
-        fill(slot, picture)
-    last = picture.transpose(0, 2, 3, 1)
-    np.testing.assert_allclose(plain.input, picture, atol=1e-3)
+        fill(slot, image)
+    last = image.transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(plain.input, image, atol=1e-3)
     np.testing.assert_allclose((bf16.input.astype(np.uint32) << 16).view(np.float32), last, rtol=2**-8)
     np.testing.assert_array_equal(padded.input[..., :3], last)
     assert not padded.input[..., 3:].any()
-    np.testing.assert_allclose(whole.input / 255, picture, atol=0.003)
+    np.testing.assert_allclose(whole.input / 255, image, atol=0.003)
 
 
 def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_cost_is_that_of_the_published_architecture(files: dict[str, Path], name
 
 @pytest.mark.parametrize("height", [640, 384])
 @pytest.mark.parametrize("name", ["yolov8n", "yolov5s"])
-def test_engines_agree_and_shapes_follow_the_picture(
+def test_engines_agree_and_shapes_follow_the_image(
     files: dict[str, Path], sessions: dict[str, onnxruntime.InferenceSession], name: str, height: int
 ) -> None:
     cells = sum(height * 640 // stride**2 for stride in (8, 16, 32))

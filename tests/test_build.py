@@ -32,9 +32,9 @@ from framefuse.lab.lowering import BuildReport, _card_of, build_model
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
-from tests.small_models import HEIGHT, WIDTH, pictures, write, write_segmenter
+from tests.small_models import HEIGHT, WIDTH, drawn_images, write, write_segmenter
 
-FRAMES = list(pictures(40, seed=1))
+FRAMES = list(drawn_images(40, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,15 @@ BOTH = pytest.mark.parametrize("precision", ["fp16", "int8"])
 
 
 def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.ndarray[Any, Any]]:
-    """What an engine says it runs in, and what the model puts out for a picture."""
+    """What an engine says it runs in, and what the model puts out for an image."""
     opened = open_engine(engine, path, EngineOptions(precision=precision))  # type: ignore[arg-type]
     lane = opened.lane(1, HEIGHT, WIDTH, 1)
     slot = lane.acquire()
     assert slot is not None
-    picture = FRAMES[0].astype(np.float32) / 255
+    image = FRAMES[0].astype(np.float32) / 255
     if slot.input.dtype == np.uint16:  # bfloat16, which numpy does not have
-        picture = (picture.view(np.uint32) >> 16).astype(np.uint16)
-    slot.input[0] = picture.transpose(2, 0, 1) if slot.memory_format == "nchw" else picture
+        image = (image.view(np.uint32) >> 16).astype(np.uint16)
+    slot.input[0] = image.transpose(2, 0, 1) if slot.memory_format == "nchw" else image
     lane.submit(slot)
     lane.wait(slot)
     return opened.precision, slot.outputs[0].copy()

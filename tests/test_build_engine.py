@@ -41,10 +41,10 @@ def test_what_is_built_runs_within_its_profile(model: Path, tmp_path: Path, engi
 
 def test_a_pipeline_runs_it_and_says_what_the_profile_excludes(model: Path, tmp_path: Path) -> None:
     built = framefuse.build_engine(model, shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
-    pictures = list(small_models.pictures(3))
-    assert len(list(Pipeline(pictures, built.path, engine=built.engine))) == 3
+    images = list(small_models.drawn_images(3))
+    assert len(list(Pipeline(images, built.path, engine=built.engine))) == 3
     with pytest.raises(UsageError, match="outside the profile"):
-        list(Pipeline(pictures, built.path, engine=built.engine, imgsz=[192, 320], rect=False))
+        list(Pipeline(images, built.path, engine=built.engine, imgsz=[192, 320], rect=False))
 
 
 def test_metadata_is_written_beside_what_the_onnx_has(model: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_model_with_two_inputs_is_refused(model: Path, tmp_path: Path) -> None
     network = onnx.load(model)
     network.graph.input.append(onnx.helper.make_tensor_value_info("size", onnx.TensorProto.INT64, [2]))
     onnx.save(network, tmp_path / "two.onnx")
-    with pytest.raises(ModelError, match=r"has the inputs .*, size \(2\) int64, expected one picture"):
+    with pytest.raises(ModelError, match=r"has the inputs .*, size \(2\) int64, expected one image"):
         framefuse.build_engine(tmp_path / "two.onnx", shapes=SHAPES, device="cpu", output=tmp_path / "b.onnx")
     assert not (tmp_path / "b.onnx").exists()
 

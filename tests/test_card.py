@@ -257,7 +257,7 @@ def test_free_size_must_be_stated(write: Any) -> None:
     ("image", "words"),
     [([1, 640, 640, 3], "is not"), ([1, 1, 640, 640], "is not"), ([3, 640, 640], "is not"), ([], "is not")],
 )
-def test_inputs_that_are_no_picture(write: Any, image: Shape, words: str) -> None:
+def test_inputs_that_are_no_image(write: Any, image: Shape, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         read_card(write(("o", [1, 84, 8400]), image=image))
 

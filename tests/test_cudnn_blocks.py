@@ -10,7 +10,7 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
-from cudnn_nets import ANCHORS, Net, anchored, any_order, onnx_runtime, pictures, relative, with_attention
+from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines.cudnn import execution, launch, reference
 from framefuse.engines.cudnn.compiled import compile_network
@@ -20,7 +20,7 @@ from framefuse.errors import ModelError
 
 def test_attention_is_recognised(tmp_path: Path) -> None:
     net = Net()
-    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 24, 40)), pictures(1, 24, 40)
+    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 24, 40)), images(1, 24, 40)
     compiled = compile_network(path, 1, 24, 40)
     (step,) = (step for step in compiled.placement.steps if isinstance(step, Attention))
     assert (step.heads, step.keys, step.values) == (2, 8, 16)
@@ -40,7 +40,7 @@ def test_attention_on_the_pretended_gpu(
     net = Net()
     x = net.conv("images", 24)
     path = net.save(tmp_path / "net.onnx", net.conv(net.attention(x, heads, keys, values, *size), 8, 1))
-    compiled, x = compile_network(path, batch, *size), pictures(batch, *size)
+    compiled, x = compile_network(path, batch, *size), images(batch, *size)
     compare(compiled, x)
 
 
@@ -73,7 +73,7 @@ def test_filters_for_each_channel(fibres: Fibres, tmp_path: Path, stride: int, k
     y = net.conv(x, 24, kernel, stride, act, groups=24)
     if stride == 1:
         y = net.node("Add", x, y)
-    path, x = net.save(tmp_path / "net.onnx", net.conv(y, 8, 1)), pictures(2, 10, 14)
+    path, x = net.save(tmp_path / "net.onnx", net.conv(y, 8, 1)), images(2, 10, 14)
     compiled = compile_network(path, 2, 10, 14)
     assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
     compare(compiled, x)
@@ -110,7 +110,7 @@ def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> 
 @pytest.mark.parametrize("classes", [1, 80, 11])
 def test_heads_with_anchors(fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, classes: int) -> None:
     net = Net()
-    path, x = net.save(tmp_path / "net.onnx", anchored(net, classes, 24, 40)), pictures(1, 24, 40)
+    path, x = net.save(tmp_path / "net.onnx", anchored(net, classes, 24, 40)), images(1, 24, 40)
     compiled = compile_network(path, 1, 24, 40)
     head = compiled.network.head
     assert isinstance(head, AnchorHead) and head.classes == classes and head.levels == ((12, 20), (6, 10))
@@ -126,11 +126,11 @@ def test_a_batch_with_attention_on_the_pretended_gpu(
     fibres: Fibres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     net = Net()
-    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 16, 24)), pictures(2, 16, 24)
+    path, x = net.save(tmp_path / "net.onnx", with_attention(net, 16, 24)), images(2, 16, 24)
     compiled = compile_network(path, 2, 16, 24)
     (found,) = on_pretended_gpu(monkeypatch, compiled, x)
-    for picture, one in zip(x, found, strict=True):
-        (expected,) = onnx_runtime(path, picture[None])
+    for image, one in zip(x, found, strict=True):
+        (expected,) = onnx_runtime(path, image[None])
         np.testing.assert_allclose(one[None], expected, rtol=0.02, atol=0.02)
 
 
@@ -152,7 +152,7 @@ def test_whole_detectors(tmp_path: Path, name: str) -> None:
     write, parameters = {"yolo11n": (yolo11n, 2_616_248), "yolov5s": (yolov5s, 7_225_885)}[name]
     path = write(tmp_path / "model.onnx")
     assert cost(path).parameters == parameters
-    compiled, x = compile_network(path, 1, 96, 160), pictures(1, 96, 160)
+    compiled, x = compile_network(path, 1, 96, 160), images(1, 96, 160)
     head, values = compiled.network.head, reference.run(compiled, x)
     assert head is not None and head.anchors == sum(12 * 20 // 4**k for k in range(3)) * (3 if name == "yolov5s" else 1)
     found = (

@@ -111,8 +111,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     made.chosen = []
 
     class Chooser:
-        def __init__(self, compiled: Any, plans: Any, weights: Any, pictures: Any, peaks: Any) -> None:
-            self.compiled, self.given = compiled, (pictures, peaks)
+        def __init__(self, compiled: Any, plans: Any, weights: Any, images: Any, peaks: Any) -> None:
+            self.compiled, self.given = compiled, (images, peaks)
 
         def choose(self, kinds: Any) -> Choice:
             made.chosen.append((kinds, *self.given))
@@ -169,8 +169,8 @@ def test_frames_of_another_size_are_sampled(gpu: Any, tmp_path: Path) -> None:
     frame = np.arange(3 * 8 * 8, dtype=np.float32).reshape(1, 3, 8, 8)
     made = Precisions(path, EngineOptions("cuda", "fp8", calibration=[frame]))
     made.apply(compile_network(path, 1, 16, 4), PLANS, None)  # type: ignore[arg-type]
-    kinds, pictures, _ = gpu.chosen[0]
-    assert kinds == ("fp8",) and np.array_equal(pictures, frame.repeat(2, 2)[..., ::2])
+    kinds, images, _ = gpu.chosen[0]
+    assert kinds == ("fp8",) and np.array_equal(images, frame.repeat(2, 2)[..., ::2])
 
 
 def test_the_default_is_fp16(gpu: Any, tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_quantised_file_needs_no_frames(gpu: Any) -> None:
     path = find_model("scout-n-int8")
     made = Precisions(path, EngineOptions("cuda", "int8"))
     _, reasons = made.apply(compile_network(path, 1, 64, 96), PLANS, None)  # type: ignore[arg-type]
-    kinds, pictures, peaks = gpu.chosen[0]
-    assert kinds == ("int8",) and len(pictures) == precisions.NOISES and len(peaks) == 51
+    kinds, images, peaks = gpu.chosen[0]
+    assert kinds == ("int8",) and len(images) == precisions.NOISES and len(peaks) == 51
     assert "noise, since there are no frames" in reasons[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
-from cudnn_nets import Net, any_order, backbone, detector, onnx_runtime, pictures, random_net, relative
+from cudnn_nets import Net, any_order, backbone, detector, images, onnx_runtime, random_net, relative
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines.cudnn import execution, launch, reference, selftest
 from framefuse.engines.cudnn.compiled import compile_network
@@ -34,7 +34,7 @@ def test_equals_onnx_runtime(tmp_path: Path, height: int, width: int, batch: int
     net = Net()
     up, down = backbone(net, "images")
     path = net.save(tmp_path / "net.onnx", net.conv(up, 5, 1, act="none"), net.conv(down, 16, act="none"))
-    x = pictures(batch, height, width)
+    x = images(batch, height, width)
     compiled = compile_network(path, batch, height, width, streams=streams)
     for order in (None, any_order(compiled, 1), any_order(compiled, 2)):
         for found, expected in zip(reference.run(compiled, x, order=order), onnx_runtime(path, x), strict=True):
@@ -43,7 +43,7 @@ def test_equals_onnx_runtime(tmp_path: Path, height: int, width: int, batch: int
 
 def test_yolov8n(models: dict[str, Path]) -> None:
     """The whole benchmark model, with every free axis: boxes and scores as ONNX Runtime's."""
-    path, x = models["yolov8n"], pictures(2, 96, 128)
+    path, x = models["yolov8n"], images(2, 96, 128)
     (expected,) = onnx_runtime(path, x)
     for merge, steps in ((True, 63), (False, 66)):
         compiled = compile_network(path, 2, 96, 128, merge=merge)
@@ -57,7 +57,7 @@ def test_yolov8n(models: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["scout-n", "scout-s", "body-n"])
 def test_shipped_models(name: str) -> None:
-    path, x = find_model(name), pictures(1, 64, 96)
+    path, x = find_model(name), images(1, 64, 96)
     compiled = compile_network(path, 1, 64, 96)
     found = reference.run(compiled, x)
     if compiled.network.head is not None:
@@ -69,7 +69,7 @@ def test_shipped_models(name: str) -> None:
 
 def test_quantisers_of_a_file_are_left_out() -> None:
     """Its 8 bit weights are multiplied out, and the ranges of its values known; so it is a little more exact."""
-    path, x = find_model("scout-n-int8"), pictures(1, 64, 96)
+    path, x = find_model("scout-n-int8"), images(1, 64, 96)
     compiled = compile_network(path, 1, 64, 96)
     assert len(compiled.network.ranges) == 51 and all(peak > 0 for peak in compiled.network.ranges.values())
     assert compiled.network.head is not None
@@ -89,16 +89,16 @@ def test_ranges_that_quantisers_state(tmp_path: Path, lowest: int) -> None:
     scales = net.constant(np.linspace(0.01, 0.1, 8, dtype=np.float32))
     wide = net.node("DequantizeLinear", weight, scales, net.constant(np.zeros(8, np.int8)), axis=0)
     path = net.save(tmp_path / "net.onnx", net.node("Conv", values, wide, kernel_shape=[1, 1], channels=8))
-    compiled, picture = compile_network(path, 1, 16, 24), pictures(1, 16, 24)
+    compiled, image = compile_network(path, 1, 16, 24), images(1, 16, 24)
     assert compiled.network.ranges == {x: pytest.approx((255 - 100) * 0.05)}
-    (expected,) = onnx_runtime(path, picture)
-    assert relative(reference.run(compiled, picture)[0], expected) < 0.05  # steps of that
+    (expected,) = onnx_runtime(path, image)
+    assert relative(reference.run(compiled, image)[0], expected) < 0.05  # steps of that
 
 
 def test_fixed_shapes(models: dict[str, Path]) -> None:
     compiled = compile_network(models["yolov8n_static"], 1, 640, 640)
     assert compiled.network.head is not None and compiled.network.head.anchors == 8400
-    with pytest.raises(ModelError, match="takes 640x640 pictures only, not 320x320"):
+    with pytest.raises(ModelError, match="takes 640x640 images only, not 320x320"):
         compile_network(models["yolov8n_static"], 1, 320, 320)
 
 
@@ -117,7 +117,7 @@ def test_values_that_two_want_are_copied_once(tmp_path: Path) -> None:
     path = net.save(tmp_path / "net.onnx", net.node("Add", one, two))
     compiled = compile_network(path, 1, 32, 40)
     assert sum(isinstance(step, Upsample) for step in compiled.placement.steps) == 2
-    x = pictures(1, 32, 40)
+    x = images(1, 32, 40)
     assert relative(reference.run(compiled, x)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
@@ -125,7 +125,7 @@ def test_a_value_that_is_joined_with_itself(tmp_path: Path) -> None:
     net = Net()
     a = net.conv("images", 8)
     path = net.save(tmp_path / "net.onnx", net.conv(net.concat(a, a, net.conv(a, 8), a), 8))
-    compiled, x = compile_network(path, 1, 16, 24), pictures(1, 16, 24)
+    compiled, x = compile_network(path, 1, 16, 24), images(1, 16, 24)
     for order in (None, any_order(compiled, 3)):
         assert relative(reference.run(compiled, x, order=order)[0], onnx_runtime(path, x)[0]) < 1e-5
 
@@ -135,14 +135,14 @@ def test_odd_channels_are_padded(tmp_path: Path) -> None:
     x = net.conv("images", 13)
     x = net.conv(net.concat(x, net.conv(x, 7), net.conv(x, 3, 1)), 10)
     path = net.save(tmp_path / "net.onnx", net.conv(net.node("Add", x, net.conv(x, 10)), 1, act="none"))
-    compiled, x = compile_network(path, 2, 24, 24), pictures(2, 24, 24)
+    compiled, x = compile_network(path, 2, 24, 24), images(2, 24, 24)
     assert all(size % 8 == 0 for size, _, _ in compiled.network.shapes.values())
     (found,) = reference.run(compiled, x)
     assert relative(found, onnx_runtime(path, x)[0]) < 1e-5
 
 
 def test_the_doctors_network(tmp_path: Path) -> None:
-    path, x = selftest.write(tmp_path / "two.onnx"), pictures(1, 32, 32)
+    path, x = selftest.write(tmp_path / "two.onnx"), images(1, 32, 32)
     compiled = compile_network(path, 1, 32, 32)
     (expected,) = onnx_runtime(path, x)
     assert relative(reference.run(compiled, x)[0], expected) < 1e-5
@@ -155,7 +155,7 @@ def test_groups_and_dilation(tmp_path: Path) -> None:
     x = net.node("Conv", x, net.constant(net.rng.normal(0, 0.1, (16, 8, 3, 3)).astype(np.float32)), channels=16,
                  dilations=[2, 2], pads=[2, 2, 2, 2], group=4)  # fmt: skip
     path = net.save(tmp_path / "net.onnx", x)
-    x = pictures(1, 24, 24)
+    x = images(1, 24, 24)
     assert relative(reference.run(compile_network(path, 1, 24, 24), x)[0], onnx_runtime(path, x)[0]) < 1e-5
 
 
@@ -176,10 +176,10 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     up, down = backbone(net, "images")
     path = net.save(tmp_path / "net.onnx", net.conv(up, 8, 1, act="none"), down)
     height, width, batch = 96, 136, 2
-    compiled, x = compile_network(path, batch, height, width), pictures(batch, height, width)
+    compiled, x = compile_network(path, batch, height, width), images(batch, height, width)
     expected = reference.run(compiled, x, dtype=np.float16)
     arena = np.full(compiled.memory.size, np.nan, np.float16)
-    launch.pack(compiled, pictures=x.ctypes.data, channels=3, sample="f32", arena=arena.ctypes.data, stream=0)
+    launch.pack(compiled, images=x.ctypes.data, channels=3, sample="f32", arena=arena.ctypes.data, stream=0)
     steps = compiled.placement.steps
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
@@ -200,7 +200,7 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
     """Recognised in both ways in which exporters join the levels, and decoded by the kernel."""
     net = Net()
     path = net.save(tmp_path / "net.onnx", detector(net, classes, style, 24, 40))
-    compiled, x = compile_network(path, 2, 24, 40), pictures(2, 24, 40)
+    compiled, x = compile_network(path, 2, 24, 40), images(2, 24, 40)
     head = compiled.network.head
     assert head is not None and head.levels == ((12, 20), (6, 10)) and head.classes == classes
     assert not any(isinstance(step, Upsample) for step in compiled.placement.steps)
@@ -218,7 +218,7 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
 
 
 @pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("what", ["detector", "pictures"])
+@pytest.mark.parametrize("what", ["detector", "images"])
 def test_execution_on_the_pretended_gpu(
     fibres: Fibres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, fold: bool
 ) -> None:
@@ -231,7 +231,7 @@ def test_execution_on_the_pretended_gpu(
         x = net.conv("images", 8)
         outputs = [net.conv(net.concat(net.pool(x), net.upsample(net.conv(x, 16, stride=2))), 5, act="none")]
     path = net.save(tmp_path / "net.onnx", *outputs)
-    compiled, x = compile_network(path, 2, 24, 40), pictures(2, 24, 40)
+    compiled, x = compile_network(path, 2, 24, 40), images(2, 24, 40)
     runs = execution.Execution(compiled, None, None, plans, fold=fold)  # type: ignore[arg-type]
     stream = Chain()
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_a_list_of_anchors_is_no_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_random_networks(tmp_path: Path, seed: int) -> None:
     net, outputs = random_net(seed)
-    path, x = net.save(tmp_path / "net.onnx", *outputs), pictures(2, 16, 24)
+    path, x = net.save(tmp_path / "net.onnx", *outputs), images(2, 16, 24)
     expected = onnx_runtime(path, x)
     for streams in (1, 3, 6):
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_nets import Net, anchored, backbone, onnx_runtime, pictures, relative, with_attention
+from cudnn_nets import Net, anchored, backbone, images, onnx_runtime, relative, with_attention
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import convolutions
@@ -206,7 +206,7 @@ class TestGpu:
         else:
             x = net.conv("images", 32, stride=2)
             y = net.conv(net.node("Add", x, net.conv(x, 32, groups=32)), 32, 5, 2, "relu", groups=32)
-        path, x = net.save(tmp_path / "net.onnx", y), pictures(2, height, width)
+        path, x = net.save(tmp_path / "net.onnx", y), images(2, height, width)
         engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
         lane = engine.lane(2, height, width, 1)
         slot = lane.acquire()
@@ -214,8 +214,8 @@ class TestGpu:
         slot.input[...] = x
         lane.submit(slot)
         assert lane.wait(slot, 10)
-        for found, picture in zip(slot.outputs[0], slot.input.astype(np.float32), strict=True):
-            assert relative(found, onnx_runtime(path, picture[None])[0][0]) < 5e-3
+        for found, image in zip(slot.outputs[0], slot.input.astype(np.float32), strict=True):
+            assert relative(found, onnx_runtime(path, image[None])[0][0]) < 5e-3
         engine.close()
 
     def test_yolov8n(self) -> None:
@@ -224,7 +224,7 @@ class TestGpu:
         from framefuse.engines.cudnn import reference
         from framefuse.engines.cudnn.network import decode_levels
 
-        path, x = model("yolov8n"), pictures(1, 160, 160).astype(np.float16)
+        path, x = model("yolov8n"), images(1, 160, 160).astype(np.float16)
         engine = open_engine("cudnn", path, EngineOptions())
         lane = engine.lane(1, 160, 160, 1)
         slot = lane.acquire()

@@ -12,7 +12,7 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
-from cudnn_nets import Net, backbone, detector, onnx_runtime, pictures, relative
+from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
 from cudnn_on_cpu import Chain, NumpyPlans, complete
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
@@ -103,7 +103,7 @@ def test_what_may_have_8_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "error"), [("fp8", 0.12), ("int8", 0.08)])
 def test_reference_in_8_bits_is_close(tmp_path: Path, kind: Type, error: float) -> None:
-    path, x = wide(tmp_path), pictures(2, 32, 48)
+    path, x = wide(tmp_path), images(2, 32, 48)
     compiled = compile_network(path, 2, 32, 48)
     mixed = typed(compiled, x, kind)
     assert 5 < mixed.types.count(kind) < len(mixed.types)
@@ -114,7 +114,7 @@ def test_reference_in_8_bits_is_close(tmp_path: Path, kind: Type, error: float) 
 @pytest.mark.parametrize("kind", ["fp16", *EIGHT])
 def test_bytes_and_addresses(gpu: None, tmp_path: Path, kind: Type) -> None:
     """The GPU half, with weights, factors and values as bytes in memory, equals the reference."""
-    path, x = wide(tmp_path), pictures(2, 32, 48)
+    path, x = wide(tmp_path), images(2, 32, 48)
     compiled = compile_network(path, 2, 32, 48)
     mixed = typed(compiled, x, kind)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
@@ -138,7 +138,7 @@ def cheap(*kinds: Type) -> Any:
 def chooser(tmp_path: Path, cost: Any, batch: int = 2) -> Chooser:
     compiled = compile_network(wide(tmp_path), batch, 16, 24)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    return Chooser(compiled, NumpyPlans(cost), weights, pictures(3, 16, 24), {})  # type: ignore[arg-type]
+    return Chooser(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
 
 
 def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
     kinds = {layer["multiplies"] for layer in choice.layers}
     assert kinds == {"fp16", "int8"}
     reasons = {layer["why"] for layer in choice.layers}
-    assert "5.0 us, 10.0 in fp16" in reasons and "it holds the pictures" in reasons
+    assert "5.0 us, 10.0 in fp16" in reasons and "it holds the images" in reasons
     again = chosen(json.loads(json.dumps(choice.to_json())))
     assert again == choice and again.applied(made.compiled).types == choice.types
 
@@ -227,7 +227,7 @@ def test_a_detector_is_compared_by_what_it_finds(gpu: None, tmp_path: Path) -> N
     compiled = compile_network(path, 2, 24, 40)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     plans = NumpyPlans(cheap())
-    choice = Chooser(compiled, plans, weights, pictures(2, 24, 40), {}).choose(EIGHT)  # type: ignore[arg-type]
+    choice = Chooser(compiled, plans, weights, images(2, 24, 40), {}).choose(EIGHT)  # type: ignore[arg-type]
     assert choice.precision == "fp16" and choice.agreement == 1
 
 
@@ -250,7 +250,7 @@ class TestGpu:
 
     @pytest.mark.parametrize("kind", EIGHT)
     def test_kernels_of_8_bits_equal_the_reference(self, tmp_path: Path, kind: Type) -> None:
-        path, x = wide(tmp_path), pictures(2, 64, 96)
+        path, x = wide(tmp_path), images(2, 64, 96)
         mixed = typed(compile_network(path, 2, 64, 96), x, kind)
         plans = Plans(convolutions.Builder())
         weights = Weights([step for step in mixed.placement.steps if isinstance(step, Conv)])
@@ -265,7 +265,7 @@ class TestGpu:
 
     def test_a_choice_of_precisions(self, tmp_path: Path) -> None:
         """Made once, said, remembered; the results stay close to ONNX Runtime's."""
-        path, x = wide(tmp_path), pictures(2, 64, 96)
+        path, x = wide(tmp_path), images(2, 64, 96)
         options = EngineOptions("cuda", "auto", calibration=[x[:1], x[1:]])
         for turn in range(2):
             engine: Any = open_engine("cudnn", path, options)

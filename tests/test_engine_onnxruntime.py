@@ -201,17 +201,17 @@ def on_gpu(name: str, model: Path, **options: Any) -> Any:
                                                  ("torch", "fp16"), ("torch", "bf16"), ("tvm", "fp32"),
                                                  ("tvm", "fp16")])  # fmt: skip
 def test_slots_on_the_gpu_give_what_the_cpu_gives(model: Path, name: str, precision: Any, batch: int) -> None:
-    pictures = (small_models.pictures(batch).transpose(0, 3, 1, 2) / 255).astype(np.float32)
+    images = (small_models.drawn_images(batch).transpose(0, 3, 1, 2) / 255).astype(np.float32)
     host = open_engine("onnxruntime", model, EngineOptions()).lane(batch, HEIGHT, WIDTH, 1)
     slot = host.acquire()
     assert slot is not None
-    slot.input[...] = pictures
+    slot.input[...] = images
     host.submit(slot)
     expected = slot.outputs[0]
     lane = on_gpu(name, model, precision=precision).lane(batch, HEIGHT, WIDTH, 2)
     slots = [lane.acquire(), lane.acquire()]
     for slot in slots:
-        slot.input[...] = pictures.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else pictures
+        slot.input[...] = images.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else images
         lane.submit(slot)
     for slot in slots:
         assert lane.wait(slot, 5.0)
@@ -233,7 +233,7 @@ def test_the_program_of_the_gpu_finds_what_the_host_finds(
     from framefuse.sources import open_source
 
     card, spec, selection = read_card(model), Preprocess(WIDTH, HEIGHT), Selection(conf=0.1)
-    frames = list(open_source(list(small_models.pictures(6))))
+    frames = list(open_source(list(small_models.drawn_images(6))))
     engine = on_gpu(name, model, precision="fp32")
     make = engine.execution
 

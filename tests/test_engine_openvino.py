@@ -94,17 +94,17 @@ def yolov8(path: Path, *, bins: int = 4, classes: int = 3, score: str = "Sigmoid
     return path
 
 
-def run(model: Path, pictures: Any, **options: Any) -> tuple[Slot, list[Any], list[str]]:
+def run(model: Path, images: Any, **options: Any) -> tuple[Slot, list[Any], list[str]]:
     """The slot, copies of its outputs, and the engine's reasons."""
     engine = open_engine("openvino", model, EngineOptions(streams=1, threads=1, **options))
-    lane = engine.lane(len(pictures), SIZE[1], SIZE[0], 1)
+    lane = engine.lane(len(images), SIZE[1], SIZE[0], 1)
     slot = lane.acquire()
     assert slot is not None
     if slot.memory_format == "nhwc":
-        pictures = pictures.transpose(0, 2, 3, 1)
+        images = images.transpose(0, 2, 3, 1)
     if slot.input.dtype == np.uint16:
-        pictures = (np.ascontiguousarray(pictures).view(np.uint32) >> 16).astype(np.uint16)
-    slot.input[:] = pictures
+        images = (np.ascontiguousarray(images).view(np.uint32) >> 16).astype(np.uint16)
+    slot.input[:] = images
     lane.submit(slot)
     assert lane.wait(slot)
     return slot, [output.copy() for output in slot.outputs], list(engine.reasons)
@@ -122,10 +122,10 @@ def test_the_head_of_a_yolov8_is_left_to_post_processing(
     if not able(precision):
         pytest.skip(f"no {precision} here")
     model = yolov8(tmp_path / "tiny.onnx", bins=bins, classes=classes)
-    pictures = np.random.default_rng(1).random((2, 3, SIZE[1], SIZE[0]), np.float32)
-    slot, whole, _ = run(model, pictures, precision="fp32")
+    images = np.random.default_rng(1).random((2, 3, SIZE[1], SIZE[0]), np.float32)
+    slot, whole, _ = run(model, images, precision="fp32")
     assert slot.layout is None and slot.memory_format == "nchw" and whole[0].shape == (2, 4 + classes, 120)
-    slot, logits, reasons = run(model, pictures, precision=precision, layout="yolov8")
+    slot, logits, reasons = run(model, images, precision=precision, layout="yolov8")
     assert slot.layout == "yolov8_head" and reasons[-1].startswith("boxes are decoded by post-processing")
     assert slot.memory_format == ("nhwc" if precision == "bf16" else "nchw")
     assert [output.shape[1:3] for output in logits] == [GRIDS[0]] * 2 + [GRIDS[1]] * 2
@@ -137,13 +137,13 @@ def test_the_head_of_a_yolov8_is_left_to_post_processing(
         settings["conf"] = 0.0
     found = detections(logits, "yolov8_head", maps, **settings)
     expected = detections(whole, "yolov8", plain, **settings)
-    for picture in range(2):
-        count = int(expected.counts[picture])
-        assert count == found.counts[picture] > 10
-        ours, theirs = found.scores[picture, :count], expected.scores[picture, :count]
+    for image in range(2):
+        count = int(expected.counts[image])
+        assert count == found.counts[image] > 10
+        ours, theirs = found.scores[image, :count], expected.scores[image, :count]
         np.testing.assert_allclose(ours, theirs, atol=0.03 if precision == "bf16" else 1e-5)
         if precision == "fp32":
-            np.testing.assert_allclose(found.boxes[picture, :count], expected.boxes[picture, :count], atol=1e-3)
+            np.testing.assert_allclose(found.boxes[image, :count], expected.boxes[image, :count], atol=1e-3)
 
 
 @pytest.mark.parametrize("change", [{"score": "Softmax"}, {"shift": 0.25}])

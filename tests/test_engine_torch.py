@@ -37,16 +37,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> Array:
-    return (small_models.pictures(2).transpose(0, 3, 1, 2) / 255).astype(np.float32)
+def images() -> Array:
+    return (small_models.drawn_images(2).transpose(0, 3, 1, 2) / 255).astype(np.float32)
 
 
-def run(engine: Any, pictures: Array) -> tuple[Array, ...]:
-    count, _, height, width = pictures.shape
+def run(engine: Any, images: Array) -> tuple[Array, ...]:
+    count, _, height, width = images.shape
     lane = engine.lane(count, height, width, 0)
     slot = lane.acquire()
     assert slot is not None and lane.acquire() is None
-    slot.input[...] = pictures.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else pictures
+    slot.input[...] = images.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else images
     lane.submit(slot)
     assert lane.wait(slot)
     outputs = tuple(output.copy() for output in slot.outputs)
@@ -67,9 +67,9 @@ class Small(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["yolov8n", "tiny_v5"])
-def test_onnx_gives_what_onnx_runtime_gives(models: dict[str, Path], name: str, pictures: Array) -> None:
-    (expected,) = run(open_engine("onnxruntime", models[name], EngineOptions()), pictures)
-    for shape in (pictures, pictures[:1, :, :64, :96]):
+def test_onnx_gives_what_onnx_runtime_gives(models: dict[str, Path], name: str, images: Array) -> None:
+    (expected,) = run(open_engine("onnxruntime", models[name], EngineOptions()), images)
+    for shape in (images, images[:1, :, :64, :96]):
         (expected,) = run(open_engine("onnxruntime", models[name], EngineOptions()), np.ascontiguousarray(shape))
         (found,) = run(open_engine("torch", models[name], EngineOptions()), shape)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-3)  # boxes are pixels
@@ -77,11 +77,11 @@ def test_onnx_gives_what_onnx_runtime_gives(models: dict[str, Path], name: str, 
 
 @pytest.mark.parametrize(("precision", "close"), [("fp16", 0.001), ("bf16", 0.01)])
 def test_half_precision_keeps_boxes_in_float32(
-    models: dict[str, Path], precision: Any, close: float, pictures: Array
+    models: dict[str, Path], precision: Any, close: float, images: Array
 ) -> None:
     engine = open_engine("torch", models["yolov8n"], EngineOptions(precision=precision))
-    (found,) = run(engine, pictures)
-    (expected,) = run(open_engine("torch", models["yolov8n"], EngineOptions()), pictures)
+    (found,) = run(engine, images)
+    (expected,) = run(open_engine("torch", models["yolov8n"], EngineOptions()), images)
     assert engine.precision == precision and found.dtype == np.float32
     assert 0 < np.abs(found[:, 4:] - expected[:, 4:]).mean() < close
     assert np.abs(found[:, :4] - expected[:, :4]).mean() < close * 200
@@ -98,15 +98,15 @@ def test_a_quantised_file(precision: Any, close: float) -> None:
 
 
 def test_a_file_in_float16_is_computed_in_float32() -> None:
-    pictures = np.random.default_rng(0).random((1, 3, 64, 96), np.float32)
-    (expected,) = run(open_engine("onnxruntime", find_model("scout-s"), EngineOptions()), pictures)
-    (found,) = run(open_engine("torch", find_model("scout-s"), EngineOptions(precision="fp32")), pictures)
+    images = np.random.default_rng(0).random((1, 3, 64, 96), np.float32)
+    (expected,) = run(open_engine("onnxruntime", find_model("scout-s"), EngineOptions()), images)
+    (found,) = run(open_engine("torch", find_model("scout-s"), EngineOptions(precision="fp32")), images)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array) -> None:
+def test_modules_programs_and_torchscript_agree(tmp_path: Path, images: Array) -> None:
     module = Small().eval()
-    example = torch.from_numpy(pictures)
+    example = torch.from_numpy(images)
     with torch.inference_mode():
         expected = [output.numpy() for output in module(example)]
     torch.export.save(torch.export.export(module, (example,)), tmp_path / "small.pt2")
@@ -115,7 +115,7 @@ def test_modules_programs_and_torchscript_agree(tmp_path: Path, pictures: Array)
         torch.jit.trace(module, example).save(tmp_path / "small.pt")
         engines = [open_engine("torch", tmp_path / name, EngineOptions()) for name in ("small.pt2", "small.pt")]
     for engine in (TorchEngine(module, EngineOptions()), *engines):
-        for found, right in zip(run(engine, pictures), expected, strict=True):
+        for found, right in zip(run(engine, images), expected, strict=True):
             np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match=r"exported in torch\.float32"):
         open_engine("torch", tmp_path / "small.pt2", EngineOptions(precision="bf16"))
@@ -131,19 +131,19 @@ def test_a_pipeline_runs_a_module_of_the_caller(models: dict[str, Path]) -> None
             shape = tuple(x.shape)
             return OnnxNetwork(at_shape(load(models["tiny_v5"]), shape), x.device)(x)[0]
 
-    pictures = list(small_models.pictures(3))
+    images = list(small_models.drawn_images(3))
     options: dict[str, Any] = {"imgsz": [*SHAPE[2:]], "conf": 0.1}
-    found = list(Pipeline(pictures, models["tiny_v5"], engine=TorchEngine(Wrapped(), EngineOptions()), **options))
-    expected = list(Pipeline(pictures, models["tiny_v5"], engine="onnxruntime", **options))
+    found = list(Pipeline(images, models["tiny_v5"], engine=TorchEngine(Wrapped(), EngineOptions()), **options))
+    expected = list(Pipeline(images, models["tiny_v5"], engine="onnxruntime", **options))
     assert sum(len(result.detections) for result in expected) > 5
     for here, there in zip(found, expected, strict=True):
         np.testing.assert_allclose(here.detections.xyxy, there.detections.xyxy, atol=0.01)
 
 
 def test_a_pipeline_runs_it() -> None:
-    picture = np.full((360, 640, 3), 128, np.uint8)
-    picture[120:200, 200:280] = (0, 0, 255)
-    pipeline = Pipeline([picture], "squares", engine="torch")
+    image = np.full((360, 640, 3), 128, np.uint8)
+    image[120:200, 200:280] = (0, 0, 255)
+    pipeline = Pipeline([image], "squares", engine="torch")
     (result,) = pipeline
     np.testing.assert_allclose(result.detections.xyxy, [[200, 120, 280, 200]], atol=8)
     assert any("PyTorch" in reason for reason in pipeline.engine.reasons)

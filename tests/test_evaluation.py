@@ -157,9 +157,9 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Coco]:
     category = {0: 40, 1: 7, 2: 90}
     content: Coco = {"images": [], "annotations": [], "categories": []}
     content["categories"] = [{"id": category[number], "name": name.upper()} for number, name in NAMES.items()]
-    for index, (picture, truth) in enumerate(squares_scene(6, (640, 384), seed=3)):
+    for index, (image, truth) in enumerate(squares_scene(6, (640, 384), seed=3)):
         name = f"frame {index}.png"
-        Image.fromarray(picture).save(folder / "images" / name, compress_level=1)
+        Image.fromarray(image).save(folder / "images" / name, compress_level=1)
         content["images"].append({"id": 10 + index, "file_name": name, "width": 640, "height": 384})
         for kind, x1, y1, x2, y2 in truth:
             row = {"id": len(content["annotations"]), "image_id": 10 + index, "category_id": category[kind]}
@@ -187,7 +187,7 @@ def test_engines_agree(squares: tuple[Path, Coco]) -> None:
     assert first.map50_95 == pytest.approx(second.map50_95, abs=0.005)
 
 
-def test_limit_spreads_over_all_pictures(squares: tuple[Path, Coco]) -> None:
+def test_limit_spreads_over_all_images(squares: tuple[Path, Coco]) -> None:
     data = open_data(squares[0] / "annotations.json")
     assert [Path(str(key)).stem for key in data.spread(2)] == ["frame 1", "frame 4"]
     assert validate("squares", data, limit=2).frames == 2
@@ -220,7 +220,7 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
         (None, "image '4.jpg' has the frame None"),
         (4.0, r"has the frame 4\.0"),
         (6, "two images are frame 6"),
-        (99, r"1 of 3 pictures of .* could not be read: frame 99"),
+        (99, r"1 of 3 images of .* could not be read: frame 99"),
     ):
         content["images"][1]["frame"] = frame
         path.write_text(json.dumps(content))
@@ -286,14 +286,14 @@ def test_bad_coco_files_say_what_is_wrong(
     assert caught.value.remedy
 
 
-def test_objects_outside_their_pictures_are_said(squares: tuple[Path, Coco]) -> None:
+def test_objects_outside_their_images_are_said(squares: tuple[Path, Coco]) -> None:
     folder, content = squares
     content = json.loads(json.dumps(content))
     for number, box in enumerate(([700, 0, 9, 9], [-9, 0, 9, 9], [0, 384, 9, 9], [630, 0, 99, 9])):
         content["annotations"][number]["bbox"] = box
     (folder / "outside.json").write_text(json.dumps(content))
     assert open_data(folder / "outside.json").notes == [
-        "3 annotations lie wholly outside their pictures: nothing can find them"
+        "3 annotations lie wholly outside their images: nothing can find them"
     ]
 
 
@@ -356,12 +356,12 @@ def test_a_folder_stands_for_its_one_coco_file(squares: tuple[Path, Coco], tmp_p
         open_data(folder)
 
 
-def test_a_picture_that_cannot_be_read_is_an_error(squares: tuple[Path, Coco], tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_is_an_error(squares: tuple[Path, Coco], tmp_path: Path) -> None:
     folder, content = squares
     for row in content["images"]:
         (tmp_path / row["file_name"]).write_bytes((folder / "images" / row["file_name"]).read_bytes())
-    (tmp_path / "frame 3.png").write_bytes(b"not a picture")
-    with pytest.raises(SourceError, match=r"1 of 6 pictures .* could not be read: .*frame 3\.png"):
+    (tmp_path / "frame 3.png").write_bytes(b"not an image")
+    with pytest.raises(SourceError, match=r"1 of 6 images .* could not be read: .*frame 3\.png"):
         validate("squares", folder / "annotations.json", images=tmp_path)
 
 

@@ -31,7 +31,7 @@ RELATIVE = np.array([[640, 384, 0, 0, 1, 1, 640, 384], [640, 384, 0, 12, 3, 3, 1
 
 
 def raw(layout: str, anchors: int, classes: int, seed: int, spread: float = 640) -> NDArray[np.float32]:
-    """A random output for two pictures with many equal scores and some boxes without area."""
+    """A random output for two images with many equal scores and some boxes without area."""
     rng = np.random.default_rng(seed)
     parts = [rng.uniform(0, spread, (2, anchors, 2)), rng.uniform(0, 100, (2, anchors, 2))]
     parts[1][rng.random((2, anchors)) < 0.1] = 0
@@ -45,10 +45,10 @@ def same(found: Found, expected: Found, tolerance: float = 0) -> None:
     arrays = Found(*(array.get() if hasattr(array, "get") else np.asarray(array) for array in found))
     assert arrays.counts.tolist() == expected.counts.tolist()
     assert arrays.non_finite.tolist() == expected.non_finite.tolist()
-    for picture, count in enumerate(expected.counts):
-        assert arrays.classes[picture, :count].tolist() == expected.classes[picture, :count].tolist()
+    for image, count in enumerate(expected.counts):
+        assert arrays.classes[image, :count].tolist() == expected.classes[image, :count].tolist()
         for one, other in ((arrays.scores, expected.scores), (arrays.boxes, expected.boxes)):
-            np.testing.assert_allclose(one[picture, :count], other[picture, :count], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(one[image, :count], other[image, :count], rtol=0, atol=tolerance)
 
 
 def cases(layout: str, anchors: tuple[int, ...]) -> list[tuple[list[NDArray[Any]], dict[str, Any]]]:
@@ -324,7 +324,7 @@ def test_finite_values_whose_sum_overflows_are_finite() -> None:
         ({"outputs": [np.zeros((1, 84, 9), np.float64)]}, "float64"),
         ({"outputs": [np.zeros((1, 9, 84), np.float32).transpose(0, 2, 1)]}, "strides"),
         ({"outputs": [np.zeros((1, 84, 9), np.float32)] * 2}, "2"),
-        ({"maps": MAPS}, "2 pictures"),
+        ({"maps": MAPS}, "2 images"),
         ({"maps": MAPS[0]}, r"\(8,\)"),
         ({"max_det": 0}, "max_det 0"),
         ({"iou": 1.5}, "iou 1.5"),

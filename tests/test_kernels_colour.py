@@ -202,16 +202,16 @@ def test_normalize_and_change_layout(move: Move, layout: Any, channels: int, dty
     rng = np.random.default_rng(2)
     mean, std = (120.0, 110.0, 100.0, 90.0)[:channels], (58.0, 57.0, -56.0, 55.0)[:channels]
     for width, height in ((1, 1), (3, 5), (37, 6), (4097, 1)):
-        image = (rng.random((2, height, width, channels)) * 255).astype(dtype)
-        image = image if layout == "HWC" else np.ascontiguousarray(image.transpose(0, 3, 1, 2))
-        for picture in (image, image[0]):
-            swapped = change_layout(move(picture), layout=layout)
-            assert np.array_equal(host(swapped), reference.change_layout(picture, layout=layout))
+        batch = (rng.random((2, height, width, channels)) * 255).astype(dtype)
+        batch = batch if layout == "HWC" else np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
+        for image in (batch, batch[0]):
+            swapped = change_layout(move(image), layout=layout)
+            assert np.array_equal(host(swapped), reference.change_layout(image, layout=layout))
             for out_layout in ("HWC", "CHW"):
                 for out_dtype, tolerance in ((np.float32, 1e-5), (np.float16, 4e-3)):
                     options: dict[str, Any] = {"layout": layout, "out_layout": out_layout, "dtype": out_dtype}
-                    found = host(normalize(move(picture), mean, std, **options))
-                    wanted = reference.normalize(picture, mean, std, **options)
+                    found = host(normalize(move(image), mean, std, **options))
+                    wanted = reference.normalize(image, mean, std, **options)
                     assert found.shape == wanted.shape and found.dtype == wanted.dtype
                     assert np.abs(found.astype(np.float64) - wanted).max() <= tolerance
 

@@ -97,7 +97,7 @@ def test_output_is_a_torch_tensor(dtype: str) -> None:
 def test_runs_in_order_on_the_callers_stream() -> None:
     """The planes are written late on a stream of its own; nobody waits, and the kernel still sees them."""
     frame = random_frame("gray", 640, 480)
-    picture = cp.asarray(frame.planes[0])
+    image = cp.asarray(frame.planes[0])
     wanted = np.zeros((3, 64, 64), np.float32)
     kernels.reference.preprocess(frame, wanted, content=(0, 0, 64, 64), **OPTIONS)
     late = moved(frame, lambda plane: cp.zeros(plane.shape, plane.dtype))
@@ -108,7 +108,7 @@ def test_runs_in_order_on_the_callers_stream() -> None:
     with cp.cuda.Stream(non_blocking=True) as stream:
         for _ in range(20):
             busy @ busy
-        late.planes[0][...] = picture
+        late.planes[0][...] = image
         kernels.preprocess(late, out, content=(0, 0, 64, 64), **OPTIONS)
         stream.synchronize()
     np.testing.assert_allclose(out.get(), wanted, atol=0.02)

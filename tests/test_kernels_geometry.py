@@ -29,7 +29,7 @@ def noise(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray[Any, 
 
 
 def smooth(height: int, width: int) -> np.ndarray[Any, Any]:
-    """A picture whose steps are small, so that OpenCV's positions of 1/32 pixel do little harm."""
+    """An image whose steps are small, so that OpenCV's positions of 1/32 pixel do little harm."""
     return cv2.GaussianBlur(noise((height, width, 3), np.uint8), (0, 0), 4)
 
 
@@ -112,7 +112,7 @@ TILES = [  # height and width of the source, of the result, degrees, zoom, borde
 
 
 @pytest.mark.parametrize(("source", "size", "degrees", "zoom", "border"), TILES)
-def test_turns_of_aligned_pictures(
+def test_turns_of_aligned_images(
     move: Move, source: tuple[int, int], size: tuple[int, int], degrees: float, zoom: float, border: Any
 ) -> None:
     images = noise((2, *source, 3), np.uint8, 1)
@@ -289,8 +289,8 @@ def test_fisheye_table(projection: Any) -> None:
     aside = fisheye_to_perspective((200, 200), (41, 41), horizontal_fov=60, fov=180, projection=projection, yaw=89.999)
     assert aside[0][20, 20] == pytest.approx(199.5, abs=1e-2)
     assert np.isnan(aside[0][20, -1])
-    picture = remap(np.full((200, 200), 200, np.uint8), *aside, value=3)
-    assert picture[20, -1] == 3 and picture[20, 0] == 200
+    image = remap(np.full((200, 200), 200, np.uint8), *aside, value=3)
+    assert image[20, -1] == 3 and image[20, 0] == 200
 
 
 def test_tables_refuse_impossible_views() -> None:

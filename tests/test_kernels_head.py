@@ -44,10 +44,10 @@ def compare(outputs: list[Any], maps: NDArray[np.float32] = MAPS, **options: Any
     expected = reference.detections(outputs, "yolov8_head", maps, **settings)
     np.testing.assert_array_equal(ours.counts, expected.counts)
     np.testing.assert_array_equal(ours.non_finite, expected.non_finite)
-    for picture, count in enumerate(expected.counts):
-        np.testing.assert_array_equal(ours.classes[picture, :count], expected.classes[picture, :count])
-        np.testing.assert_allclose(ours.scores[picture, :count], expected.scores[picture, :count], atol=2e-7)
-        np.testing.assert_allclose(ours.boxes[picture, :count], expected.boxes[picture, :count], atol=2e-3)
+    for image, count in enumerate(expected.counts):
+        np.testing.assert_array_equal(ours.classes[image, :count], expected.classes[image, :count])
+        np.testing.assert_allclose(ours.scores[image, :count], expected.scores[image, :count], atol=2e-7)
+        np.testing.assert_allclose(ours.boxes[image, :count], expected.boxes[image, :count], atol=2e-3)
     return ours
 
 
@@ -90,7 +90,7 @@ def test_values_that_are_not_finite_are_counted_and_left_out(kind: str) -> None:
     assert found.non_finite[0] == 6
 
 
-def test_every_picture_of_a_batch() -> None:
+def test_every_image_of_a_batch() -> None:
     outputs = heads(np.random.default_rng(9), [(12, 20), (6, 10)], batch=3)
     found = compare(outputs, np.repeat(MAPS, 3, axis=0))
     assert found.counts.min() > 0

@@ -61,10 +61,10 @@ def compare(found: Any, outputs: list[Any], options: dict[str, Any]) -> None:
     found = [value.get() if hasattr(value, "get") else np.asarray(value) for value in found]
     np.testing.assert_array_equal(found[3], expected.counts)
     np.testing.assert_array_equal(found[4], expected.non_finite)
-    for picture, count in enumerate(expected.counts):
-        np.testing.assert_array_equal(found[2][picture, :count], expected.classes[picture, :count])
-        np.testing.assert_allclose(found[1][picture, :count], expected.scores[picture, :count], atol=1e-6)
-        np.testing.assert_allclose(found[0][picture, :count], expected.boxes[picture, :count], atol=5e-3)
+    for image, count in enumerate(expected.counts):
+        np.testing.assert_array_equal(found[2][image, :count], expected.classes[image, :count])
+        np.testing.assert_allclose(found[1][image, :count], expected.scores[image, :count], atol=1e-6)
+        np.testing.assert_allclose(found[0][image, :count], expected.boxes[image, :count], atol=5e-3)
 
 
 OPTIONS: list[dict[str, Any]] = [

@@ -112,7 +112,7 @@ def test_smoothing_takes_batches(move: Move) -> None:
         np.testing.assert_array_equal(single, masks.box_blur(plane, 4))
 
 
-def test_threads_may_share_a_picture_by_rows() -> None:
+def test_threads_may_share_a_image_by_rows() -> None:
     mask = np.stack([blobs((50, 31), seed) for seed in range(3)])
     whole = masks.box_blur(mask, 4)
     parts = np.zeros_like(mask)
@@ -160,7 +160,7 @@ def scene(n: int, samples: tuple[int, int], size: tuple[int, int], channels: int
     centre, half = rng.uniform(-0.1, 1.1, (n, 2)) * extent, rng.uniform(0, 0.4, (n, 2)) * extent
     boxes = np.concatenate((centre - half, centre + half), axis=1).astype(np.float32)
     if n > 4:
-        boxes[0] = 0, 0, *extent  # all of the picture
+        boxes[0] = 0, 0, *extent  # all of the image
         boxes[1] = 3, 3, 3, 9  # no area
         boxes[2] = np.nan, 0, 5, 5
         boxes[3] = extent[0] + 2, 1, extent[0] + 9, 7  # outside
@@ -180,7 +180,7 @@ SCENES = [
 
 
 @pytest.mark.parametrize(("n", "samples", "size"), SCENES)
-@pytest.mark.parametrize("crop", ["picture", "prototypes"])
+@pytest.mark.parametrize("crop", ["image", "prototypes"])
 @pytest.mark.parametrize("part", [None, (0.02, 0.2, 0.9, 0.6), (0, 0, 1, 0.5)])
 def test_instances(n: int, samples: tuple[int, int], size: tuple[int, int], crop: Any, part: Any, move: Move) -> None:
     prototypes, coefficients, boxes = scene(n, samples, size)
@@ -251,8 +251,8 @@ def test_runs_of_no_masks(move: Move) -> None:
     assert instances.mask_runs(move(np.zeros((0, 4, 5), np.bool_))).to_coco() == []
 
 
-def picture(name: str, size: tuple[int, int]) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
-    """Planes of a picture with pitch, and its components as 2-D views."""
+def image(name: str, size: tuple[int, int]) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
+    """Planes of an image with pitch, and its components as 2-D views."""
     rng = np.random.default_rng(8)
     kind = PIXEL_FORMATS[name]
     shapes = kind.plane_shapes(size[1], size[0])
@@ -281,7 +281,7 @@ def components_of(planes: list[Any], name: str) -> list[NDArray[Any]]:
 @pytest.mark.parametrize("size", [*SIZES, (64, 130)])
 def test_overlay(name: str, size: tuple[int, int], move: Move) -> None:
     rng = np.random.default_rng(9)
-    planes, components = picture(name, size)
+    planes, components = image(name, size)
     labels = pitched((blobs(size) > 0) * rng.integers(0, 5, size, np.uint8))
     inks = rng.integers(0, 256, (256, 3), np.uint8)
     opacity = np.array([0, 128, 255, 1, 77] + [0] * 251, np.uint8)
@@ -298,7 +298,7 @@ def test_overlay(name: str, size: tuple[int, int], move: Move) -> None:
 @pytest.mark.parametrize("line", [1, 2, 5, 1000])
 def test_draw_boxes(name: str, size: tuple[int, int], line: int, move: Move) -> None:
     rng = np.random.default_rng(10)
-    planes, components = picture(name, size)
+    planes, components = image(name, size)
     boxes = rng.integers(-10, max(size) + 10, (12, 4)).astype(np.int32)
     boxes[0], boxes[1] = (0, 0, size[1], size[0]), (3, 3, 3, 3)
     inks = rng.integers(0, 256, (12, 3), np.uint8)

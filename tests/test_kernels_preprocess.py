@@ -162,7 +162,7 @@ def test_row_ranges_compose_and_leave_the_rest_alone(rotation: Any, nest: str) -
             job.result()
     if rotation in (0, 180):
         np.testing.assert_array_equal(parts, whole)
-    else:  # a few rows of a turned picture are too narrow for the nest of the whole one: other roundings
+    else:  # a few rows of a turned image are too narrow for the nest of the whole one: other roundings
         np.testing.assert_allclose(parts, whole, rtol=0, atol=2e-6)
 
 
@@ -202,7 +202,7 @@ def test_region_of_interest(name: str, interpolation: str, rotation: Any) -> Non
         assert compare(frame, size, content, interpolation=interpolation, roi=roi) <= TOLERANCE
 
 
-def test_a_region_is_as_a_cropped_picture_and_boxes_come_back_from_it() -> None:
+def test_a_region_is_as_a_cropped_image_and_boxes_come_back_from_it() -> None:
     image = np.random.default_rng(3).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     outs = [np.empty((3, 32, 32), np.float32) for _ in range(2)]
     spec, frame = Preprocess(width=32, height=32, interpolation="antialias"), Frame.from_array(image)
@@ -308,14 +308,14 @@ LARGE = ("bgr24", "rgba", "nv12", "nv21", "yuv420p", "yuv411p", "yuv444p", "gbrp
 
 @pytest.fixture(scope="module", params=itertools.product(LARGE, ROTATIONS), ids=lambda param: "{}-{}".format(*param))
 def large(request: pytest.FixtureRequest) -> tuple[Frame, list[Any]]:
-    """A picture, and what the reference makes of it: once for all nests, since that takes longest."""
+    """An image, and what the reference makes of it: once for all nests, since that takes longest."""
     name, rotation = request.param
     frame = random_frame(name, 1100, 300, pitch=5, rotation=rotation)
     every = [(*place, options) for place in PLACEMENTS for options in WAYS]
     return frame, [(*given, made_by(kernels.reference.preprocess, frame, *given[:2], **given[2])) for given in every]
 
 
-def test_every_placement_of_large_pictures(large: tuple[Frame, list[Any]], nest: str) -> None:
+def test_every_placement_of_large_images(large: tuple[Frame, list[Any]], nest: str) -> None:
     """Wide enough for windows of 128 bytes, at scales that need one or two of them, or are too large for any."""
     frame, every = large
     for size, content, options, wanted in every:
@@ -324,7 +324,7 @@ def test_every_placement_of_large_pictures(large: tuple[Frame, list[Any]], nest:
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16 bits", "uint8", "int8"])
 @pytest.mark.parametrize("name", ["bgr24", "nv12", "yuv420p", "gray"])
-def test_other_output_types_of_large_pictures(name: str, kind: str, nest: str) -> None:
+def test_other_output_types_of_large_images(name: str, kind: str, nest: str) -> None:
     dtype, tolerance = OUTPUTS[kind]
     zero = 128.0 if kind == "int8" else 0.0
     for order, mean in (("rgb", zero), ("bgr", zero + 3.25)):

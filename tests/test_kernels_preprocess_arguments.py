@@ -78,12 +78,12 @@ def test_read_only_reversed_and_padded_planes_are_read_in_place() -> None:
 def test_planes_of_a_decoder_are_read_in_place() -> None:
     """PyAV's planes: one buffer a plane, rows padded to the decoder's alignment."""
     av = pytest.importorskip("av")
-    picture = av.VideoFrame(50, 38, "yuv420p")
+    image = av.VideoFrame(50, 38, "yuv420p")
     rng = np.random.default_rng(5)
-    for plane in picture.planes:
+    for plane in image.planes:
         plane.update(rng.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
-    planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in picture.planes)
-    frame = Frame(planes, PIXEL_FORMATS["yuv420p"], owner=picture)
+    planes = tuple(np.frombuffer(p, np.uint8).reshape(p.height, p.line_size)[:, : p.width] for p in image.planes)
+    frame = Frame(planes, PIXEL_FORMATS["yuv420p"], owner=image)
     assert compare(frame, (32, 32), (0, 4, 32, 24)) <= TOLERANCE
 
 

@@ -76,8 +76,8 @@ def test_kernel_resizes_1080p_as_the_named_library(interpolation: str) -> None:
 def swscale_rgb(frame: Frame, name: str) -> np.ndarray[Any, Any]:
     """The frame at its own size as (h, w, 3) RGB by swscale at its most accurate, chroma centred."""
     av = pytest.importorskip("av")
-    picture = av.VideoFrame(frame.width, frame.height, name)
-    for plane, samples in zip(picture.planes, frame.planes, strict=True):
+    image = av.VideoFrame(frame.width, frame.height, name)
+    for plane, samples in zip(image.planes, frame.planes, strict=True):
         rows = np.zeros((plane.height, plane.line_size), np.uint8)
         flat = np.ascontiguousarray(samples).reshape(plane.height, -1).view(np.uint8)
         rows[:, : flat.shape[1]] = flat
@@ -94,7 +94,7 @@ def swscale_rgb(frame: Frame, name: str) -> np.ndarray[Any, Any]:
         graph.add("buffersink"),
     ]
     graph.link_nodes(*nodes).configure()
-    graph.push(picture)
+    graph.push(image)
     return graph.pull().to_ndarray()
 
 
@@ -102,7 +102,7 @@ def swscale_rgb(frame: Frame, name: str) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("name", ["yuv444p", "yuv420p", "nv12", "yuv422p10le"])
 def test_reference_converts_colour_as_swscale(name: str, matrix: Any, full_range: bool) -> None:
-    """On a smooth picture: within swscale's own rounding (0.5 levels without, 2 with chroma to be resized)."""
+    """On a smooth image: within swscale's own rounding (0.5 levels without, 2 with chroma to be resized)."""
     width, height = 64, 48
     form = PIXEL_FORMATS[name.removesuffix("le")]
     waves = ((60, 2, 1), (100, 1, 0), (150, 0, -1))  # value at the top left, slope in x and in y per pixel

@@ -31,7 +31,7 @@ def move(request: pytest.FixtureRequest) -> Move:
 @pytest.mark.parametrize("bits", [8, 10, 16])
 def test_signals(size: tuple[int, int], step: int, bits: int, move: Move) -> None:
     if step > min(size):
-        pytest.skip("the picture is smaller than a block")
+        pytest.skip("the image is smaller than a block")
     rng = np.random.default_rng(0)
     dtype = np.uint8 if bits == 8 else np.uint16
     padded = rng.integers(0, 1 << bits, (size[0], size[1] + 3)).astype(dtype)
@@ -57,7 +57,7 @@ def test_edges_are_opencvs_sobel() -> None:
     assert signals(luma, step=1).read().edge_density == expected > 0
 
 
-def test_a_still_picture_differs_by_nothing_from_itself() -> None:
+def test_a_still_image_differs_by_nothing_from_itself() -> None:
     luma = np.full((64, 64), 77, np.uint8)
     first = signals(luma)
     again = signals(luma, first.small, out=np.empty((8, 8), np.uint8)).read()

@@ -19,7 +19,7 @@ from framefuse.kernels import cpu
 from framefuse.kernels.build import build_file
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_kernel.py"
-PICTURE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wanted(gain: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    bright = np.minimum(PICTURE @ np.array([0.299, 0.587, 0.114]) * gain, 255)
+    bright = np.minimum(IMAGE @ np.array([0.299, 0.587, 0.114]) * gain, 255)
     return np.stack([bright * 0.3, bright, bright * 0.3], axis=2)
 
 
@@ -38,8 +38,8 @@ def test_own_kernel_on_the_cpu(built: Path) -> None:
     import tvm_ffi
 
     library = built / f"own_kernel-{cpu.describe().level}.so"
-    out = np.zeros_like(PICTURE)
-    tvm_ffi.load_module(str(library))["night"](PICTURE.ctypes.data, out.ctypes.data, 37 * 53, 2.0)
+    out = np.zeros_like(IMAGE)
+    tvm_ffi.load_module(str(library))["night"](IMAGE.ctypes.data, out.ctypes.data, 37 * 53, 2.0)
     assert np.abs(out - wanted(2.0)).max() <= 0.501
 
 
@@ -50,8 +50,8 @@ def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.Mo
     kernel.add(built / "cuda")
     assert cubins.describe("night").arguments == ("gain", "pixels", "source", "target")
     install(monkeypatch)
-    out = np.zeros_like(PICTURE)
-    kernel.launch("night", source=on_device(PICTURE), target=on_device(out), pixels=37 * 53, gain=0.7)
+    out = np.zeros_like(IMAGE)
+    kernel.launch("night", source=on_device(IMAGE), target=on_device(out), pixels=37 * 53, gain=0.7)
     assert np.abs(out - wanted(0.7)).max() <= 0.501
     (built / "other").mkdir()
     for path in (built / "cuda").iterdir():

@@ -121,7 +121,7 @@ def test_every_pixel_format_gives_the_boxes_of_the_reference_path(
 
 
 def test_p010_is_yuv420p10_in_another_arrangement(path: ReferencePath, tmp_path: Path) -> None:
-    """No file format carries P010; decoders on GPUs give it. Its model input equals that of the same planar picture."""
+    """No file format carries P010; decoders on GPUs give it. Its model input equals that of the same planar image."""
     clip = tmp_path / "clip.mp4"
     squares_clip(clip, frames=1, size=SIZE, pix_fmt="yuv420p10le")
     (frame,) = open_source(clip)
@@ -145,8 +145,8 @@ def test_boxes_agree_with_opencv_decode_and_resize(size: tuple[int, int], path: 
     for frame, squares in zip(open_source(clip), truth, strict=True):
         ours, placement = path.pixels(frame)
         left, top, width, height = placement.content
-        _, picture = capture.read()
-        resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+        _, image = capture.read()
+        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         theirs = np.full_like(ours, 114 / 255)
         theirs[:, top : top + height, left : left + width] = resized[..., ::-1].transpose(2, 0, 1) / 255
         assert np.abs(ours - theirs).mean() * 255 < 1.5

@@ -175,12 +175,12 @@ def test_pixels() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, np.uint8])
 @pytest.mark.parametrize("memory_format", ["nchw", "nhwc"])
-def test_a_picture_survives_the_slot(dtype: Any, memory_format: str) -> None:
-    picture = np.random.default_rng(0).integers(0, 128, (3, 4, 5)).astype(np.float32)
+def test_a_image_survives_the_slot(dtype: Any, memory_format: str) -> None:
+    image = np.random.default_rng(0).integers(0, 128, (3, 4, 5)).astype(np.float32)
     shape = (1, 3, 4, 5) if memory_format == "nchw" else (1, 4, 5, 8)
     slot: Any = SimpleNamespace(input=np.zeros(shape, dtype), memory_format=memory_format)
-    write_input(slot, picture)
-    assert np.array_equal(read_input(slot), picture)
+    write_input(slot, image)
+    assert np.array_equal(read_input(slot), image)
 
 
 # --- certificates
@@ -305,15 +305,15 @@ def test_pages_say_the_same(clip: Path) -> None:
     assert stages == ["decode", "colour"] and all(stage in page and stage in text for stage in stages)
 
 
-def test_pictures_instead_of_a_video() -> None:
-    picture = np.full((120, 160, 3), 128, np.uint8)
-    picture[30:70, 40:80] = (0, 0, 255)
-    certificate = certify("squares", [picture], engines=["onnxruntime"], frames=3)
+def test_images_instead_of_a_video() -> None:
+    image = np.full((120, 160, 3), 128, np.uint8)
+    image[30:70, 40:80] = (0, 0, 255)
+    certificate = certify("squares", [image], engines=["onnxruntime"], frames=3)
     assert certificate.frames == 1 and certificate.pixels[0].verdict == "not compared"
     assert verdict(certificate) == "CERTIFIED"
 
 
-def test_planes_of_another_format_are_the_same_picture(clip: Path) -> None:
+def test_planes_of_another_format_are_the_same_image(clip: Path) -> None:
     """As a GPU's decoder gives them: chroma interleaved."""
     ours = [on_host(frame) for frame in open_source(clip)]
     pairs = [np.stack(frame.planes[1:], axis=-1) for frame in ours]
@@ -386,12 +386,12 @@ chain = Chain(card, choose_preprocess(card, Settings())[0], Selection(0.25, 0.7,
 stage = reference_stage(card)
 for number, frame in enumerate(open_source(asked["video"])):
     if number >= asked["frames"]: break
-    picture = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
-    pixels, place = chain.pixels(Frame.from_array(picture))
+    image = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
+    pixels, place = chain.pixels(Frame.from_array(image))
     {fault}
     raw = stage.run(pixels)
     boxes = chain.boxes(raw, place, ours=False)
-    np.savez(os.path.join(asked["out"], f"{{number}}.npz"), picture=picture, input=pixels, xyxy=boxes.xyxy,
+    np.savez(os.path.join(asked["out"], f"{{number}}.npz"), image=image, input=pixels, xyxy=boxes.xyxy,
              scores=boxes.scores, classes=boxes.classes, output0=raw.outputs[0])
 json.dump({{"ultralytics": "1", "opencv": "2"}}, open(os.path.join(asked["out"], "versions.json"), "w"))
 """

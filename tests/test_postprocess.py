@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"conf": 0.25, "iou": 0.7, "max_det": 300}
 def run(
     outputs: list[NDArray[Any]], layout: str, placement: Placement = PLAIN, **settings: Any
 ) -> list[tuple[Any, ...]]:
-    """Detections of the first picture as (class, score, box)."""
+    """Detections of the first image as (class, score, box)."""
     found = postprocess(outputs, layout, [placement], **{**SETTINGS, **settings})
     count = int(found.counts[0])
     rows = zip(found.classes[0, :count], found.scores[0, :count], found.boxes[0, :count].tolist(), strict=True)

@@ -54,7 +54,7 @@ def write_segmenter(
     return path
 
 
-def picture(width: int, height: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def image(width: int, height: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Grey with a red and a green rectangle, RGB, and its class mask."""
     truth = np.zeros((height, width), np.uint8)
     truth[height // 4 : height // 2, width // 8 : width // 2] = 1
@@ -64,7 +64,7 @@ def picture(width: int, height: int) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 
 
 def outlined(rectangle: np.ndarray[Any, Any], category: int) -> dict[str, Any]:
-    """A rectangle of a picture as an annotation of COCO."""
+    """A rectangle of an image as an annotation of COCO."""
     y, x = np.nonzero(rectangle)
     x1, y1, x2, y2 = int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1
     row = {"image_id": 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
@@ -80,7 +80,7 @@ def agreement(found: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> float
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_masks_are_in_source_pixels(tmp_path: Path, width: int, height: int, stride: int, engine: str) -> None:
     model = write_segmenter(tmp_path / "seg.onnx", stride=stride)
-    pixels, truth = picture(width, height)
+    pixels, truth = image(width, height)
     (result,) = Pipeline([pixels[..., ::-1]], model, engine=engine, precision="fp32")
     assert result.masks is not None
     assert result.masks.class_id.shape == (height, width)
@@ -92,25 +92,25 @@ def test_masks_are_in_source_pixels(tmp_path: Path, width: int, height: int, str
 
 def test_batches_and_the_null_engine(tmp_path: Path) -> None:
     model = write_segmenter(tmp_path / "seg.onnx")
-    pictures = [picture(200, 100 + number)[0][..., ::-1] for number in range(5)]
+    images = [image(200, 100 + number)[0][..., ::-1] for number in range(5)]
     single, batched = (
-        [result.masks.class_id for result in Pipeline(pictures, model, batch=batch) if result.masks] for batch in (1, 2)
+        [result.masks.class_id for result in Pipeline(images, model, batch=batch) if result.masks] for batch in (1, 2)
     )
     assert [found.shape for found in single] == [(100 + number, 200) for number in range(5)]
     assert all(agreement(a, b) > 0.999 for a, b in zip(single, batched, strict=True))
-    (result,) = Pipeline(pictures[:1], model, engine="null")
+    (result,) = Pipeline(images[:1], model, engine="null")
     assert result.masks is not None
     assert not result.masks.class_id.any()
 
 
-def test_shares_say_how_much_of_the_picture_a_class_covers() -> None:
+def test_shares_say_how_much_of_the_image_a_class_covers() -> None:
     masks = Masks(np.array([[0, 0, 2, 2], [0, 0, 2, 7]], np.uint8), NAMES)
     assert masks.shares() == {"background": 0.5, "green": 0.375, "7": 0.125}
 
 
 def test_what_predict_writes(tmp_path: Path) -> None:
     model = write_segmenter(tmp_path / "seg.onnx")
-    pixels, truth = picture(192, 128)
+    pixels, truth = image(192, 128)
     Image.fromarray(pixels).save(tmp_path / "one.png")
     pipeline = Pipeline(
         tmp_path / "one.png", model, save=True, save_jsonl=True, save_json=True, project=tmp_path / "runs"
@@ -143,11 +143,11 @@ def test_what_predict_writes(tmp_path: Path) -> None:
 
 
 def test_a_legend_names_the_colours_that_are_seen() -> None:
-    pixels, truth = picture(640, 360)
+    pixels, truth = image(640, 360)
     truth[:8, 600:] = 3
 
     def rows(names: dict[int, str]) -> int:
-        """Of the left edge, where the picture shows the background, that were drawn on."""
+        """Of the left edge, where the image shows the background, that were drawn on."""
         target = pixels.copy()
         annotator = Annotator(640, 360, PIXEL_FORMATS["rgb24"])
         annotator.draw([target], Detections.none(names), Masks(truth, names))
@@ -164,7 +164,7 @@ def test_masks_are_drawn_into_video_of_odd_size(tmp_path: Path) -> None:
     from framefuse.sources.arrays import open_arrays
 
     model = write_segmenter(tmp_path / "seg.onnx")
-    pixels, truth = picture(193, 127)
+    pixels, truth = image(193, 127)
     source = open_arrays([pixels[..., ::-1]] * 3, SourceOptions())
     source.info.kind = "file"
     pipeline = Pipeline(source, model, save=True, crf=5, project=tmp_path / "runs")
@@ -180,7 +180,7 @@ def test_masks_are_drawn_into_video_of_odd_size(tmp_path: Path) -> None:
 
 def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
     model = write_segmenter(tmp_path / "seg.onnx")
-    pixels, truth = picture(192, 128)
+    pixels, truth = image(192, 128)
     Image.fromarray(pixels).save(tmp_path / "one.png")
     content: dict[str, Any] = {
         "images": [{"id": 1, "file_name": "one.png", "width": 192, "height": 128}],
@@ -215,8 +215,8 @@ RED, GREEN = {"name": "red"}, {"name": "green"}
 
 
 def coco(folder: Path, red: Category, green: Category, *others: Category) -> Path:
-    """A picture, and its outlines as annotations of the first two categories."""
-    pixels, truth = picture(192, 128)
+    """An image, and its outlines as annotations of the first two categories."""
+    pixels, truth = image(192, 128)
     Image.fromarray(pixels).save(folder / "one.png")
     content = {
         "images": [{"id": 1, "file_name": "one.png", "width": 192, "height": 128}],
@@ -316,7 +316,7 @@ def test_bad_cards(tmp_path: Path, card: str, message: str) -> None:
 def test_what_a_segmenter_cannot_give(tmp_path: Path) -> None:
     model = write_segmenter(tmp_path / "seg.onnx")
     with pytest.raises(UsageError, match="save_txt was asked for"):
-        Pipeline([picture(96, 64)[0]], model, save_txt=True)
+        Pipeline([image(96, 64)[0]], model, save_txt=True)
 
 
 def test_scores_that_are_not_numbers(tmp_path: Path) -> None:

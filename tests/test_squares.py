@@ -37,14 +37,14 @@ def session(model: Path) -> onnxruntime.InferenceSession:
 
 
 def detect(output: NDArray[np.float32], size: tuple[int, int]) -> Truth:
-    """Detections of a picture of `size` (width, height) that is itself the model input."""
+    """Detections of an image of `size` (width, height) that is itself the model input."""
     found = postprocess([output], "yolov8", [Placement(size, size, (0, 0, *size))], conf=0.25, iou=0.7, max_det=300)
     count = int(found.counts[0])
     return [(int(c), *b) for c, b in zip(found.classes[0, :count], found.boxes[0, :count].tolist(), strict=True)]
 
 
-def planar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(picture.transpose(2, 0, 1)[None].astype(np.float32) / np.float32(255))
+def planar(image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(image.transpose(2, 0, 1)[None].astype(np.float32) / np.float32(255))
 
 
 def assert_same(found: Truth, truth: Truth, tolerance: float) -> None:
@@ -55,20 +55,20 @@ def assert_same(found: Truth, truth: Truth, tolerance: float) -> None:
         assert min(distances, default=np.inf) <= tolerance, (class_id, box, found)
 
 
-def draw(picture: NDArray[np.uint8], x: int, y: int, width: int, height: int, colour: Any) -> None:
-    picture[y : y + height, x : x + width] = colour
+def draw(image: NDArray[np.uint8], x: int, y: int, width: int, height: int, colour: Any) -> None:
+    image[y : y + height, x : x + width] = colour
 
 
 @pytest.mark.parametrize("side", [12, 16, 17, 40, 100, 200, 236])
 def test_squares_of_every_size_at_every_phase(model: Path, side: int) -> None:
     run = session(model)
     for class_id, colour in enumerate(COLOURS):
-        picture = np.full((384, 640, 3), GREY, np.uint8)
+        image = np.full((384, 640, 3), GREY, np.uint8)
         x, y = 8 + 3 * class_id, 13 + 5 * class_id
-        draw(picture, x, y, side, side, colour)
-        draw(picture, 640 - side, 384 - side, side, side, colour)  # touches two borders
+        draw(image, x, y, side, side, colour)
+        draw(image, 640 - side, 384 - side, side, side, colour)  # touches two borders
         truth: Truth = [(class_id, x, y, x + side, y + side), (class_id, 640 - side, 384 - side, 640, 384)]
-        assert_same(detect(run.run(None, {"images": planar(picture)})[0], (640, 384)), truth, 1.0)
+        assert_same(detect(run.run(None, {"images": planar(image)})[0], (640, 384)), truth, 1.0)
 
 
 def test_what_is_not_a_saturated_square_is_not_found(model: Path) -> None:
@@ -81,16 +81,16 @@ def test_what_is_not_a_saturated_square_is_not_found(model: Path) -> None:
         draw(padding, position, 40, 60, 60, colour)  # yellow, dull red, white
     draw(padding, 20, 200, 200, 40, COLOURS[0])  # a bar
     draw(padding, 320, 200, 6, 6, COLOURS[1])  # a speck
-    for picture in (grey, dull, padding):
-        assert detect(run.run(None, {"images": planar(picture)})[0], (640, 384)) == []
+    for image in (grey, dull, padding):
+        assert detect(run.run(None, {"images": planar(image)})[0], (640, 384)) == []
 
 
 def test_neighbours_of_different_colour_are_kept_apart(model: Path) -> None:
-    picture = np.full((256, 320, 3), GREY, np.uint8)
+    image = np.full((256, 320, 3), GREY, np.uint8)
     for class_id, colour in enumerate(COLOURS):
-        draw(picture, 40 + 64 * class_id, 80, 64, 64, colour)
+        draw(image, 40 + 64 * class_id, 80, 64, 64, colour)
     truth: Truth = [(c, 40 + 64 * c, 80, 104 + 64 * c, 144) for c in range(3)]
-    assert_same(detect(session(model).run(None, {"images": planar(picture)})[0], (320, 256)), truth, 1.0)
+    assert_same(detect(session(model).run(None, {"images": planar(image)})[0], (320, 256)), truth, 1.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
@@ -99,9 +99,9 @@ def test_input_types_and_fixed_shapes(tmp_path: Path, dtype: Any) -> None:
     card = read_card(path)
     assert card.layout == "yolov8" and not card.dynamic_size and card.input_dtype == dtype
     assert (card.preprocess.height, card.preprocess.width) == (256, 320)
-    picture = np.full((256, 320, 3), GREY, np.uint8)
-    draw(picture, 33, 47, 90, 90, COLOURS[2])
-    normalised = (picture.transpose(2, 0, 1)[None] / card.preprocess.std[0]).astype(DTYPES[dtype])
+    image = np.full((256, 320, 3), GREY, np.uint8)
+    draw(image, 33, 47, 90, 90, COLOURS[2])
+    normalised = (image.transpose(2, 0, 1)[None] / card.preprocess.std[0]).astype(DTYPES[dtype])
     found = detect(session(path).run(None, {"images": normalised})[0], (320, 256))
     assert_same(found, [(2, 33, 47, 123, 137)], 1.0)
 
@@ -112,8 +112,8 @@ def test_openvino_equals_onnxruntime(model: Path, precision: str) -> None:
     compiled = openvino.Core().compile_model(str(model), "CPU", {"INFERENCE_PRECISION_HINT": precision})
     run = session(model)
     for size in ((640, 384), (320, 320)):
-        pictures = [picture.copy() for picture, _ in squares_scene(2, size, seed=5)]
-        batch = np.concatenate([planar(picture) for picture in pictures])
+        images = [image.copy() for image, _ in squares_scene(2, size, seed=5)]
+        batch = np.concatenate([planar(image) for image in images])
         expected = run.run(None, {"images": batch})[0]
         found = compiled(batch)[0]
         assert found.shape == expected.shape == (2, 7, size[0] * size[1] // 64)
@@ -121,10 +121,10 @@ def test_openvino_equals_onnxruntime(model: Path, precision: str) -> None:
             assert_same(detect(found[row : row + 1], size), detect(expected[row : row + 1], size), 0.5)
 
 
-def test_nan_in_the_picture_reaches_the_output(model: Path) -> None:
-    picture = planar(np.full((64, 64, 3), GREY, np.uint8))
-    picture[0, 0, 20, 20] = np.nan
-    assert np.isnan(session(model).run(None, {"images": picture})[0]).any()
+def test_nan_in_the_image_reaches_the_output(model: Path) -> None:
+    image = planar(np.full((64, 64, 3), GREY, np.uint8))
+    image[0, 0, 20, 20] = np.nan
+    assert np.isnan(session(model).run(None, {"images": image})[0]).any()
 
 
 def test_card_of_the_model(model: Path) -> None:
@@ -144,9 +144,9 @@ def test_clip_truth_is_what_is_found(model: Path, tmp_path: Path, size: tuple[in
         assert stream.average_rate == Fraction(30000, 1001) and stream.codec_context.color_range == 1
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
     assert len(frames) == len(truths) == 12
-    for picture, truth in zip(frames, truths, strict=True):
+    for image, truth in zip(frames, truths, strict=True):
         assert len(truth) == 6
-        assert_same(detect(run.run(None, {"images": planar(picture)})[0], size), truth, 1.5)
+        assert_same(detect(run.run(None, {"images": planar(image)})[0], size), truth, 1.5)
 
 
 def test_scene_is_seeded_moves_and_stays_inside() -> None:

@@ -26,7 +26,7 @@ FRAMES = (0, 250, 455, 899)
 
 def digest(snapshot: Snapshot) -> str:
     truth = snapshot.truth
-    arrays = [snapshot.picture, truth.boxes, truth.class_id, truth.track_id, truth.visibility, truth.instances]
+    arrays = [snapshot.image, truth.boxes, truth.class_id, truth.track_id, truth.visibility, truth.instances]
     arrays += [truth.class_mask, *([] if truth.disparity is None else [truth.disparity])]
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
@@ -135,8 +135,8 @@ def test_splits_share_no_style_texture_or_schedule() -> None:
     assert not banks["train"] & banks["test"] and not banks["train"] & banks["val"] and not banks["val"] & banks["test"]
     ramps = {split: {Traffic(split, seed, 30.0, 16 / 9)._ramp for seed in range(20)} for split in splits}
     assert not ramps["train"] & ramps["test"] and not ramps["val"] & ramps["test"]
-    pictures = {digest(World(seed=3, size=(160, 90), split=split)[450]) for split in splits}
-    assert len(pictures) == 3
+    images = {digest(World(seed=3, size=(160, 90), split=split)[450]) for split in splits}
+    assert len(images) == 3
 
 
 def test_stereo_disparity_moves_the_left_eye_onto_the_right() -> None:
@@ -256,7 +256,7 @@ def test_colour_alone_finds_nothing() -> None:
 def test_awkward_worlds(changes: dict[str, Any]) -> None:
     world = World(**({"size": (160, 90), "seed": 9} | changes))
     snapshot = world[world.frames // 2]
-    assert snapshot.picture.shape == (world.size[1], world.size[0], 3)
+    assert snapshot.image.shape == (world.size[1], world.size[0], 3)
     assert len(list(World(frames=3, size=(160, 90)))) == 3
 
 
@@ -293,9 +293,9 @@ def test_version_5_is_pinned(uri: str, objects: list[tuple[int, int, list[int]]]
     assert World.version == 5
     world = World.parse(uri)
     snapshot = world[world.frames // 4]
-    truth, picture = snapshot.truth, snapshot.picture
+    truth, image = snapshot.truth, snapshot.image
     assert [(int(t), int(c)) for t, c in zip(truth.track_id, truth.class_id, strict=True)] == [o[:2] for o in objects]
     assert np.abs(truth.boxes - np.array([box for _, _, box in objects])).max() <= 1
-    height, width = picture.shape[0] // 3, picture.shape[1] // 4
-    parts = picture[: 3 * height, : 4 * width].reshape(3, height, 4, width, 3).mean((1, 3, 4))
+    height, width = image.shape[0] // 3, image.shape[1] // 4
+    parts = image[: 3 * height, : 4 * width].reshape(3, height, 4, width, 3).mean((1, 3, 4))
     assert np.abs(parts - np.array(light)).max() <= 1.5

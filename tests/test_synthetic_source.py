@@ -34,10 +34,10 @@ def test_frames_are_tagged_planes_with_exact_times() -> None:
     assert not [note for note in source.info.notes if "assumed" in note]
 
 
-def test_planes_are_the_picture() -> None:
+def test_planes_are_the_image() -> None:
     frame = next(iter(open_source(URI)))
-    picture = World.parse(URI)[0].picture.astype(float)
-    luma = picture @ np.array([0.2126, 0.7152, 0.0722]) * 219 / 255 + 16
+    image = World.parse(URI)[0].image.astype(float)
+    luma = image @ np.array([0.2126, 0.7152, 0.0722]) * 219 / 255 + 16
     assert np.abs(frame.planes[0] - luma).max() <= 2
 
 

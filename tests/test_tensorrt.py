@@ -90,13 +90,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
     fake_tensorrt.CAPTURING.clear()
 
 
-def run(path: Path, pictures: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def run(path: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, {"images": pictures})
+    (output,) = session.run(None, {"images": images})
     return np.asarray(output)
 
 
-def pictures(batch: int, height: int, width: int) -> np.ndarray[Any, Any]:
+def images(batch: int, height: int, width: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).random((batch, 3, height, width), np.float32).astype(np.float16).astype(np.float32)
 
 
@@ -168,14 +168,14 @@ def test_a_zero_point_moves_into_the_tensor_and_the_result_stays(tmp_path: Path,
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in moved.graph.initializer}
     zeros = [weights[node.input[2]] for node in moved.graph.node if node.op_type == "QuantizeLinear"]
     assert len(zeros) == 2 and all(value.dtype == np.int8 and not value.any() for value in zeros)
-    values = (np.round((pictures(2, 7, 9) - 0.3) * 200) + np.float32(0.3)) * np.float32(0.02)  # far from ties
+    values = (np.round((images(2, 7, 9) - 0.3) * 200) + np.float32(0.3)) * np.float32(0.02)  # far from ties
     assert np.abs(run(tmp_path / "moved.onnx", values) - run(tmp_path / "q.onnx", values)).max() < 1e-4
 
 
 def test_uneven_padding_is_kept(tmp_path: Path) -> None:
     model = quantised(tmp_path / "q.onnx", 30, pads=(2, 0, 0, 2))
     onnx.save(symmetric(model), tmp_path / "moved.onnx")
-    values = (np.round(pictures(1, 6, 6) * 150) + np.float32(0.3)) * np.float32(0.02)
+    values = (np.round(images(1, 6, 6) * 150) + np.float32(0.3)) * np.float32(0.02)
     assert np.abs(run(tmp_path / "moved.onnx", values) - run(tmp_path / "q.onnx", values)).max() < 1e-4
 
 
@@ -194,7 +194,7 @@ def test_fp8_takes_the_ranges_of_int8(tmp_path: Path) -> None:
     kinds = {tensor.data_type for tensor in eight.graph.initializer}
     assert TensorProto.FLOAT8E4M3FN in kinds and not kinds & {TensorProto.INT8, TensorProto.UINT8}
     onnx.save(eight, tmp_path / "fp8.onnx")
-    values = pictures(2, 7, 9) * 3
+    values = images(2, 7, 9) * 3
     close, exact = run(tmp_path / "fp8.onnx", values), run(tmp_path / "q.onnx", values)
     # Three bits behind the first one: an eighth at most, for one factor or the other.
     assert np.abs(close - exact).max() < np.abs(exact).max() / 8
@@ -271,7 +271,7 @@ def test_too_little_scratch_memory_says_so(two: Path, gpu: Any, monkeypatch: pyt
 
 
 def test_tensorrt_10_calibrates_and_rtx_does_not(two: Path, gpu: Any) -> None:
-    shown = list(pictures(3, 32, 32))
+    shown = list(images(3, 32, 32))
     plan = build_plan(two, SHAPES, precision="int8", calibration=shown)
     assert plan.precision == "int8"
     rtx = fake_tensorrt.module()
@@ -303,7 +303,7 @@ def test_a_plan_runs_like_the_model(two: Path, gpu: Any, tmp_path: Path) -> None
     engine = opened(path)
     assert engine.artifact_bytes == len(plan.content) == path.stat().st_size and engine.precision == "fp32"
     for batch, height, width in ((1, 32, 32), (16, 64, 64), (3, 33, 47)):
-        values = pictures(batch, height, width)
+        values = images(batch, height, width)
         lane = engine.lane(batch, height, width, 2)
         for _ in range(3):
             assert np.abs(through(lane, values) - run(two, values)).max() < 1e-5
@@ -403,7 +403,7 @@ def test_the_shapes_that_a_file_states_are_those_of_its_plan(two: Path, gpu: Any
         device="cuda", output=tmp_path / "built.onnx",
     )  # fmt: skip
     engine = open_engine("tensorrt", built.path, EngineOptions("cuda"))
-    values = pictures(3, 40, 33)
+    values = images(3, 40, 33)
     assert np.abs(through(engine.lane(3, 40, 33, 1), values) - run(two, values)).max() < 1e-5
     assert any("1x3x32x32:4x3x32x32:8x3x64x64" in reason for reason in engine.reasons), engine.reasons
     with pytest.raises(UsageError, match="batch 9"):
@@ -455,7 +455,7 @@ def test_the_stand_in_refuses_what_tensorrt_refuses(plan: Any) -> None:
 def test_an_execution_keeps_the_order_that_tensorrt_wants(plan: Any, two: Path) -> None:
     found, engine, said = plan
     execution = Execution(found, engine, said, 2, 32, 48)
-    values = pictures(2, 32, 48)
+    values = images(2, 32, 48)
     execution.input[..., :3] = values.transpose(0, 2, 3, 1)
     stream = SimpleNamespace(ptr=7)
     execution.start(stream)

@@ -89,8 +89,8 @@ def test_a_part_of_the_batches_is_at_half_the_size_and_made_of_the_largest_frame
     for what in (STREET, large):
         render(what, tmp_path, processes=1)
     trained = trainer(tmp_path, tmp_path, renders=(STREET, large), size=(64, 128), half=0.5)
-    assert {trained.supply.pick(k / 9, largest=True).pictures.shape[2] for k in range(10)} == {320}
-    assert {trained.supply.pick(k / 9).pictures.shape[2] for k in range(10)} == {160, 320}
+    assert {trained.supply.pick(k / 9, largest=True).images.shape[2] for k in range(10)} == {320}
+    assert {trained.supply.pick(k / 9).images.shape[2] for k in range(10)} == {160, 320}
     trained.run()
     assert set(trained.warm) == {torch.Size((4, 3, 64, 128)), torch.Size((8, 3, 32, 64))}
 
@@ -227,13 +227,13 @@ def test_what_nothing_trains_on() -> None:
 
 
 def test_a_damaged_rendering_is_a_clear_error(cache: Path, tmp_path: Path) -> None:
-    for broken in ("pictures", "boxes"):
+    for broken in ("images", "boxes"):
         folder = tmp_path / broken / STREET.name
         shutil.copytree(cache / STREET.name, folder)
         if broken == "boxes":
             (folder / "boxes.npy").unlink()
         else:
-            os.truncate(folder / "pictures.npy", 1000)
+            os.truncate(folder / "images.npy", 1000)
         with pytest.raises(SourceError, match="is damaged") as caught:
             Supply((STREET,), tmp_path / broken, "cpu")
         assert "render it again" in str(caught.value.remedy)
@@ -376,13 +376,13 @@ def test_the_onnx_computes_what_the_network_computes(tmp_path: Path, name: str, 
     }
     if binary:
         net.binary = True
-    pictures = [torch.rand(2, 3, 96, 160), torch.rand(1, 3, 160, 64)]
+    images = [torch.rand(2, 3, 96, 160), torch.rand(1, 3, 160, 64)]
     with torch.no_grad():
-        expected = [net(picture).numpy() for picture in pictures]
+        expected = [net(image).numpy() for image in images]
     path = export.export(net, record, tmp_path, binary=binary)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    for picture, wanted in zip(pictures, expected, strict=True):
-        np.testing.assert_allclose(session.run(None, {"images": picture.numpy()})[0], wanted, rtol=1e-3, atol=1e-3)
+    for image, wanted in zip(images, expected, strict=True):
+        np.testing.assert_allclose(session.run(None, {"images": image.numpy()})[0], wanted, rtol=1e-3, atol=1e-3)
     card = read_card(path)
     assert card.dynamic_size and card.dynamic_batch and card.class_count == (2 if binary else 8)
     assert card.task == nets.TASKS[name]
@@ -395,6 +395,6 @@ def test_a_batch_follows_from_its_seed(cache: Path) -> None:
             draw(frames, Augmentation(), 2, SIZE, torch.Generator().manual_seed(seed), mosaic=mosaic)
             for seed in (4, 4, 5)
         )
-        assert torch.equal(first.pictures, second.pictures) and torch.equal(first.objects.boxes, second.objects.boxes)
-        assert not torch.equal(first.pictures, other.pictures)
-        assert first.pictures.shape == (2, 3, *SIZE) and 0 <= first.pictures.min() <= first.pictures.max() <= 1
+        assert torch.equal(first.images, second.images) and torch.equal(first.objects.boxes, second.objects.boxes)
+        assert not torch.equal(first.images, other.images)
+        assert first.images.shape == (2, 3, *SIZE) and 0 <= first.images.min() <= first.images.max() <= 1

@@ -52,7 +52,7 @@ def test_average_precision_is_that_of_coco() -> None:
     ours = scores.average_precision(found, truth, 2)
     np.testing.assert_allclose(ours, judge.eval["precision"][:, :, :, 0, 2].mean(1).T, atol=1e-9)
 
-    # One more object in every picture, ignored, and a detection of it that is surer than all: nothing changes.
+    # One more object in every image, ignored, and a detection of it that is surer than all: nothing changes.
     extra = np.array([[250, 250, 300, 300]], np.float32)
     for image in range(12):
         f, t = found[image], truth[image]
@@ -70,28 +70,28 @@ def test_suppression_is_greedy() -> None:
     values = torch.rand(3, 60, generator=generator).sort(1, descending=True).values
     classes = torch.randint(0, 2, (3, 60), generator=generator)
     kept = scores.suppress(boxes, values, classes)
-    for picture in range(3):
+    for image in range(3):
         chosen: list[int] = []
         for row in range(60):
-            rivals = [r for r in chosen if classes[picture, r] == classes[picture, row]]
-            if all(losses.iou(boxes[picture, row], boxes[picture, r]) <= scores.OVERLAP for r in rivals):
+            rivals = [r for r in chosen if classes[image, r] == classes[image, row]]
+            if all(losses.iou(boxes[image, row], boxes[image, r]) <= scores.OVERLAP for r in rivals):
                 chosen.append(row)
-        assert kept[picture].nonzero().flatten().tolist() == chosen
+        assert kept[image].nonzero().flatten().tolist() == chosen
 
 
 def test_boxes_and_masks_follow_the_view() -> None:
-    """A white box on black: where the picture is white in the view, there are box and mask."""
-    pictures = torch.zeros(1, 60, 100, 3, dtype=torch.uint8)
-    pictures[0, 20:40, 30:70] = 255
+    """A white box on black: where the image is white in the view, there are box and mask."""
+    images = torch.zeros(1, 60, 100, 3, dtype=torch.uint8)
+    images[0, 20:40, 30:70] = 255
     masks = torch.zeros(1, 60, 100, dtype=torch.uint8)
     masks[0, 20:40, 30:70] = 3
     frames = Frames(
-        pictures, torch.tensor([[[30.0, 20, 70, 40], [0, 0, 0, 0]]]), torch.tensor([[1, NONE]]), torch.zeros(1), masks,
+        images, torch.tensor([[[30.0, 20, 70, 40], [0, 0, 0, 0]]]), torch.tensor([[1, NONE]]), torch.zeros(1), masks,
         {0: "a", 1: "b"}, 1,
     )  # fmt: skip
     for scale, offset in (([1.0, 1.0], [0.0, 0.0]), ([-0.8, 1.2], [90.0, -5.0]), ([2.0, 2.0], [-60.0, -40.0])):
         seen = look(frames, torch.tensor([0]), torch.tensor([scale]), torch.tensor([offset]), (64, 96))
-        white = seen.pictures[0].mean(0) > 0.5
+        white = seen.images[0].mean(0) > 0.5
         rows, columns = white.any(1).nonzero(), white.any(0).nonzero()
         found = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
         torch.testing.assert_close(seen.objects.boxes[0, 0], found.float(), atol=1.0, rtol=0)
@@ -100,7 +100,7 @@ def test_boxes_and_masks_follow_the_view() -> None:
     beside = look(frames, torch.tensor([0]), torch.ones(1, 2), torch.tensor([[-60.0, 0.0]]), (64, 96))
     assert beside.objects.classes[0].tolist() == [IGNORED, NONE]  # a quarter of it is left
     centred = fitted(frames, torch.tensor([0]), (64, 96))
-    assert centred.pictures.shape == (1, 3, 64, 96)
+    assert centred.images.shape == (1, 3, 64, 96)
 
 
 def test_cells_answer_for_the_object_they_lie_in() -> None:
@@ -119,7 +119,7 @@ def test_cells_answer_for_the_object_they_lie_in() -> None:
     assert free.any() and ((points[free[0]] > 8) & (points[free[0]] < 40)).all()
 
 
-def test_a_picture_without_objects_has_a_finite_loss() -> None:
+def test_a_image_without_objects_has_a_finite_loss() -> None:
     raw = [torch.zeros(1, 4 * nets.BINS + 2, side, side, requires_grad=True) for side in (8, 4, 2)]
     parts = detection_loss(raw, Objects(torch.zeros(1, 3, 4), torch.full((1, 3), NONE)))
     parts["loss"].backward()

@@ -76,7 +76,7 @@ def test_half_precision_stays_near(tmp_path: Path) -> None:
 
 
 def detector(path: Path) -> Path:
-    """Sides as a distribution of distances, scores above them; (batch, 8, cells), in pixels of a picture of 1024."""
+    """Sides as a distribution of distances, scores above them; (batch, 8, cells), in pixels of an image of 1024."""
     net = Net()
     x = net.conv("images", 16, stride=2)
     sides = net.node("Reshape", net.conv(x, 64, kernel=1, act=""), net.constant(np.array([0, 4, 16, -1])))
@@ -117,8 +117,8 @@ def test_a_file_in_float16_is_computed_in_float32(tmp_path: Path, input_too: boo
     lane = open_engine("onnxruntime", tmp_path / "rounded.onnx", CPU).lane(1, 16, 16, 1)
     slot = lane.acquire()
     assert slot is not None
-    picture = np.random.default_rng(0).random(slot.input.shape)
-    slot.input[...] = picture.astype(np.float16) if input_too else picture
+    image = np.random.default_rng(0).random(slot.input.shape)
+    slot.input[...] = image.astype(np.float16) if input_too else image
     lane.submit(slot)
     lane.wait(slot)
     assert engine.precision == "fp32" and outputs[0].dtype == np.float32

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cudnn_nets import Net, onnx_runtime, pictures
+from tests.cudnn_nets import Net, images, onnx_runtime
 
 pytest.importorskip("tvm")
 
@@ -72,11 +72,11 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
     compiling.compile_to(tmp_path / "net.so", lowered, target, own_memory=True)
     machine = tvm().relax.VirtualMachine(tvm().runtime.load_module(str(tmp_path / "net.so")), tvm().cpu())
     first, second = machine["memory"](), machine["memory"]()
-    images = pictures(2, 18, 22)
+    batch = images(2, 18, 22)
     SEEN.clear()
-    results = [np.from_dlpack(value) for value in machine["main"](tvm().runtime.tensor(images), *first)]
+    results = [np.from_dlpack(value) for value in machine["main"](tvm().runtime.tensor(batch), *first)]
     seen = list(SEEN)
-    machine["main"](tvm().runtime.tensor(0 * images), *second)  # in memory of its own: the results above stay
+    machine["main"](tvm().runtime.tensor(0 * batch), *second)  # in memory of its own: the results above stay
     assert seen == [
         ("8 of 8", 16, "silu", 0),
         ("8 of 16", 8, "silu", 0),  # what is split off is read where it is, as the residual of the next one is
@@ -87,7 +87,7 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
     ]
     joined = re.findall(r"cls\.concatenate\w*, \(([^)]*)\)", lowered.script())
     assert [len(names.split(",")) for names in joined] == [2], "both halves of a split, in order, are joined as one"
-    for result, expected in zip(results, onnx_runtime(path, images), strict=True):
+    for result, expected in zip(results, onnx_runtime(path, batch), strict=True):
         assert result.shape == expected.shape and result.dtype == np.float32
         assert np.abs(result - expected).max() < 5e-3 * np.abs(expected).max()
 

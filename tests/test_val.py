@@ -26,10 +26,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
     content["categories"] = [{"id": number, "name": name} for number, name in NAMES.items()]
-    for index, (picture, truth) in enumerate(squares_scene(4, (640, 384), seed=3)):
-        Image.fromarray(picture).save(f"{index}.png", compress_level=1)
-        picture_row = {"id": index, "file_name": f"{index}.png", "width": 640, "height": 384}
-        content["images"].append({**picture_row, "complexity": index / 4})
+    for index, (image, truth) in enumerate(squares_scene(4, (640, 384), seed=3)):
+        Image.fromarray(image).save(f"{index}.png", compress_level=1)
+        image_row = {"id": index, "file_name": f"{index}.png", "width": 640, "height": 384}
+        content["images"].append({**image_row, "complexity": index / 4})
         for kind, x1, y1, x2, y2 in truth:
             row = {"image_id": index, "category_id": kind, "bbox": [x1, y1, x2 - x1, y2 - y1]}
             content["annotations"].append(row)
@@ -140,7 +140,7 @@ def test_an_int8_file_is_int8_on_every_engine(tmp_path: Path, monkeypatch: pytes
         (("squares", "-d", "truth.json", "--engine", "openvino,"), 2, "--engine is 'openvino,'"),
         (("squares", "-d", "truth.json", "--engine", "warp"), 2, "no engine is called 'warp'"),
         (("sqares", "-d", "truth.json"), 1, "did you mean 'squares'"),
-        (("squares", "-d", "synthetic://street", "--images", "x"), 2, "draws its own pictures"),
+        (("squares", "-d", "synthetic://street", "--images", "x"), 2, "draws its own images"),
     ],
 )
 def test_what_cannot_be_done(
@@ -174,7 +174,7 @@ def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:
     assert _built(Wanted(str(built), "auto", "int8")) == str(built)
 
 
-def test_pictures_that_a_run_has_drawn_boxes_on_are_not_taken_for_its_sources(
+def test_images_that_a_run_has_drawn_boxes_on_are_not_taken_for_its_sources(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", "*.png", "squares", "--save", "--save-json", "--name", "found", "-q"]) == 0

@@ -17,7 +17,7 @@ from training.losses import Objects
 from training.rendering import IGNORED, NONE
 
 GREY = 114 / 255
-"""Padding around a picture, 0..1, as in the preprocessing of the card."""
+"""Padding around an image, 0..1, as in the preprocessing of the card."""
 FEWEST = 0.35
 """An object of which less than this fraction (of its box) is left in the view is not asked for."""
 SMALLEST = 4.0
@@ -29,11 +29,11 @@ class Augmentation:
     """How far a view may be from the frame."""
 
     zoom: tuple[float, float] = (0.6, 1.7)
-    """Range of the scale, 1: the picture fits the canvas (the whole one, of a mosaic too); even in the logarithm."""
+    """Range of the scale, 1: the image fits the canvas (the whole one, of a mosaic too); even in the logarithm."""
     plain: float = 0.35
-    """Fraction of views that are the whole picture, fitted, as at inference (flips and light apart)."""
+    """Fraction of views that are the whole image, fitted, as at inference (flips and light apart)."""
     mosaic: float = 0.3
-    """Fraction of batches whose pictures are four views each."""
+    """Fraction of batches whose images are four views each."""
     light: float = 0.15
     """Largest change of brightness, contrast and colour balance."""
     noise: float = 0.03
@@ -42,27 +42,27 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures (b, 3, h, w) float32 in 0..1, objects, and class masks (b, h, w) int64 where the frames have them."""
+    """Images (b, 3, h, w) float32 in 0..1, objects, and class masks (b, h, w) int64 where the frames have them."""
 
-    pictures: Tensor
+    images: Tensor
     objects: Objects
     masks: Tensor | None
 
 
 def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tuple[int, int]) -> Batch:
     """The frames `rows` (b,), seen through `scale` and `offset` (b, 2), x first, on a canvas of (height, width)."""
-    pictures = frames.pictures[rows].permute(0, 3, 1, 2).float() / 255
-    height, width = pictures.shape[2:]
+    images = frames.images[rows].permute(0, 3, 1, 2).float() / 255
+    height, width = images.shape[2:]
     extent = torch.tensor([width, height], dtype=torch.float32, device=rows.device)
     lines = []
     for axis, pixels in ((0, size[1]), (1, size[0])):
         out = torch.arange(pixels, device=rows.device, dtype=torch.float32) + 0.5
         lines.append(2 * (out[None] - offset[:, axis, None]) / scale[:, axis, None] / extent[axis] - 1)
     places = torch.stack([lines[0][:, None].expand(-1, size[0], -1), lines[1][:, :, None].expand(-1, -1, size[1])], -1)
-    seen = functional.grid_sample(pictures - GREY, places, padding_mode="zeros", align_corners=False) + GREY
+    seen = functional.grid_sample(images - GREY, places, padding_mode="zeros", align_corners=False) + GREY
     masks = None
     if frames.masks is not None:
-        # Nearest neighbour; beside the picture there is background.
+        # Nearest neighbour; beside the image there is background.
         drawn = frames.masks[rows][:, None].float()
         masks = functional.grid_sample(drawn, places, "nearest", "zeros", align_corners=False)[:, 0].long()
 
@@ -80,7 +80,7 @@ def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tupl
 
 def fitted(frames: Frames, rows: Tensor, size: tuple[int, int]) -> Batch:
     """The frames as they are at inference: fitted into (height, width), centred, grey beside them."""
-    height, width = frames.pictures.shape[1:3]
+    height, width = frames.images.shape[1:3]
     scale = min(size[0] / height, size[1] / width)
     offset = [(size[1] - round(width * scale)) // 2, (size[0] - round(height * scale)) // 2]
     ones = torch.ones(len(rows), 2, device=rows.device)
@@ -90,7 +90,7 @@ def fitted(frames: Frames, rows: Tensor, size: tuple[int, int]) -> Batch:
 def draw(
     frames: Frames, how: Augmentation, count: int, size: tuple[int, int], generator: torch.Generator, *, mosaic: bool
 ) -> Batch:
-    """A batch of `count` augmented pictures on canvases of (height, width)."""
+    """A batch of `count` augmented images on canvases of (height, width)."""
     if mosaic:
         quarter = (size[0] // 2, size[1] // 2)
         four = _views(frames, how, 4 * count, quarter, generator, zoomed=2.0)
@@ -100,10 +100,10 @@ def draw(
         boxes = (four.objects.boxes.unflatten(0, (count, 4)) + corner.repeat(1, 2)[None, :, None]).flatten(1, 2)
         objects = _compact(Objects(boxes, four.objects.classes.view(count, -1)), frames.classes.shape[1])
         masks = None if four.masks is None else _tile(four.masks[:, None], count)[:, 0]
-        batch = Batch(_tile(four.pictures, count), objects, masks)
+        batch = Batch(_tile(four.images, count), objects, masks)
     else:
         batch = _views(frames, how, count, size, generator, zoomed=1.0)
-    return Batch(_relight(batch.pictures, how, generator), batch.objects, batch.masks)
+    return Batch(_relight(batch.images, how, generator), batch.objects, batch.masks)
 
 
 def _views(
@@ -116,7 +116,7 @@ def _views(
         return torch.rand(*shape, generator=generator, device=device)
 
     rows = torch.randint(len(frames), (count,), generator=generator, device=device)
-    height, width = frames.pictures.shape[1:3]
+    height, width = frames.images.shape[1:3]
     fit = min(size[0] / height, size[1] / width)
     low, high = (torch.tensor(zoom).log() for zoom in how.zoom)
     zoom = zoomed * (low + (high - low) * chance(count, 1)).exp() * (0.9 + 0.2 * chance(count, 2))
@@ -145,20 +145,20 @@ def _compact(objects: Objects, rows: int) -> Objects:
     return Objects(objects.boxes.gather(1, order[..., None].expand(-1, -1, 4)), objects.classes.gather(1, order))
 
 
-def _relight(pictures: Tensor, how: Augmentation, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast, saturation, colour balance, blur and noise, each drawn per picture."""
-    count = len(pictures)
+def _relight(images: Tensor, how: Augmentation, generator: torch.Generator) -> Tensor:
+    """Brightness, contrast, saturation, colour balance, blur and noise, each drawn per image."""
+    count = len(images)
 
     def around(*shape: int) -> Tensor:
-        return 2 * torch.rand(count, *shape, 1, 1, generator=generator, device=pictures.device) - 1
+        return 2 * torch.rand(count, *shape, 1, 1, generator=generator, device=images.device) - 1
 
-    grey = pictures.mean(1, keepdim=True)
-    pictures = torch.lerp(grey, pictures, 1 + 2 * how.light * around(1))
-    level = pictures.mean((2, 3), keepdim=True)
-    pictures = (pictures - level) * (1 + how.light * around(1)) + level * (1 + how.light * around(1))
-    pictures = pictures * (1 + how.light / 2 * around(3))
-    soft = functional.avg_pool2d(pictures, 3, 1, 1, count_include_pad=False)
-    pictures = torch.lerp(pictures, soft, (around(1) - 0.5).clamp(min=0) * 2)
+    grey = images.mean(1, keepdim=True)
+    images = torch.lerp(grey, images, 1 + 2 * how.light * around(1))
+    level = images.mean((2, 3), keepdim=True)
+    images = (images - level) * (1 + how.light * around(1)) + level * (1 + how.light * around(1))
+    images = images * (1 + how.light / 2 * around(3))
+    soft = functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
+    images = torch.lerp(images, soft, (around(1) - 0.5).clamp(min=0) * 2)
     deviation = how.noise * around(1).clamp(min=0)
-    noise = torch.randn(pictures.shape, generator=generator, device=pictures.device)
-    return (pictures + deviation * noise).clamp(0, 1)
+    noise = torch.randn(images.shape, generator=generator, device=images.device)
+    return (images + deviation * noise).clamp(0, 1)

@@ -21,9 +21,9 @@ from training.rendering import Render, complete
 
 @dataclass(frozen=True)
 class Frames:
-    """Pictures and their truth, all on one device."""
+    """Images and their truth, all on one device."""
 
-    pictures: Tensor
+    images: Tensor
     """(f, h, w, 3) uint8 RGB."""
     boxes: Tensor
     """(f, m, 4) float32 x1 y1 x2 y2 in pixels, 0 where there is no object."""
@@ -38,7 +38,7 @@ class Frames:
     """Version of the world."""
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @classmethod
     def load(cls, folder: Path, device: str | torch.device) -> Frames:
@@ -61,7 +61,7 @@ class Frames:
                     whole[start : start + 512] = torch.from_numpy(np.array(stored[start : start + 512])).to(device)
                 held[path.stem] = whole
             return cls(
-                pictures=held["pictures"],
+                images=held["images"],
                 boxes=held["boxes"],
                 classes=held["classes"].long(),
                 complexity=held["complexity"],
@@ -98,7 +98,7 @@ class Supply:
 
     def pick(self, chance: float, *, largest: bool = False) -> Frames:
         """One of the renderings, by a number 0..1, in proportion to its frames; `largest`: of the largest."""
-        widths = [frames.pictures.shape[2] for frames in self.frames]
+        widths = [frames.images.shape[2] for frames in self.frames]
         offered = [f for f, width in zip(self.frames, widths, strict=True) if width == max(widths) or not largest]
         place = chance * sum(len(frames) for frames in offered)
         for frames in offered:

@@ -8,7 +8,7 @@ that the best cell of an object aims at its IoU.
 
 Segmenter. Cross-entropy of every pixel plus 1 - Dice of every class (thin limbs are few pixels), for both heads.
 
-All shapes are fixed (objects are padded to the same number in every picture), so nothing waits for the GPU.
+All shapes are fixed (objects are padded to the same number in every image), so nothing waits for the GPU.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def segmentation_loss(raw: list[Tensor], mask: Tensor) -> dict[str, Tensor]:
 
 
 def _pixels(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy, and 1 - Dice averaged over the classes that the batch holds (over the batch, not per picture)."""
+    """Cross-entropy, and 1 - Dice averaged over the classes that the batch holds (over the batch, not per image)."""
     cross = functional.cross_entropy(logits, mask)
     share = logits.softmax(1)
     goal = (mask[:, None] == torch.arange(logits.shape[1], device=mask.device)[None, :, None, None]).to(share.dtype)

@@ -1,6 +1,6 @@
 """The networks: two detectors and a segmenter out of one convolution unit, so that any engine can fuse all of it.
 
-A picture (b, 3, h, w), RGB in 0..1, h and w multiples of 32, goes through
+An image (b, 3, h, w), RGB in 0..1, h and w multiples of 32, goes through
 
     Backbone    features at strides 4, 8, 16, 32
     Neck        the coarse ones go up and are joined with the fine ones, then down again (detectors)
@@ -181,7 +181,7 @@ class Head(nn.Module):
 
 
 class Detector(nn.Module):
-    """A picture to the YOLOv8 layout: (b, 4 + classes, N), cx cy w h in model pixels and scores in 0..1."""
+    """An image to the YOLOv8 layout: (b, 4 + classes, N), cx cy w h in model pixels and scores in 0..1."""
 
     def __init__(self, width: Width, classes: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def to_boxes(distance: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
 
 
 class Segmenter(nn.Module):
-    """A picture to logits of every second pixel: (b, classes, h / 2, w / 2).
+    """An image to logits of every second pixel: (b, classes, h / 2, w / 2).
 
     It is trained with two heads at once, all classes and body against background; `half` says which one answers.
     """

@@ -105,7 +105,7 @@ class Writer:
             cells = self._cells(f"/decode/cells.{number}", value)
             half = self.constant("half", 0.5)
             centres.append(self.add("Add", f"/decode/centres.{number}", cells, half))
-            # 0 * x + stride: the stride of every cell, with a length that follows the picture.
+            # 0 * x + stride: the stride of every cell, with a length that follows the image.
             row = self.add("Gather", f"/decode/x.{number}", cells, self.constant("first", [0], np.int64), axis=1)
             nothing = self.add("Mul", f"/decode/zeros.{number}", row, self.constant("zero", 0.0))
             value = self.constant(f"stride.{number}", float(stride))

@@ -29,7 +29,7 @@ class Recipe:
     size: tuple[int, int] = (384, 640)
     """Height, width of the canvas."""
     half: float = 0.0
-    """Fraction of batches with twice as many pictures on canvases of half the height and width: what the network sees
+    """Fraction of batches with twice as many images on canvases of half the height and width: what the network sees
     at 320. They are made of the largest frames, because scaling down by 4 leaves more noise than scaling down by 2."""
     rate: float = 2e-3
     """Peak learning rate (AdamW); linear warm-up, then half a cosine down to FINAL of it."""

@@ -32,7 +32,7 @@ NONE, IGNORED = -1, -2
 
 @dataclass(frozen=True)
 class Render:
-    """What to render: `frames` pictures each of `worlds` worlds with the seeds seed, seed + 1, ..."""
+    """What to render: `frames` images each of `worlds` worlds with the seeds seed, seed + 1, ..."""
 
     scene: str
     worlds: int
@@ -43,7 +43,7 @@ class Render:
     seed: int = 0
     stereo: str = "none"
     objects: int = 48
-    """Rows kept for the objects of a picture."""
+    """Rows kept for the objects of an image."""
     busy: bool = False
     """Three worlds of four have a fixed complexity, more often high than low, instead of the schedule: there is more to
     learn from a crowded frame."""
@@ -88,7 +88,7 @@ def _identity(what: Render) -> dict[str, Any]:
 def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
     """Render into `cache / what.name`, unless it is complete there; returns that folder.
 
-    The folder has pictures.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
+    The folder has images.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
     int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
 
     Raises:
@@ -113,7 +113,7 @@ def _render(what: Render, cache: Path, processes: int | None) -> Path:
     facts.unlink(missing_ok=True)
     width, height = what.size
     shapes: dict[str, tuple[tuple[int, ...], type]] = {
-        "pictures": ((height, width, 3), np.uint8),
+        "images": ((height, width, 3), np.uint8),
         "boxes": ((what.objects, 4), np.float32),
         "classes": ((what.objects,), np.int8),
         "complexity": ((), np.float32),
@@ -150,7 +150,7 @@ def _render_world(what: Render, target: Path, number: int) -> None:
         truth = snapshot.truth
         # The most visible first, in case there are more than fit.
         order = np.argsort(-truth.visibility, kind="stable")[: what.objects]
-        rows["pictures"][row] = snapshot.picture
+        rows["images"][row] = snapshot.image
         rows["boxes"][row, : len(order)] = truth.boxes[order]
         rows["classes"][row] = NONE
         rows["classes"][row, : len(order)] = np.where(truth.ignored, IGNORED, truth.class_id)[order]

@@ -1,6 +1,6 @@
 """How good a network is: mAP as COCO defines it, and mean IoU. For the curve; `framefuse val` has the last word.
 
-mAP50-95: per class, detections of all pictures by falling score, each matched to the free object that it covers best at
+mAP50-95: per class, detections of all images by falling score, each matched to the free object that it covers best at
 IoU 0.5, 0.55, ... 0.95; precision made monotone and read at 101 recalls; the mean over thresholds and classes.
 """
 
@@ -30,7 +30,7 @@ AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
 
 @dataclass(frozen=True)
 class Found:
-    """Detections of one picture, best first, in pixels of the frame."""
+    """Detections of one image, best first, in pixels of the frame."""
 
     boxes: Array
     scores: Array
@@ -57,14 +57,14 @@ def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
 @torch.no_grad()
 def detect(net: nn.Module, frames: Frames, size: tuple[int, int], *, batch: int = 32) -> list[Found]:
     """Run a detector over all frames, fitted into (height, width)."""
-    height, width = frames.pictures.shape[1:3]
+    height, width = frames.images.shape[1:3]
     scale = min(size[0] / height, size[1] / width)
     offset = [(size[1] - round(width * scale)) // 2, (size[0] - round(height * scale)) // 2]
     found = []
-    device = frames.pictures.device
+    device = frames.images.device
     for rows in torch.arange(len(frames), device=device).split(batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            raw = net(fitted(frames, rows, size).pictures.contiguous(memory_format=torch.channels_last)).float()
+            raw = net(fitted(frames, rows, size).images.contiguous(memory_format=torch.channels_last)).float()
         best, labels = raw[:, 4:].max(1)
         scores, order = best.topk(min(CANDIDATES, best.shape[1]), 1)
         centre, extent = (raw[:, a : a + 2].gather(2, order[:, None].expand(-1, 2, -1)).mT for a in (0, 2))
@@ -83,7 +83,7 @@ def detect(net: nn.Module, frames: Frames, size: tuple[int, int], *, batch: int 
 
 @dataclass(frozen=True)
 class Truth:
-    """Objects of one picture; those of class IGNORED count neither way, whatever they are found to be."""
+    """Objects of one image; those of class IGNORED count neither way, whatever they are found to be."""
 
     boxes: Array
     classes: Array
@@ -180,14 +180,14 @@ def _mean(values: Array) -> float | None:
 @torch.no_grad()
 def segmenter_scores(net: Any, frames: Frames, size: tuple[int, int], *, batch: int = 32) -> dict[str, Any]:
     """Mean IoU over the classes (pixels of all frames together), at (height, width), for both heads."""
-    device = frames.pictures.device
+    device = frames.images.device
     count = len(frames.names)
     tables = [torch.zeros(c, c, device=device) for c in (count, 2)]
     for rows in torch.arange(len(frames), device=device).split(batch):
         view = fitted(frames, rows, size)
         assert view.masks is not None
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            raw = net.features(view.pictures.contiguous(memory_format=torch.channels_last))
+            raw = net.features(view.images.contiguous(memory_format=torch.channels_last))
         for table, logits, mask in zip(tables, raw, (view.masks, (view.masks > 0).long()), strict=True):
             classes = len(table)
             full = functional.interpolate(logits.float(), scale_factor=2.0, mode="bilinear", align_corners=False)

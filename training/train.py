@@ -66,7 +66,7 @@ class Trainer:
         self.capture = cuda and capture
         self.captured: dict[torch.Size, Captured] = {}
         self.warm: Counter[torch.Size] = Counter()
-        """Steps that were not captured, by shape of their pictures."""
+        """Steps that were not captured, by shape of their images."""
         self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {
@@ -83,7 +83,7 @@ class Trainer:
 
     @property
     def half_size(self) -> tuple[int, int]:
-        """What a picture fills at half the size: multiples of 32, as networks take them."""
+        """What an image fills at half the size: multiples of 32, as networks take them."""
         height, width = (-(-side // 64) * 32 for side in self.recipe.size)
         return height, width
 
@@ -112,7 +112,7 @@ class Trainer:
         """
         batch = self.batch()
         self._set_rate()
-        shape = batch.pictures.shape
+        shape = batch.images.shape
         if self.capture and self.warm[shape] >= EAGER:
             if shape not in self.captured:
                 self.captured[shape] = Captured(self, batch)
@@ -137,7 +137,7 @@ class Trainer:
         self.net.train()
         enabled = self.recipe.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
-            raw = self.net.features(batch.pictures.contiguous(memory_format=torch.channels_last))
+            raw = self.net.features(batch.images.contiguous(memory_format=torch.channels_last))
         if self.semantic:
             assert batch.masks is not None
             full = [nn.functional.interpolate(r.float(), scale_factor=2.0, mode="bilinear") for r in raw]
@@ -328,7 +328,7 @@ class Captured:
 
     def __init__(self, trainer: Trainer, batch: Batch) -> None:
         self.batch = Batch(
-            batch.pictures.clone(),
+            batch.images.clone(),
             Objects(batch.objects.boxes.clone(), batch.objects.classes.clone()),
             None if batch.masks is None else batch.masks.clone(),
         )
@@ -348,7 +348,7 @@ class Captured:
 
 def _tensors(batch: Batch) -> list[Tensor]:
     masks = [] if batch.masks is None else [batch.masks]
-    return [batch.pictures, batch.objects.boxes, batch.objects.classes, *masks]
+    return [batch.images, batch.objects.boxes, batch.objects.classes, *masks]
 
 
 FREE = {"rate", "seconds", "steps", "checks", "test_on", "validate_on"}

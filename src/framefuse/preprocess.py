@@ -1,4 +1,4 @@
-"""Preprocess: what a model means by its input, where a picture lands in it, and the one call that puts it there."""
+"""Preprocess: what a model means by its input, where an image lands in it, and the one call that puts it there."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Fit = Literal["letterbox", "stretch", "crop"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a picture lies in the model input: model position = source position * scale + offset, of pixel edges."""
+    """Where an image lies in the model input: model position = source position * scale + offset, of pixel edges."""
 
     source: tuple[int, int]
-    """Width and height of the shown picture."""
+    """Width and height of the shown image."""
     size: tuple[int, int]
     """Width and height of the model input."""
     content: tuple[int, int, int, int]
-    """left, top, width, height of the resized picture in the model input; when cropping it reaches beyond the input."""
+    """left, top, width, height of the resized image in the model input; when cropping it reaches beyond the input."""
     roi: Region | None = None
-    """x, y, width, height of the part of the shown picture that was used, where it is not all of it."""
+    """x, y, width, height of the part of the shown image that was used, where it is not all of it."""
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -37,7 +37,7 @@ class Placement:
         return self.content[2] / width, self.content[3] / height
 
     def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
-        """Boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the picture."""
+        """Boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the image."""
         left, top, _, _ = self.content
         scale_x, scale_y = self.scale
         x, y = self.roi[:2] if self.roi else (0, 0)
@@ -49,7 +49,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How the model's training framework turned a picture into the model's input. It comes from the model's card.
+    """How the model's training framework turned an image into the model's input. It comes from the model's card.
 
     output = (resized RGB in 0..255 - mean) / std, padded with `pad_value` (0..255, normalised the same way).
     """
@@ -80,7 +80,7 @@ class Preprocess:
             raise UsageError(f"std {self.std} has a zero")
 
     def place(self, width: int, height: int, roi: Region | None = None) -> Placement:
-        """Where a shown picture of width x height pixels lands, or the part `roi` of it.
+        """Where a shown image of width x height pixels lands, or the part `roi` of it.
 
         Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes right
         and to the bottom; with `rectangular`, padding is what remains modulo the stride.
@@ -108,7 +108,7 @@ class Preprocess:
         *,
         memory_format: MemoryFormat = "nchw",
     ) -> Placement:
-        """Fill `out` from the frame's own planes in one pass; returns where the picture landed.
+        """Fill `out` from the frame's own planes in one pass; returns where the image landed.
 
         Args:
             out: (3, height, width), or (height, width, channels) for memory format nhwc, as `kernels.preprocess` says.

@@ -79,13 +79,13 @@ def write_clip(
             with CocoTruth(truth, world, stem) as coco:
                 for snapshot in world:
                     stop_if_interrupted()
-                    for target, source in zip(file.picture(), planes_of(to_video(snapshot.picture)), strict=True):
+                    for target, source in zip(file.picture(), planes_of(to_video(snapshot.image)), strict=True):
                         target[...] = source
                     file.encode(snapshot.index, Fraction(0))
                     if images:
                         from PIL import Image
 
-                        Image.fromarray(snapshot.picture).save(out / f"{stem}_{snapshot.index}.png", compress_level=1)
+                        Image.fromarray(snapshot.image).save(out / f"{stem}_{snapshot.index}.png", compress_level=1)
                     coco.add(snapshot)
                     on_frame(snapshot.index + 1)
         finally:

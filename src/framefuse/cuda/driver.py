@@ -47,7 +47,7 @@ def copy(to: int, source: int, size: int, stream: Any) -> None:
     Raises:
         GpuLostError: the GPU is lost.
     """
-    _check(driver().cuMemcpyDtoDAsync_v2(to, source, size, stream.ptr), "copy a picture")
+    _check(driver().cuMemcpyDtoDAsync_v2(to, source, size, stream.ptr), "copy an image")
 
 
 def record(event: Any, stream: Any) -> None:
@@ -61,7 +61,7 @@ def wait(event: Any, stream: Any) -> None:
     Raises:
         GpuLostError: the GPU is lost.
     """
-    _check(driver().cuStreamWaitEvent(stream.ptr, event.ptr, 0), "wait for a picture")
+    _check(driver().cuStreamWaitEvent(stream.ptr, event.ptr, 0), "wait for an image")
 
 
 def _check(code: int, doing: str) -> None:

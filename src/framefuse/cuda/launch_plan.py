@@ -81,7 +81,7 @@ def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> Record
     """Call a public function of `framefuse.kernels` on arrays of a GPU, and return what repeats it at little cost.
 
         again = kernels.recorded(preprocess, frame, out, content=..., ...)
-        while new_picture_in(frame):
+        while new_image_in(frame):
             again(stream.ptr)
 
     What is started again are the launches of this call, with its very arrays: their memory may change, their place not.

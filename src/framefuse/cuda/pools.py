@@ -14,8 +14,9 @@ GRAIN = 256
 """Bytes to which arrays of one allocation are aligned."""
 
 
-
-def packed_allocation(shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]) -> tuple[list[Any], Any]:
+def packed_allocation(
+    shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]
+) -> tuple[list[Any], Any]:
     """Arrays one behind the other in one allocation of bytes, so that one copy moves them all; and that allocation.
 
     Args:

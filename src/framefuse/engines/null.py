@@ -71,7 +71,7 @@ class NullExecution:
 
 
 class CudaNullEngine:
-    """`NullEngine` for pictures on a GPU.
+    """`NullEngine` for images on a GPU.
 
     Args:
         answer: batch, height, width -> outputs; called once for each execution.
@@ -93,7 +93,7 @@ class CudaNullEngine:
     def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         """
         Raises:
-            CapabilityError: always: its pictures never come to the host.
+            CapabilityError: always: its images never come to the host.
         """
         raise CapabilityError("engine null on cuda has no slots on the host", remedy="use --device cpu")
 
@@ -103,7 +103,7 @@ class CudaNullEngine:
 
 def open_engine(model: Path, options: EngineOptions) -> NullEngine | CudaNullEngine:
     """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors; of a
-    picture (four axes) the sides of the input."""
+    image (four axes) the sides of the input."""
     from framefuse.engines.onnx_shapes import load
 
     graph = load(model, weights=False).graph

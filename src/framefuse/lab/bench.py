@@ -105,7 +105,7 @@ def bench_engines(
             remedy="use 1 or more; warm-ups 0 or more",
         )
     shape = _shape(path, batch, imgsz)
-    picture = np.random.default_rng(0).random(shape, np.float32)
+    image = np.random.default_rng(0).random(shape, np.float32)
     asked = dict.fromkeys([precision] if isinstance(precision, str) else precision)
     peers: list[_Peer] = []
     rows: list[Row] = []
@@ -114,7 +114,7 @@ def bench_engines(
             row = Row(name, device, number_format if number_format != "auto" else "")
             say(f"opening {row.title}")
             try:
-                peers += _open(row, path, shape, picture, number_format, rows)
+                peers += _open(row, path, shape, image, number_format, rows)
             except FramefuseError as error:
                 row.not_run = error.message
             except Exception as error:  # an engine that fails has a row too
@@ -170,7 +170,7 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
     stated = facts.inputs[0].shape
     if len(stated) != 4 or len(facts.inputs) != 1:
         raise UsageError(
-            f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of pictures, (b, 3, h, w)"
+            f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of images, (b, 3, h, w)"
         )
     height, width = imgsz or (stated[2] or 640, stated[3] or 640)
     asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
@@ -187,7 +187,7 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
 
 
 def _open(
-    row: Row, path: Path, shape: tuple[int, int, int, int], picture: Array, precision: Precision, rows: Sequence[Row]
+    row: Row, path: Path, shape: tuple[int, int, int, int], image: Array, precision: Precision, rows: Sequence[Row]
 ) -> list[_Peer]:
     """What runs a row; nothing where one of `rows` is the same engine in the same precision."""
     started = time.perf_counter()
@@ -208,14 +208,14 @@ def _open(
     row.artifact_bytes = int(getattr(engine, "artifact_bytes", 0) or path.stat().st_size)
     slot = lane.acquire()
     assert slot is not None
-    fill(slot, picture)
+    fill(slot, image)
     device_run = None if execution is None else on_device(execution)
     return [_Peer(row, engine, lane, slot, execution, device_run)]
 
 
-def fill(slot: Slot, picture: Array) -> None:
+def fill(slot: Slot, image: Array) -> None:
     """Write (batch, 3, height, width) float32 in 0..1 into a slot, in its own order and type."""
-    values = picture.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else picture
+    values = image.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else image
     if slot.input.dtype == np.uint16:  # bfloat16: the upper half of float32, rounded to nearest
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         slot.input[...] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -229,7 +229,7 @@ def on_device(execution: Any) -> Callable[[], float]:
     """A run of the model on memory of the GPU, which gives its milliseconds by the GPU's clock. The execution must live
     as long as that.
 
-    The input is whatever lies there: a picture of noise is put there first, since zeros can be faster.
+    The input is whatever lies there: an image of noise is put there first, since zeros can be faster.
     """
     from framefuse.cuda import device
     from framefuse.engines.device_requests import capture
@@ -237,7 +237,7 @@ def on_device(execution: Any) -> Callable[[], float]:
     cp = device.cupy()
     noise = np.random.default_rng(1).random(execution.input.shape)
     if getattr(execution, "memory_format", "nhwc") == "nhwc":
-        noise[..., 3:] = 0  # channels behind the picture's
+        noise[..., 3:] = 0  # channels behind the image's
     execution.input.set(np.ascontiguousarray(noise.astype(execution.input.dtype)))
     stream = cp.cuda.Stream(non_blocking=True)
     begun, ended = cp.cuda.Event(), cp.cuda.Event()

@@ -255,7 +255,7 @@ def _check_sizes(path: Path, profile: Profile) -> None:
     inputs = read_onnx(path).inputs
     if len(inputs) != 1 or len(inputs[0].shape) not in (0, len(AXES)):
         raise ModelError(
-            f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one picture",
+            f"the model has the inputs {', '.join(map(str, inputs)) or 'none'}, expected one image",
             remedy="export it with a single input (batch, 3, height, width)",
         )
     stated = inputs[0].shape or (None,) * len(AXES)

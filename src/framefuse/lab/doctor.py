@@ -156,7 +156,7 @@ def _kernels() -> str:
 
 
 def _video(encoder: str) -> str:
-    """Encode a few pictures in memory and decode them again."""
+    """Encode a few images in memory and decode them again."""
     import av
     import numpy as np
 
@@ -182,17 +182,17 @@ def _video(encoder: str) -> str:
 
 
 def _engine(name: str) -> str:
-    """One grey picture with a saturated square in it, through the whole pipeline; the square must be found."""
+    """One grey image with a saturated square in it, through the whole pipeline; the square must be found."""
     import numpy as np
 
     from framefuse.config import settings_from
     from framefuse.pipeline import Pipeline
 
-    picture = np.full((360, 640, 3), 128, np.uint8)
+    image = np.full((360, 640, 3), 128, np.uint8)
     left, top, right, bottom = truth = (200, 120, 280, 200)
-    picture[top:bottom, left:right] = (0, 0, 255)
+    image[top:bottom, left:right] = (0, 0, 255)
     on_gpu = {"device": "cuda"} if name.startswith("onnxruntime-") else {}
-    pipeline = Pipeline([picture], "squares", settings=settings_from({"engine": name, **on_gpu}))
+    pipeline = Pipeline([image], "squares", settings=settings_from({"engine": name, **on_gpu}))
     (result,) = pipeline
     boxes = result.detections.xyxy
     if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
@@ -332,7 +332,7 @@ def _device_auto() -> str:
 
 
 def _nvenc() -> str:
-    """One small picture through the GPU's encoder."""
+    """One small image through the GPU's encoder."""
     from framefuse.sinks.encoders import NVENC, nvenc_refuses
 
     why = nvenc_refuses(0)
@@ -342,7 +342,7 @@ def _nvenc() -> str:
 
 
 def _nvdec() -> str:
-    """A few pictures, encoded here and decoded by the GPU."""
+    """A few images, encoded here and decoded by the GPU."""
     import av
     import numpy as np
 

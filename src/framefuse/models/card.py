@@ -240,19 +240,19 @@ def _image_input(facts: OnnxFacts) -> TensorFacts:
     listed = ", ".join(map(str, facts.inputs)) or "none"
     if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
         raise CardError(
-            f"the model wants the picture's size as a second input: {listed}",
+            f"the model wants the image's size as a second input: {listed}",
             remedy="export it without its post-processor (outputs boxes and logits); framefuse does that part",
         )
     if len(facts.inputs) != 1:
         raise ModelError(
-            f"{facts.path.name} has {len(facts.inputs)} inputs, expected one picture: {listed}",
+            f"{facts.path.name} has {len(facts.inputs)} inputs, expected one image: {listed}",
             remedy="export the model with a single image input (batch, 3, height, width)",
         )
     image = facts.inputs[0]
     if len(image.shape) != 4 or image.shape[1] != 3:
         raise ModelError(
             f"input {image} of {facts.path.name} is not (batch, 3, height, width)",
-            remedy="export the model for RGB pictures in NCHW order",
+            remedy="export the model for RGB images in NCHW order",
         )
     if image.dtype not in INPUT_DTYPES:
         raise ModelError(

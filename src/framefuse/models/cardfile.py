@@ -44,7 +44,7 @@ class CardFile(BaseModel):
     )
     stride: PositiveInt | None = Field(None, description="input sides are multiples of it")
     rect: bool | None = Field(None, description="shrink the padded side to the next multiple of the stride")
-    fit: Fit | None = Field(None, description="how a picture is brought to the input size")
+    fit: Fit | None = Field(None, description="how an image is brought to the input size")
     interpolation: Interpolation | None = Field(None, description="how it is resized")
     pad_value: float | None = Field(None, ge=0, le=255, description="grey level 0..255 of the padding")
     mean: Levels | None = Field(None, description="subtracted from each channel, grey levels 0..255")

@@ -23,7 +23,7 @@ def squares_scene(
 ) -> Iterator[tuple[NDArray[np.uint8], Truth]]:
     """Frames (height, width, 3) RGB, each with its truth. The array is reused: copy what must outlast the next frame.
 
-    Six squares, two a class, each on its own Lissajous curve in its own cell of the picture, so that none ever hides
+    Six squares, two a class, each on its own Lissajous curve in its own cell of the image, so that none ever hides
     another. Edges are blended: positions are exact to a fraction of a pixel.
 
     Args:
@@ -40,17 +40,17 @@ def squares_scene(
     cycles = random.uniform(0.1, 0.28, (6, 2))
     phases = random.uniform(0, 1, (6, 2))
     backgrounds = _backgrounds(size, random)
-    picture = np.empty_like(backgrounds[0])
+    image = np.empty_like(backgrounds[0])
     for index in range(frames):
-        np.copyto(picture, backgrounds[index % len(backgrounds)])
+        np.copyto(image, backgrounds[index % len(backgrounds)])
         truth: Truth = []
         for number, side in enumerate(sides):
             swing = np.sin(2 * math.pi * (cycles[number] * index / fps + phases[number]))
             left, top = centres[number] + swing * (0.47 * cell - side / 2) - side / 2
-            _shade(picture, left + 0.05 * side, top + 0.08 * side, side)
-            _blend(picture, left, top, side, COLOURS[classes[number]])
+            _shade(image, left + 0.05 * side, top + 0.08 * side, side)
+            _blend(image, left, top, side, COLOURS[classes[number]])
             truth.append((int(classes[number]), float(left), float(top), float(left + side), float(top + side)))
-        yield picture, truth
+        yield image, truth
 
 
 def squares_clip(
@@ -87,8 +87,8 @@ def squares_clip(
         context.colorspace = 0 if rgb else 1
         context.color_range = 2 if full else 1
         tone: Any = container.add_stream("aac", rate=48_000, layout="mono") if audio else None
-        for index, (picture, truth) in enumerate(squares_scene(frames, size, fps=float(fps), seed=seed)):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(
+        for index, (image, truth) in enumerate(squares_scene(frames, size, fps=float(fps), seed=seed)):
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(
                 format=pix_fmt, dst_colorspace="ITU709", dst_color_range="JPEG" if full else "MPEG"
             )
             frame.pts, frame.time_base = index, 1 / Fraction(fps)
@@ -102,7 +102,7 @@ def squares_clip(
 
 
 def _backgrounds(size: tuple[int, int], random: np.random.Generator) -> list[NDArray[np.uint8]]:
-    """Four pictures of one soft grey landscape, each with its own grain."""
+    """Four images of one soft grey landscape, each with its own grain."""
     width, height = size
     x, y = np.linspace(0, 1, width, dtype=np.float32), np.linspace(0, 1, height, dtype=np.float32)[:, None]
     grey = 148 - 62 * y
@@ -110,11 +110,11 @@ def _backgrounds(size: tuple[int, int], random: np.random.Generator) -> list[NDA
         across, along, phase = random.uniform(-5, 5, 3).astype(np.float32)
         grey = grey + 5 * np.sin(2 * math.pi * (across * x + along * y + phase))
     grey = grey + random.normal(0, 2, (height, width)).astype(np.float32)
-    pictures = []
+    images = []
     for _ in range(4):
         grain = grey + random.normal(0, 1.2, (height, width)).astype(np.float32)
-        pictures.append(np.repeat(grain.round().astype(np.uint8)[:, :, None], 3, axis=2))
-    return pictures
+        images.append(np.repeat(grain.round().astype(np.uint8)[:, :, None], 3, axis=2))
+    return images
 
 
 def _coverage(start: float, side: float, softness: float, length: int) -> tuple[slice, NDArray[np.float32]]:
@@ -125,19 +125,19 @@ def _coverage(start: float, side: float, softness: float, length: int) -> tuple[
     return slice(first, last), np.clip(inside / (1 + 2 * softness) + 0.5, 0, 1)
 
 
-def _blend(picture: NDArray[np.uint8], left: float, top: float, side: float, colour: NDArray[np.float32]) -> None:
-    columns, across = _coverage(left, side, 0, picture.shape[1])
-    rows, along = _coverage(top, side, 0, picture.shape[0])
-    patch = picture[rows, columns]
+def _blend(image: NDArray[np.uint8], left: float, top: float, side: float, colour: NDArray[np.float32]) -> None:
+    columns, across = _coverage(left, side, 0, image.shape[1])
+    rows, along = _coverage(top, side, 0, image.shape[0])
+    patch = image[rows, columns]
     cover = (along[:, None] * across)[:, :, None]
     patch[...] = (patch + (colour - patch) * cover + 0.5).astype(np.uint8)
 
 
-def _shade(picture: NDArray[np.uint8], left: float, top: float, side: float) -> None:
+def _shade(image: NDArray[np.uint8], left: float, top: float, side: float) -> None:
     """A soft shadow: it stays grey, so the detector does not see it."""
-    columns, across = _coverage(left, side, 0.08 * side, picture.shape[1])
-    rows, along = _coverage(top, side, 0.08 * side, picture.shape[0])
-    patch = picture[rows, columns]
+    columns, across = _coverage(left, side, 0.08 * side, image.shape[1])
+    rows, along = _coverage(top, side, 0.08 * side, image.shape[0])
+    patch = image[rows, columns]
     patch[...] = (patch * (1 - 0.4 * along[:, None] * across)[:, :, None]).astype(np.uint8)
 
 

@@ -112,7 +112,7 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
     convolutions = graph.layers("Conv")
     kept = {number: "decoding: an expectation over a softmax" for number in convolutions if graph.decodes(number)}
     network = [number for number in convolutions if number not in kept]
-    kept |= dict.fromkeys(graph.first(network), "stem: reads the picture")
+    kept |= dict.fromkeys(graph.first(network), "stem: reads the image")
     kept |= dict.fromkeys(graph.last(network), "head: its values are decoded")
     for number in graph.layers(*WEIGHTED):
         if number not in convolutions:

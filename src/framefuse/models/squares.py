@@ -130,7 +130,7 @@ def write_squares(
     width = g("Sub", g("Add", left, right), 1.0)
     height = g("Sub", g("Add", up, down), 1.0)
 
-    # Positions of the anchors, from the shape of the picture itself: a running sum of 8, 8, 8, ...
+    # Positions of the anchors, from the shape of the image itself: a running sum of 8, 8, 8, ...
     eights = g("Add", g("Mul", left, 0.0), float(STRIDE))
     across, along = (g("Sub", g("CumSum", eights, g.constant(axis, np.int64)), (STRIDE - 1) / 2) for axis in (3, 2))
     centre_x = g("Add", across, g("Mul", g("Sub", right, left), 0.5))

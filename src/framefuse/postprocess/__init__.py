@@ -29,7 +29,7 @@ def postprocess(
     box_units: str | None = None,
     check_finite: bool = True,
 ) -> Predictions:
-    """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
+    """Keep the boxes above `conf`, drop duplicates, map the rest back to the images.
 
     Each anchor or query gives its best class only (the lowest class number wins a tie), except sigmoid detr models,
     where every (query, class) pair competes, as in RT-DETR. Boxes leave by descending score, equal scores in the order
@@ -40,10 +40,10 @@ def postprocess(
             rows beyond `placements` are padding and ignored. float32 and float16 are read in place where their last
             axis is contiguous; others are copied.
         layout: yolov5, yolov8, end2end or detr; or yolov8_head, the logits that an engine puts out instead of yolov8.
-        placements: one per picture of the batch: where it lies in the model input.
+        placements: one per image of the batch: where it lies in the model input.
         conf: confidence that a box must exceed, 0..1.
         iou: overlap (intersection over union) above which the weaker of two boxes is dropped; yolov5 and yolov8 only.
-        max_det: boxes a picture at most (K of Predictions).
+        max_det: boxes an image at most (K of Predictions).
         classes: class numbers to keep, before everything else is counted; None keeps all.
         agnostic: a box suppresses those of other classes too.
         activation: detr: sigmoid, softmax (the last class is "no object") or none; None: sigmoid for two outputs.
@@ -51,7 +51,7 @@ def postprocess(
         check_finite: raise where an anchor or query has a NaN or infinite value; otherwise it is left out.
 
     Raises:
-        NonFiniteError: NaN or infinity anywhere in a row of `outputs` that belongs to a picture.
+        NonFiniteError: NaN or infinity anywhere in a row of `outputs` that belongs to an image.
         UsageError: unknown layout, or an output has a shape that is not the layout's.
     """
     relative = (box_units or ("relative" if layout == "detr" else "pixels")) == "relative"

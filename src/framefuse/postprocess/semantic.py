@@ -14,7 +14,7 @@ from framefuse.preprocess import Placement
 
 
 class ClassMasks:
-    """Stretches the scores over the picture, then takes the best class of each pixel, as training frameworks do.
+    """Stretches the scores over the image, then takes the best class of each pixel, as training frameworks do.
 
     The stretched scores, (classes, height, width) float32, are kept from call to call: one thread at a time.
     """
@@ -23,15 +23,15 @@ class ClassMasks:
         self._scores = np.empty((0, 0, 0), np.float32)
 
     def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
-        """Class masks (height, width) of the shown pictures.
+        """Class masks (height, width) of the shown images.
 
         Args:
             scores: (batch, classes, h, w), float32; other types are copied. Rows beyond `placements` are padding.
-            placements: where each picture lies in the model input.
+            placements: where each image lies in the model input.
 
         Raises:
             CardError: h and w are not the same part of the input's sides.
-            NonFiniteError: NaN or infinity in the scores of a picture.
+            NonFiniteError: NaN or infinity in the scores of an image.
         """
         return [self._one(rows, placement) for rows, placement in zip(scores, placements, strict=False)]
 

@@ -117,7 +117,9 @@ class Stages:
         self._preprocess, self._inference, self._postprocess = (recorder.stage(name) for name in names)
         self._rung = rung
 
-    def submitted(self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime) -> Batch:
+    def submitted(
+        self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime
+    ) -> Batch:
         """A batch whose model was started between `submitted` and now."""
         seconds = submitted.wall - started.wall
         self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
@@ -126,7 +128,11 @@ class Stages:
         return Batch([FrameInfo.of(frame) for frame in frames], kept, arrivals, seconds, submitted.wall)
 
     def finished(
-        self, batch: Batch, found: Sequence[tuple[Detections, Masks | None]], waiting: WallCpuTime, finished: WallCpuTime
+        self,
+        batch: Batch,
+        found: Sequence[tuple[Detections, Masks | None]],
+        waiting: WallCpuTime,
+        finished: WallCpuTime,
     ) -> Iterator[FrameResult]:
         """A batch that was waited for from `waiting` to `finished`, and post-processed from then to now."""
         ended, count = WallCpuTime.now(), len(batch.infos)
@@ -206,7 +212,9 @@ class HostProgram:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
-        self._in_flight.append(InFlightBatch(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements))
+        self._in_flight.append(
+            InFlightBatch(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements)
+        )
 
     @property
     def in_flight(self) -> int:

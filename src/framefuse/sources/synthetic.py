@@ -38,7 +38,7 @@ def _frames(world: World, info: SourceInfo, numbers: range, closed: threading.Ev
     for number in numbers:
         if closed.is_set():
             return
-        picture = to_video(world[number].picture)
+        picture = to_video(world[number].image)
         index = number - numbers.start
         yield wrap(picture, info, index=index, source_id=info.uri, pts=number, time_base=Fraction(1, 1) / world.fps)
 

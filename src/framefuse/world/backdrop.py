@@ -1,4 +1,4 @@
-"""The backdrop: one wide picture that wraps around, of which every frame shows a window.
+"""The backdrop: one wide image that wraps around, of which every frame shows a window.
 
 It is made of the textures that objects are made of, and carries shapes in the colours of objects that are none.
 """
@@ -19,31 +19,31 @@ MARGIN = 0.08
 
 
 def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float) -> Image.Image:
-    """RGB picture of LAPS * width by (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
+    """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
 
     Args:
         horizon: where the ground begins, from the top, in frame heights.
     """
     lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
-    picture = Image.new("RGB", (lap, tall))
+    image = Image.new("RGB", (lap, tall))
     line = round((horizon + MARGIN) * height)
-    _cover(picture, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * height)
+    _cover(image, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * height)
     if chance.happens(0.7):
         sky = Image.new("RGB", (lap, line), colour(chance))
-        picture.paste(Image.blend(picture.crop((0, 0, lap, line)), sky, chance.uniform(0.3, 0.9)), (0, 0))
-    _skyline(picture, split, chance, line, height)
-    _cover(picture, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * height)
-    _bands(picture, chance, line, tall)
-    _shapes(picture, split, chance, line, height)
+        image.paste(Image.blend(image.crop((0, 0, lap, line)), sky, chance.uniform(0.3, 0.9)), (0, 0))
+    _skyline(image, split, chance, line, height)
+    _cover(image, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * height)
+    _bands(image, chance, line, tall)
+    _shapes(image, split, chance, line, height)
     if chance.happens(0.5):
-        picture = picture.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * height / 360))
+        image = image.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * height / 360))
     full = Image.new("RGB", (lap + width, tall))
-    full.paste(picture, (0, 0))
-    full.paste(picture.crop((0, 0, width, tall)), (lap, 0))
+    full.paste(image, (0, 0))
+    full.paste(image.crop((0, 0, width, tall)), (lap, 0))
     return full
 
 
-def _cover(picture: Image.Image, split: Split, chance: Chance, box: tuple[int, int, int, int], side: float) -> None:
+def _cover(image: Image.Image, split: Split, chance: Chance, box: tuple[int, int, int, int], side: float) -> None:
     """Fill a rectangle with repeats of one texture, `side` pixels each."""
     left, top, right, bottom = box
     step = max(8, round(side))
@@ -52,41 +52,41 @@ def _cover(picture: Image.Image, split: Split, chance: Chance, box: tuple[int, i
     piece = texture(split, chance.integer(0, BANK)).patch(step, step, 1.0, 0.0, 0.0)
     for x in range(left, right, step):
         for y in range(top, bottom, step):
-            picture.paste(piece.crop((0, 0, min(step, right - x), min(step, bottom - y))), (x, y))
+            image.paste(piece.crop((0, 0, min(step, right - x), min(step, bottom - y))), (x, y))
 
 
-def _skyline(picture: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+def _skyline(image: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
     """Textured blocks along the horizon."""
     x = 0
-    while x < picture.width:
-        wide = min(round(chance.uniform(0.1, 0.6) * height), picture.width - x)
+    while x < image.width:
+        wide = min(round(chance.uniform(0.1, 0.6) * height), image.width - x)
         tall = round(chance.style(0.05, 0.85) * line)
         if wide > 3 and tall > 3 and chance.happens(0.75):
             piece = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
-            picture.paste(piece, (x, line - tall))
+            image.paste(piece, (x, line - tall))
         x += max(4, wide + round(chance.uniform(-0.02, 0.1) * height))
 
 
-def _bands(picture: Image.Image, chance: Chance, line: int, tall: int) -> None:
+def _bands(image: Image.Image, chance: Chance, line: int, tall: int) -> None:
     """Kerbs and lane marks on the ground."""
-    pen = ImageDraw.Draw(picture)
+    pen = ImageDraw.Draw(image)
     for _ in range(chance.integer(0, 4)):
         y, thick = chance.uniform(line, tall), chance.uniform(0.005, 0.04) * (tall - line)
         ink = colour(chance)
-        dash = chance.uniform(0.1, 0.5) * tall if chance.happens(0.5) else float(picture.width)
+        dash = chance.uniform(0.1, 0.5) * tall if chance.happens(0.5) else float(image.width)
         x = 0.0
-        while x < picture.width:
+        while x < image.width:
             pen.rectangle((x, y, x + 0.6 * dash, y + thick), fill=ink)
             x += dash
 
 
-def _shapes(picture: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+def _shapes(image: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
     """Distractors: bars, rings, half discs, crosses, triangles and blobs in textures and plain colours."""
     for _ in range(LAPS * chance.integer(5, 16)):
         size = height * 0.03 * (0.3 / 0.03) ** chance.unit()
         wide = max(4, round(size * chance.uniform(0.4, 1.8)))
         tall = max(4, round(size))
-        x, y = chance.integer(0, picture.width - wide), chance.integer(0, max(1, picture.height - tall))
+        x, y = chance.integer(0, image.width - wide), chance.integer(0, max(1, image.height - tall))
         mask = Image.new("L", (2 * wide, 2 * tall))
         _shape(ImageDraw.Draw(mask), chance, 2 * wide - 1, 2 * tall - 1)
         mask = mask.reduce(2)
@@ -94,7 +94,7 @@ def _shapes(picture: Image.Image, split: Split, chance: Chance, line: int, heigh
             ink = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
         else:
             ink = Image.new("RGB", (wide, tall), colour(chance))
-        picture.paste(ink, (x, y), mask)
+        image.paste(ink, (x, y), mask)
 
 
 def _shape(pen: ImageDraw.ImageDraw, chance: Chance, w: int, h: int) -> None:

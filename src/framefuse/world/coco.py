@@ -131,9 +131,9 @@ def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int,
     """What COCO says about the pixels of a mask, which is not empty.
 
     Args:
-        mask: of a part of the picture.
+        mask: of a part of the image.
         corner: x and y of its first pixel.
-        shape: height and width of the picture.
+        shape: height and width of the image.
     """
     columns, rows = np.nonzero(mask.T)
     columns, rows = columns + corner[0], rows + corner[1]

@@ -12,9 +12,9 @@ from framefuse.world.traffic import KEPT, Track, smooth
 
 CROWD = 4
 DISPARITY = 0.035
-"""Of a person as high as the picture, in picture heights; it grows with the size seen, as nearness does."""
+"""Of a person as high as the image, in image heights; it grows with the size seen, as nearness does."""
 FAR = 0.004
-"""Disparity of the backdrop, in picture heights."""
+"""Disparity of the backdrop, in image heights."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 
 NOISE_ROOM = 64
-"""Pixels by which the noise picture is larger than the frame; each frame takes another window of it."""
+"""Pixels by which the noise image is larger than the frame; each frame takes another window of it."""
 SHADOW = 64
 
 
@@ -52,9 +52,9 @@ class Drawn(NamedTuple):
 
     track: Track
     pixels: int
-    """Of the whole object, hidden ones and those outside the picture included."""
+    """Of the whole object, hidden ones and those outside the image included."""
     window: tuple[slice, slice]
-    """Rows and columns of the picture that it touches."""
+    """Rows and columns of the image that it touches."""
 
 
 def render(stage: Stage, index: int) -> Snapshot:
@@ -74,8 +74,8 @@ def render(stage: Stage, index: int) -> Snapshot:
         view = _View(stage, seconds, eye, masks)
         view.draw(tracks, drawn)
         canvas.paste(view.canvas, (eye * stage.size[0], 0))
-    picture = _camera(stage, canvas, index, seconds)
-    return Snapshot(index, picture, _truth(drawn, masks, stage.scene.complexity_of(tracks)))
+    image = _camera(stage, canvas, index, seconds)
+    return Snapshot(index, image, _truth(drawn, masks, stage.scene.complexity_of(tracks)))
 
 
 class Masks(NamedTuple):
@@ -110,14 +110,14 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
 
 
 def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of the pixels found in a window of the picture."""
+    """x1, y1, x2, y2 of the pixels found in a window of the image."""
     columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
     top, left = window[0].start, window[1].start
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
 
 
 class _View:
-    """One eye's picture while it is being drawn."""
+    """One eye's image while it is being drawn."""
 
     def __init__(self, stage: Stage, seconds: float, eye: int, masks: Masks) -> None:
         self.stage, self.seconds, self.eye = stage, seconds, eye
@@ -156,7 +156,7 @@ class _View:
             stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
             if stamp is None:
                 continue
-            self.canvas.paste(stamp.picture, (stamp.x, stamp.y), stamp.picture)
+            self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)
             decoy = track.class_id == DECOY
             window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * height)
             if not decoy:
@@ -172,7 +172,7 @@ class _View:
         self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
 
     def _claim(self, stamp: Stamp, number: int, class_number: int, shift: float) -> tuple[slice, slice]:
-        """Enter a stamp's pixels into the masks; gives the window of the whole picture that they lie in."""
+        """Enter a stamp's pixels into the masks; gives the window of the whole image that they lie in."""
         height, width = stamp.covered.shape
         rows, columns = self.instances.shape
         top, left = max(0, stamp.y), max(0, stamp.x)

@@ -1,4 +1,4 @@
-"""Sketch: the polygons of one figure, each in an ink; and Paint: the picture that inks and textures make of it.
+"""Sketch: the polygons of one figure, each in an ink; and Paint: the image that inks and textures make of it.
 
 Figures are solid shapes seen from a little above, in parallel projection. Their own axes are `forward`, `up` and
 `side`, in units of the figure's longer side; the ground is up = 0.
@@ -114,7 +114,7 @@ class Stamp(NamedTuple):
 
     x: int
     y: int
-    picture: Image.Image
+    image: Image.Image
     """RGBA; A: how much of each pixel the figure covers while the shutter is open."""
     covered: NDArray[np.bool_]
     """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
@@ -197,18 +197,18 @@ class Paint:
         alpha, second, plain = drawing.convert("RGB").reduce(fine).split()
         drawing.putpalette(self._palette)
         shade = drawing.convert("RGB").reduce(fine)
-        picture = patch(self._main)
+        image = patch(self._main)
         if any(ink & 0x0F in TEXTURED_SECOND for ink, _ in sketch.polygons):
-            picture.paste(patch(self._second), (0, 0), second)
-        picture.paste((255, 255, 255), (0, 0), plain)
-        picture = ImageChops.multiply(picture, shade)
-        picture.putalpha(alpha)
+            image.paste(patch(self._second), (0, 0), second)
+        image.paste((255, 255, 255), (0, 0), plain)
+        image = ImageChops.multiply(image, shade)
+        image.putalpha(alpha)
         if max(blur) > LEAST_BLUR:
-            picture = picture.filter(ImageFilter.BoxBlur(blur))
+            image = image.filter(ImageFilter.BoxBlur(blur))
         covered = np.asarray(alpha) >= 128
         pixels = np.count_nonzero(covered if whole is None else np.asarray(whole) >= 128)
         found = None if numbers is None else _parts(numbers, fine, covered)
-        return Stamp(left + begin[0], top + begin[1], picture, covered, int(pixels), found)
+        return Stamp(left + begin[0], top + begin[1], image, covered, int(pixels), found)
 
 
 def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.Image:

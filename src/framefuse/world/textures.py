@@ -1,4 +1,4 @@
-"""The texture banks: small tileable pictures, one bank a split. Objects and backgrounds are made of the same ones."""
+"""The texture banks: small tileable images, one bank a split. Objects and backgrounds are made of the same ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def colour(chance: Chance) -> Colour:
 
 
 class Texture:
-    """One tileable texture as a pyramid of pictures: SIDE, SIDE/2, ... pixels."""
+    """One tileable texture as a pyramid of images: SIDE, SIDE/2, ... pixels."""
 
     def __init__(self, split: Split, number: int) -> None:
         chance = Chance(split, f"texture/{number}")
@@ -46,9 +46,9 @@ class Texture:
         level = 0
         while level < len(self.levels) - 1 and self.levels[level].height * span >= 2 * height:
             level += 1
-        picture, side = self.wide[level], self.levels[level].height
+        image, side = self.wide[level], self.levels[level].height
         box = (left * side, top * side, (left + across) * side, (top + span) * side)
-        return picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
 
 
 @lru_cache(maxsize=3 * BANK)
@@ -65,12 +65,12 @@ def smooth_noise(chance: Chance, cells: int, side: int) -> NDArray[np.float64]:
     return np.asarray(grown.crop((side, side, 2 * side, 2 * side))).astype(np.float64) / 255
 
 
-def _tile(picture: Image.Image) -> Image.Image:
-    side = picture.height
+def _tile(image: Image.Image) -> Image.Image:
+    side = image.height
     wide = Image.new("RGB", (2 * side, 2 * side))
     for x in (0, side):
         for y in (0, side):
-            wide.paste(picture, (x, y))
+            wide.paste(image, (x, y))
     return wide
 
 
@@ -81,9 +81,9 @@ def _paint(chance: Chance) -> NDArray[np.uint8]:
     # Half of the textures are soft: strong patterns would tear every shape apart.
     second = first + (second - first) * (chance.style(0.15, 0.5) if chance.happens(0.6) else chance.style(0.5, 1.0))
     weight = _pattern(kind, chance)[:, :, None]
-    picture = first * (1 - weight) + second * weight
+    image = first * (1 - weight) + second * weight
     grain = 1 + chance.style(0.05, 0.35) * (smooth_noise(chance, chance.pick((3, 5, 9, 17)), SIDE) - 0.5)
-    result: NDArray[np.uint8] = np.clip(picture * grain[:, :, None], 0, 255).round().astype(np.uint8)
+    result: NDArray[np.uint8] = np.clip(image * grain[:, :, None], 0, 255).round().astype(np.uint8)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Who is in the picture, where, and when: tracks with analytic paths, admitted by a complexity schedule.
+"""Who is in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
 
 Places are in frame heights: x from the left edge, y from the top. Nothing here knows pixels.
 """
@@ -23,7 +23,7 @@ UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.75, 7: 0.7, 8: 0.85, 9: 0.8
 """Length of a figure's unit as a share of its track's size, by class; LONG for the others."""
 COMPACT = {5: 0.9, 6: 0.95, 7: 0.7, 8: 0.85, 9: 0.95}
 """The same for calm objects: those that are narrow or have limbs are as large as the long ones, so that they cover as
-much of the picture."""
+much of the image."""
 LONG = 1.15
 
 CALM = 3
@@ -31,7 +31,7 @@ CALM = 3
 CALM_SIZES = 0.70, 0.80
 """Theirs, in frame heights: so large that half the resolution shows a detector about as much as all of it."""
 ROOM = 0.55
-"""Frame heights beside the picture in which the file, and what stands on the ground, begins and ends."""
+"""Frame heights beside the image in which the file, and what stands on the ground, begins and ends."""
 SMALLEST, LARGEST = 0.048, 0.36
 """Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
 TINY, TINY_SHARE = 0.03, 0.06
@@ -122,7 +122,7 @@ class Traffic:
 
     Args:
         seconds: length of the world.
-        aspect: width over height of the picture.
+        aspect: width over height of the image.
         complexity: fixed value 0..1; None: calm, crowded, calm.
     """
 

@@ -24,7 +24,7 @@ class Truth:
     track_id: NDArray[np.int64]
     """(n,) from 1; the same object has the same number in every frame, and in both eyes."""
     visibility: NDArray[np.float32]
-    """(n,) visible pixels over all pixels of the object, hidden ones and those outside the picture included."""
+    """(n,) visible pixels over all pixels of the object, hidden ones and those outside the image included."""
     instances: NDArray[np.uint16]
     """(h, w): 0 background, k + 1 where row k is visible."""
     class_mask: NDArray[np.uint8]
@@ -49,6 +49,6 @@ class Snapshot:
     """One frame of a world."""
 
     index: int
-    picture: NDArray[np.uint8]
+    image: NDArray[np.uint8]
     """(h, w, 3) RGB"""
     truth: Truth

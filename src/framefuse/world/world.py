@@ -21,10 +21,10 @@ class World(WorldSpec):
     Args:
         scene: "street": ten classes of moving objects; "bodies": people close to the camera, by body part.
         frames: length. The complexity schedule (calm, crowded, calm) stretches over it, or over about 40 s of it.
-        size: (width, height) of the picture in pixels.
+        size: (width, height) of the image in pixels.
         split: "train", "val" and "test" share no texture, no shape parameter, no colour and no schedule.
         complexity: fixed 0..1 instead of the schedule.
-        stereo: "sbs": left and right eye side by side in one picture, each half as wide. Scene "bodies" only.
+        stereo: "sbs": left and right eye side by side in one image, each half as wide. Scene "bodies" only.
 
     Raises:
         UsageError: a value is of another kind, or outside its range.

@@ -1,7 +1,7 @@
 """Attention by what it computes: the nodes between two reshapes are evaluated on random values and compared with ours.
 
 A block as YOLO11 has it: a convolution makes queries, keys and values of all heads, head by head; what they attend to
-is a picture again, and so are the values alone, which a convolution adds position to. The channels of that convolution
+is an image again, and so are the values alone, which a convolution adds position to. The channels of that convolution
 are put in the order queries, keys, values, so that each kind is a slice.
 """
 
@@ -43,13 +43,13 @@ def take(reader: ImportState, node: Any) -> bool:
         return False
     keys, _, values = sizes
     step = Attention(node.name or node.output[0], x, node.output[0], heads, keys, values, float(keys**-0.5))
-    picture = np.random.default_rng(0).normal(0, 1, (1, channels, height, width)).astype(np.float32)
+    image = np.random.default_rng(0).normal(0, 1, (1, channels, height, width)).astype(np.float32)
     try:
-        result = reader.evaluated(nodes, {x: picture}, node.output[0])
+        result = reader.evaluated(nodes, {x: image}, node.output[0])
     except Exception:  # whatever the evaluator cannot do: then it is not known
         return False
     order = _by_kind(heads, keys, values)
-    ours = picture[:, order]
+    ours = image[:, order]
     if any(other.op_type == "Softmax" for other in nodes):
         expected, operation = attend(ours, step), step
     else:

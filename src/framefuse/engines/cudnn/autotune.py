@@ -1,7 +1,7 @@
 """The precision of each layer: FP16, FP8 or INT8, by measured time, as far as the results stay the same.
 
 1. every convolution is measured in each type, and what `mixing.fastest` picks until all that it picks is measured
-2. on real pictures, the ranges of all values are taken, and results compared with those of FP16 (`agreement.py`)
+2. on real images, the ranges of all values are taken, and results compared with those of FP16 (`agreement.py`)
 3. as long as they agree too little, values go back to FP16, those first whose rounding alone disturbs the results most
 4. FP16 and what was chosen are timed as CUDA graphs, in turns; what is not faster beyond noise is not taken
 """
@@ -78,12 +78,12 @@ class Chooser:
     """Chooses for one compiled network.
 
     Args:
-        pictures: (n, 3, height, width) that it shall agree on; repeated to fill batches.
-        peaks: largest magnitude of values, where a file states them; empty: taken on the pictures.
+        images: (n, 3, height, width) that it shall agree on; repeated to fill batches.
+        peaks: largest magnitude of values, where a file states them; empty: taken on the images.
     """
 
     def __init__(
-        self, compiled: Compiled, plans: Plans, weights: Weights, pictures: Array, peaks: dict[str, float]
+        self, compiled: Compiled, plans: Plans, weights: Weights, images: Array, peaks: dict[str, float]
     ) -> None:
         self.compiled, self.plans, self.weights = compiled, plans, weights
         self.stream = device.cupy().cuda.Stream(non_blocking=True)
@@ -92,8 +92,8 @@ class Chooser:
         plans.measure(self.layers(()), CANDIDATES)
         self.base = Execution(compiled, plans.builder, weights, plans)
         count = compiled.batch
-        rows = np.resize(np.arange(len(pictures)), -(-len(pictures) // count) * count)
-        self.batches = [pictures[rows[start : start + count]] for start in range(0, len(rows), count)]
+        rows = np.resize(np.arange(len(images)), -(-len(images) // count) * count)
+        self.batches = [images[rows[start : start + count]] for start in range(0, len(rows), count)]
         self.expected = [self.results(self.base, batch) for batch in self.batches]
         self.peaks = {kind: dict(peaks) for kind in EIGHT_BITS}
         if peaks:
@@ -150,7 +150,7 @@ class Chooser:
         return Execution(self.typed(types), self.plans.builder, self.weights, self.plans)
 
     def check(self, types: tuple[Type, ...]) -> float:
-        """Agreement with FP16 on the pictures."""
+        """Agreement with FP16 on the images."""
         execution = self.execution(types)
         head = self.compiled.network.head
         parts = [agreement(expected, self.results(execution, batch), head)

@@ -47,8 +47,8 @@ class Compiled:
         view = self.view(name)
         return self.memory.offsets[view.buffer] + view.offset
 
-    def picture(self, name: str) -> int:
-        """Elements from one picture of a value to the next."""
+    def image(self, name: str) -> int:
+        """Elements from one image of a value to the next."""
         return self.placement.sizes[self.view(name).buffer]
 
 

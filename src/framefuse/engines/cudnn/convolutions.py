@@ -61,7 +61,7 @@ class Layer:
 
         def strides(name: str) -> tuple[int, int, int, int]:
             view = compiled.view(name)
-            return compiled.picture(name), 1, view.row, view.column
+            return compiled.image(name), 1, view.row, view.column
 
         # Without an operation behind the bias cuDNN puts forward kernels that are two to four times slower.
         activation = "identity" if conv.activation == "none" else conv.activation

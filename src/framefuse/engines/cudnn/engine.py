@@ -29,8 +29,8 @@ POLL = 0.0005
 class CudnnEngine:
     """A model on the current GPU, in float16; layer by layer in 8 bits where that was asked for and is faster.
 
-    Its slots are in pinned host memory: a launch copies pictures in and results out. `execution` gives the same network
-    without copies, for programs whose pictures are on the GPU already.
+    Its slots are in pinned host memory: a launch copies images in and results out. `execution` gives the same network
+    without copies, for programs whose images are on the GPU already.
     """
 
     name = "cudnn"
@@ -113,7 +113,7 @@ class CudnnEngine:
             assert self._weights is not None
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:
-            what = f"{count} x {compiled.batch} pictures of {compiled.width}x{compiled.height}"
+            what = f"{count} x {compiled.batch} images of {compiled.width}x{compiled.height}"
             raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
         finally:
             plans.save()
@@ -141,7 +141,7 @@ class Request:
         shape = (compiled.batch, 3, compiled.height, compiled.width)
         self.input = _pinned(shape, np.float16)
         self.outputs = tuple(_pinned(result.shape, np.float32) for result in execution.results)
-        self._pictures = cp.empty(shape, np.float16)
+        self._images = cp.empty(shape, np.float16)
         with self.stream:
             self._graph = capture(self.stream, self._launch)
 
@@ -166,9 +166,9 @@ class Request:
 
     def _launch(self) -> None:
         runtime = device.cupy().cuda.runtime
-        runtime.memcpyAsync(self._pictures.data.ptr, self.input.ctypes.data, self.input.nbytes,
+        runtime.memcpyAsync(self._images.data.ptr, self.input.ctypes.data, self.input.nbytes,
                             runtime.memcpyHostToDevice, self.stream.ptr)  # fmt: skip
-        self.execution.pack(self._pictures, self.stream)
+        self.execution.pack(self._images, self.stream)
         self.execution.start(self.stream)
         self.execution.finish(self.stream)
         for result, output in zip(self.execution.results, self.outputs, strict=True):

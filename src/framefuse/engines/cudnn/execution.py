@@ -88,7 +88,7 @@ class Execution:
             stream = compiled.schedule.streams[index]
             sizes[stream] = max(sizes[stream], plan.workspace)
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
-        # The channels behind the picture's own stay 0: whoever writes the input may leave them out.
+        # The channels behind the image's own stay 0: whoever writes the input may leave them out.
         self.results: list[Any] = []
         self.layout: str | None = None
         head, batch = compiled.network.head, compiled.batch
@@ -116,16 +116,16 @@ class Execution:
         name = self.compiled.network.input
         channels, height, width = self.compiled.view(name).shape
         start = self.compiled.address(name)
-        count = self.compiled.batch * self.compiled.picture(name)
+        count = self.compiled.batch * self.compiled.image(name)
         return self.arena[start : start + count].reshape(self.compiled.batch, height, width, channels)
 
-    def pack(self, pictures: Any, stream: Any) -> None:
+    def pack(self, images: Any, stream: Any) -> None:
         """The input from (batch, 3, height, width) float32 or float16 on the GPU."""
-        sample = {"float32": "f32", "float16": "f16"}[str(pictures.dtype)]
+        sample = {"float32": "f32", "float16": "f16"}[str(images.dtype)]
         launch.pack(
             self.compiled,
-            pictures=int(pictures.data.ptr),
-            channels=pictures.shape[1],
+            images=int(images.data.ptr),
+            channels=images.shape[1],
             sample=sample,
             arena=self._base,
             stream=stream.ptr,
@@ -180,7 +180,7 @@ class Execution:
     def values(self, name: str) -> Any:
         """A value of float16 in the arena, (batch, channels, rows, columns), until another takes its place."""
         cp, view = device.cupy(), self.compiled.view(name)
-        strides = (self.compiled.picture(name), 1, view.row, view.column)
+        strides = (self.compiled.image(name), 1, view.row, view.column)
         whole = self.arena[self.compiled.address(name) :]
         return cp.lib.stride_tricks.as_strided(
             whole, (self.compiled.batch, *view.shape), [count * launch.BYTES for count in strides]
@@ -225,9 +225,9 @@ class Execution:
         """A value in the arena, (batch, rows, columns, channels), without padding."""
         compiled, view = self.compiled, self.compiled.view(name)
         start = compiled.memory.offsets[view.buffer]
-        whole = self.arena[start : start + compiled.batch * compiled.picture(name)]
-        pictures = whole.reshape(compiled.batch, *view.shape[1:], view.column)
-        return pictures[..., view.offset : view.offset + channels]
+        whole = self.arena[start : start + compiled.batch * compiled.image(name)]
+        images = whole.reshape(compiled.batch, *view.shape[1:], view.column)
+        return images[..., view.offset : view.offset + channels]
 
     @property
     def _base(self) -> int:

@@ -27,7 +27,7 @@ def recognise(reader: ImportState) -> Head | AnchorHead | None:
     if len(frontier) != 2 or any(reader.ranks[name] != 3 for name in frontier):
         return None
     parts = {name: _parts(reader, name) for name in frontier}
-    levels = [tuple(reader.shapes[part.picture][1:] for part in found) for found in parts.values()]
+    levels = [tuple(reader.shapes[part.image][1:] for part in found) for found in parts.values()]
     if not levels[0] or levels[0] != levels[1]:
         return None
     rows = reader.shapes[frontier[0]][1]
@@ -48,7 +48,7 @@ def recognise(reader: ImportState) -> Head | AnchorHead | None:
 
 
 def _with_anchors(reader: ImportState, frontier: list[str]) -> AnchorHead | None:
-    """A head over pictures of logits, the largest first: anchors are what it gives for logits of 0."""
+    """A head over images of logits, the largest first: anchors are what it gives for logits of 0."""
     names = sorted(frontier, key=lambda name: -reader.shapes[name][1])
     shapes = [reader.shapes[name] for name in names]
     zeros = _evaluated(reader, {name: np.zeros((1, *reader.shapes[name]), np.float32) for name in names})
@@ -82,9 +82,9 @@ def _evaluated(reader: ImportState, values: dict[str, NDArray[Any]]) -> NDArray[
 
 @dataclass(frozen=True)
 class Part:
-    """Channels start .. start + count - 1 of a picture."""
+    """Channels start .. start + count - 1 of an image."""
 
-    picture: str
+    image: str
     start: int
     count: int
 
@@ -105,19 +105,19 @@ def _parts(reader: ImportState, name: str) -> list[Part]:
 
 
 def _cut(reader: ImportState, head: Head, sides: list[Part], scores: list[Part]) -> Head | None:
-    """The head over pictures instead of lists of anchors: what joined them is not needed any more."""
+    """The head over images instead of lists of anchors: what joined them is not needed any more."""
     names: dict[Part, str] = {}
     for pair in zip(sides, scores, strict=True):
-        for picture in {part.picture: None for part in pair}:
-            ordered = sorted((part for part in pair if part.picture == picture), key=lambda part: part.start)
+        for image in {part.image: None for part in pair}:
+            ordered = sorted((part for part in pair if part.image == image), key=lambda part: part.start)
             covered = [part.start for part in ordered] == [0, *(part.count for part in ordered[:-1])]
-            channels, height, width = reader.shapes[picture]
+            channels, height, width = reader.shapes[image]
             if not covered or sum(part.count for part in ordered) != channels:
                 return None  # two networks in one, or something that nobody reads
             if len(ordered) == 1:
-                names[ordered[0]] = picture
+                names[ordered[0]] = image
                 continue
-            ys = tuple(f"{picture}/{part.start}" for part in ordered)
-            reader.add(Split(f"{picture}/head", picture, ys), [(part.count, height, width) for part in ordered])
+            ys = tuple(f"{image}/{part.start}" for part in ordered)
+            reader.add(Split(f"{image}/head", image, ys), [(part.count, height, width) for part in ordered])
             names |= dict(zip(ordered, ys, strict=True))
     return replace(head, sides=tuple(names[part] for part in sides), scores=tuple(names[part] for part in scores))

@@ -33,7 +33,7 @@ class ImportState:
             )
         if any(fixed not in (0, asked) for fixed, asked in zip(axes[2:], (height, width), strict=True)):
             raise ModelError(
-                f"{path} takes {axes[3]}x{axes[2]} pictures only, not {width}x{height}",
+                f"{path} takes {axes[3]}x{axes[2]} images only, not {width}x{height}",
                 remedy="export the model with dynamic height and width",
             )
         self.input = inputs[0].name
@@ -48,7 +48,7 @@ class ImportState:
         self.reasons: dict[str, str] = {}
         """Why the tail begins, for each value where it does."""
         self.regrouped: set[str] = set()
-        """Pictures of queries, keys and values whose channels lie by kind, not by head as in the model."""
+        """Images of queries, keys and values whose channels lie by kind, not by head as in the model."""
         self.uses = Counter(name for node in model.graph.node for name in node.input)
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, str] = {}

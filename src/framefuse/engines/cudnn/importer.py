@@ -237,7 +237,7 @@ def _max_pool(reader: ImportState, node: Any, inputs: list[str]) -> None:
 
 
 def _resize(reader: ImportState, node: Any, inputs: list[str]) -> None:
-    """Nearest upsampling by a whole number; the node is evaluated on a small picture to know it."""
+    """Nearest upsampling by a whole number; the node is evaluated on a small image to know it."""
     x = inputs[0]
     channels, height, width = reader.shapes[x]
     parameters = [reader.constants.get(reader.name(name)) if name else None for name in node.input[1:]]

@@ -30,11 +30,11 @@ def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> Non
         "network_upsample",
         stream=stream,
         x_=arena + compiled.byte(step.x),
-        x_picture=compiled.picture(step.x) // pair,
+        x_image=compiled.image(step.x) // pair,
         x_row=x.row // pair,
         x_column=x.column // pair,
         y_=arena + compiled.byte(step.y),
-        y_picture=compiled.picture(step.y) // pair,
+        y_image=compiled.image(step.y) // pair,
         y_row=y.row // pair,
         y_column=y.column // pair,
         batch=compiled.batch,
@@ -55,17 +55,17 @@ def depthwise(compiled: Compiled, step: Conv, weight: int, bias: int, arena: int
         "network_depthwise",
         stream=stream,
         x_=arena + compiled.address(step.x) * BYTES,
-        x_picture=compiled.picture(step.x),
+        x_image=compiled.image(step.x),
         x_row=x.row,
         x_column=x.column,
         weight_=weight,
         bias_=bias,
         residual_=0 if step.residual is None else arena + compiled.address(step.residual) * BYTES,
-        residual_picture=compiled.picture(step.residual or step.y),
+        residual_image=compiled.image(step.residual or step.y),
         residual_row=beside.row,
         residual_column=beside.column,
         y_=arena + compiled.address(step.y) * BYTES,
-        y_picture=compiled.picture(step.y),
+        y_image=compiled.image(step.y),
         y_row=y.row,
         y_column=y.column,
         batch=compiled.batch,
@@ -94,10 +94,10 @@ def attention(compiled: Compiled, step: Attention, arena: int, stream: int) -> N
         "network_attention",
         stream=stream,
         x_=arena + compiled.address(step.x) * BYTES,
-        x_picture=compiled.picture(step.x),
+        x_image=compiled.image(step.x),
         x_column=x.column,
         y_=arena + compiled.address(step.y) * BYTES,
-        y_picture=compiled.picture(step.y),
+        y_image=compiled.image(step.y),
         y_column=y.column,
         batch=compiled.batch,
         heads=step.heads,
@@ -123,11 +123,11 @@ def pool(compiled: Compiled, step: Pool, arena: int, stream: int) -> None:
             "network_pool",
             stream=stream,
             x_=arena + compiled.address(x) * BYTES,
-            x_picture=compiled.picture(x),
+            x_image=compiled.image(x),
             x_row=source.row,
             x_column=source.column,
             **{f"y{k}_": ys[min(k, len(ys) - 1)] for k in range(POOLS)},
-            y_picture=compiled.picture(group[0]),
+            y_image=compiled.image(group[0]),
             y_row=target.row,
             y_column=target.column,
             batch=compiled.batch,
@@ -144,20 +144,20 @@ def _alike(compiled: Compiled, names: list[str]) -> list[str]:
     """The first names whose values have the same pitches."""
 
     def pitches(name: str) -> tuple[int, int, int]:
-        return compiled.picture(name), compiled.view(name).row, compiled.view(name).column
+        return compiled.image(name), compiled.view(name).row, compiled.view(name).column
 
     count = next((k for k, name in enumerate(names) if pitches(name) != pitches(names[0])), len(names))
     return names[:count]
 
 
-def pack(compiled: Compiled, *, pictures: int, channels: int, sample: str, arena: int, stream: int) -> None:
-    """The network's input from (batch, channels, height, width) of "f16" or "f32" at address `pictures`."""
+def pack(compiled: Compiled, *, images: int, channels: int, sample: str, arena: int, stream: int) -> None:
+    """The network's input from (batch, channels, height, width) of "f16" or "f32" at address `images`."""
     name = compiled.network.input
     wide, height, width = compiled.view(name).shape
     kernel.launch(
         f"network_pack_{sample}",
         stream=stream,
-        x_=pictures,
+        x_=images,
         y_=arena + compiled.address(name) * BYTES,
         batch=compiled.batch,
         pixels=height * width,
@@ -173,7 +173,7 @@ def head_of(compiled: Compiled, arena: int) -> head_cuda.Head:
 
     def places(names: tuple[str, ...]) -> tuple[head_cuda.Place, ...]:
         return tuple(
-            head_cuda.Place(arena + compiled.address(name) * BYTES, compiled.picture(name), compiled.view(name).column)
+            head_cuda.Place(arena + compiled.address(name) * BYTES, compiled.image(name), compiled.view(name).column)
             for name in names
         )
 
@@ -217,7 +217,7 @@ def decode_anchors(compiled: Compiled, *, sizes: Sequence[int], output: int, are
             "network_anchors",
             stream=stream,
             x_=arena + compiled.address(name) * BYTES,
-            x_picture=compiled.picture(name),
+            x_image=compiled.image(name),
             x_column=compiled.view(name).column,
             table_=table,
             y_=output,
@@ -242,7 +242,7 @@ def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: in
         "network_unpack",
         stream=stream,
         x_=arena + compiled.address(name) * BYTES,
-        x_picture=compiled.picture(name),
+        x_image=compiled.image(name),
         x_row=view.row,
         x_column=view.column,
         y_=output,

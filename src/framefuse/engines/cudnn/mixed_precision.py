@@ -46,7 +46,7 @@ def groups(compiled: Compiled) -> dict[Group, str]:
     def bar(name: str, reason: str) -> None:
         why.setdefault(compiled.view(name).buffer, reason)
 
-    bar(compiled.network.input, "it holds the pictures")
+    bar(compiled.network.input, "it holds the images")
     for name in compiled.network.outputs:
         bar(name, "it holds what the network puts out")
     for step in compiled.placement.steps:

@@ -1,6 +1,6 @@
 """The fused network: what a model computes, as few operations as can be, with batch left out.
 
-A value is a picture of channels, named as in the ONNX file, of shape (channels, height, width); a list of anchors is
+A value is an image of channels, named as in the ONNX file, of shape (channels, height, width); a list of anchors is
 one of width 1. Operations of the first kind compute; those of the second only say that values share memory, and cost
 nothing once `placement.py` has found places for them.
 """
@@ -94,7 +94,7 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Attention:
-    """`y = softmax(scale q k^T) v` over the pixels of a picture, for each head.
+    """`y = softmax(scale q k^T) v` over the pixels of an image, for each head.
 
     Channels of x: `keys` of q for each head, as many of k, `values` of v; y has those of v.
     """
@@ -183,9 +183,9 @@ class Head:
     """
 
     sides: tuple[str, ...]
-    """For each level a picture of 4 * bins channels: logits of the distance to left, top, right, bottom."""
+    """For each level an image of 4 * bins channels: logits of the distance to left, top, right, bottom."""
     scores: tuple[str, ...]
-    """For each level a picture of `classes` channels: logits."""
+    """For each level an image of `classes` channels: logits."""
     bins: int
     classes: int
     levels: tuple[tuple[int, int], ...]
@@ -211,7 +211,7 @@ class AnchorHead:
     """
 
     rows: tuple[str, ...]
-    """For each level a picture of logits: for each anchor 5 + classes channels."""
+    """For each level an image of logits: for each anchor 5 + classes channels."""
     sizes: tuple[tuple[tuple[float, float], ...], ...]
     """For each level width and height of its anchors, in model pixels."""
     classes: int
@@ -265,7 +265,7 @@ def attend(x: NDArray[Any], step: Attention) -> NDArray[Any]:
 
 
 def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, width: int) -> Floats:
-    """What the head means, for one picture.
+    """What the head means, for one image.
 
     Args:
         sides: (4 bins, anchors).

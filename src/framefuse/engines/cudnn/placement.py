@@ -1,7 +1,7 @@
 """Where values lie: concatenation by writing into slices, splits as views, nothing copied that need not be.
 
-A buffer is a dense picture in NHWC. A value is a view of one: its channels may be part of a wider buffer. Rows and
-pictures follow each other without a gap: where they do not, cuDNN falls back to kernels that are 30 times slower.
+A buffer is a dense image in NHWC. A value is a view of one: its channels may be part of a wider buffer. Rows and
+images follow each other without a gap: where they do not, cuDNN falls back to kernels that are 30 times slower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from framefuse.engines.cudnn.network import Computed, Concat, Flatten, Network, 
 
 @dataclass(frozen=True)
 class View:
-    """A value in a buffer. Element (c, y, x) of picture b is at `b * picture + offset + y * row + x * column + c`."""
+    """A value in a buffer. Element (c, y, x) of image b is at `b * image + offset + y * row + x * column + c`."""
 
     buffer: int
     offset: int
@@ -32,7 +32,7 @@ class Placement:
     steps: list[Computed]
     views: dict[str, View]
     sizes: list[int] = field(default_factory=list)
-    """Elements of each buffer, for one picture."""
+    """Elements of each buffer, for one image."""
     producers: dict[str, frozenset[int]] = field(default_factory=dict)
     """Steps that write a value, whole or in parts; none for the network's input."""
 

@@ -27,7 +27,7 @@ CACHE = "cudnn-precision"
 """Folder of the choices, beside that of the kernels."""
 SUFFIX = ".choice"
 NOISES = 8
-"""Pictures of noise, where a file states ranges and nobody gave frames."""
+"""Images of noise, where a file states ranges and nobody gave frames."""
 FP8_SINCE = "89"
 """Compute capability."""
 
@@ -80,12 +80,12 @@ class Precisions:
         shape = compiled.batch, compiled.height, compiled.width
         reasons = []
         if shape not in self._known:
-            pictures = self._pictures(compiled.height, compiled.width)
-            key = self._key(compiled, plans, pictures)
+            images = self._images(compiled.height, compiled.width)
+            key = self._key(compiled, plans, images)
 
             def build(path: Path) -> None:
                 try:
-                    chooser = Chooser(compiled, plans, weights, pictures, compiled.network.ranges)
+                    chooser = Chooser(compiled, plans, weights, images, compiled.network.ranges)
                     path.write_text(json.dumps(chooser.choose(self.kinds).to_json()))
                 finally:
                     plans.rest()
@@ -110,7 +110,7 @@ class Precisions:
         )
         return [line + (f"; {choice.note}" if choice.note else "")]
 
-    def _pictures(self, height: int, width: int) -> NDArray[np.float16]:
+    def _images(self, height: int, width: int) -> NDArray[np.float16]:
         """(n, 3, height, width); frames of another size are sampled at the nearest pixels."""
         if not self._frames:
             return np.random.default_rng(0).random((NOISES, 3, height, width)).astype(np.float16)
@@ -121,7 +121,7 @@ class Precisions:
             found.append(frame[:1, :, rows][..., columns].astype(np.float16))
         return np.concatenate(found)
 
-    def _key(self, compiled: Compiled, plans: Plans, pictures: NDArray[Any]) -> dict[str, str]:
+    def _key(self, compiled: Compiled, plans: Plans, images: NDArray[Any]) -> dict[str, str]:
         where = environment(plans.builder)
         return where | {
             "model": model_hash(self._model),
@@ -130,5 +130,5 @@ class Precisions:
             "device": where["gpu"],
             "precision": self.asked,
             "shapes": f"{compiled.batch}x3x{compiled.height}x{compiled.width}",
-            "flags": f"least {LEAST}, pictures {hashlib.sha256(pictures.tobytes()).hexdigest()[:16]}",
+            "flags": f"least {LEAST}, images {hashlib.sha256(images.tobytes()).hexdigest()[:16]}",
         }

@@ -19,11 +19,11 @@ from framefuse.engines.cudnn.network import Attention, Conv, Pool, attend
 Array = NDArray[Any]
 
 
-def run(compiled: Compiled, pictures: Array, *, order: list[int] | None = None, dtype: Any = np.float32) -> list[Array]:
+def run(compiled: Compiled, images: Array, *, order: list[int] | None = None, dtype: Any = np.float32) -> list[Array]:
     """Run the steps.
 
     Args:
-        pictures: (batch, 3, height, width) float32.
+        images: (batch, 3, height, width) float32.
         order: of the steps; None: as they are listed.
         dtype: in which values are stored between steps; float16 is what the GPU does. Those of 8 bits are rounded
             to them, and stored as what they mean.
@@ -32,7 +32,7 @@ def run(compiled: Compiled, pictures: Array, *, order: list[int] | None = None, 
         The network's outputs, (batch, channels, height, width) each, padding left out.
     """
     arena = np.full(compiled.memory.size, np.nan, dtype)
-    fill(compiled, arena, pictures)
+    fill(compiled, arena, images)
     for index in order or range(len(compiled.placement.steps)):
         step(compiled, arena, index)
     return outputs(compiled, arena)
@@ -41,15 +41,15 @@ def run(compiled: Compiled, pictures: Array, *, order: list[int] | None = None, 
 def view(compiled: Compiled, arena: Array, name: str) -> Array:
     """(batch, channels, height, width) of a value, writable."""
     found, size = compiled.view(name), arena.itemsize
-    strides = (compiled.picture(name) * size, size, found.row * size, found.column * size)
+    strides = (compiled.image(name) * size, size, found.row * size, found.column * size)
     return as_strided(arena[compiled.address(name) :], (compiled.batch, *found.shape), strides)
 
 
-def fill(compiled: Compiled, arena: Array, pictures: Array) -> None:
+def fill(compiled: Compiled, arena: Array, images: Array) -> None:
     """Write the network's input."""
     target = view(compiled, arena, compiled.network.input)
-    target[:, : pictures.shape[1]] = pictures
-    target[:, pictures.shape[1] :] = 0
+    target[:, : images.shape[1]] = images
+    target[:, images.shape[1] :] = 0
 
 
 def step(compiled: Compiled, arena: Array, index: int) -> None:

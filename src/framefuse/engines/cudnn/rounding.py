@@ -21,7 +21,7 @@ SAMPLE = 1 << 18
 
 
 def observe(execution: Execution, batches: Sequence[NDArray[Any]], stream: Any) -> dict[Type, dict[str, float]]:
-    """Largest magnitude of each value that a step writes, by type and name, on some pictures.
+    """Largest magnitude of each value that a step writes, by type and name, on some images.
 
     Args:
         execution: in float16.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write(path: Path) -> Path:
-    """Write it as ONNX; 8 channels at the size of the picture come out."""
+    """Write it as ONNX; 8 channels at the size of the image come out."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -40,7 +40,7 @@ _streams = StreamPool(new_stream)
 class OnnxRuntimeCudaEngine:
     """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised.
 
-    Its slots are in pinned host memory; `execution` is for programs whose pictures are on the GPU already.
+    Its slots are in pinned host memory; `execution` is for programs whose images are on the GPU already.
     """
 
     capturable = True

@@ -25,7 +25,7 @@ class OpenVinoEngine:
     """A model for the CPU.
 
     The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free
-    axes (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of pictures of all
+    axes (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of images of all
     sizes does not compile for each.
 
     At bf16 the input is written as the first layer wants it, and a YOLOv8 leaves the decoding of its boxes to

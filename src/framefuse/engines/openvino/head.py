@@ -1,6 +1,6 @@
 """Cuts the decoding off a YOLOv8 network, so that only the boxes above the threshold are decoded, after the model.
 
-A YOLOv8 ends in sigmoids and softmaxes for all anchors, of which a picture keeps a hundredth; for OpenVINO that is 5 %
+A YOLOv8 ends in sigmoids and softmaxes for all anchors, of which an image keeps a hundredth; for OpenVINO that is 5 %
 of the whole model, with the conversion of its result to float32 planes. The cut is found by the shape of the graph, and
 made only if the decoding that is cut off computes on random logits what `kernels.reference.boxes` says of the layout
 "yolov8_head".

@@ -2,10 +2,10 @@
 
 Networks are strongly typed: what a file says is what is built. FP16 comes from FP16 weights, INT8 and FP8 from
 quantisers (`framefuse build`), never from flags of the builder. The one exception is `calibration`, which TensorRT 10
-still has: a file in FP32 becomes INT8 by ranges that TensorRT measures on pictures.
+still has: a file in FP32 becomes INT8 by ranges that TensorRT measures on images.
 
 The input of a plan is what preprocessing writes for GPUs: (batch, height, width, 8) float16, channels last, of which
-the first 3 are the picture.
+the first 3 are the image.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def build_plan(
         workspace_mb: scratch memory that a kernel may take, MiB; 0: TensorRT's own default.
         timing_cache: called with None it gives the bytes of last time; called with bytes it keeps them. TensorRT for
             RTX has none: it compiles when it runs.
-        calibration: pictures, (n, 3, height, width) float32, for INT8 by TensorRT's own calibrator.
+        calibration: images, (n, 3, height, width) float32, for INT8 by TensorRT's own calibrator.
 
     Raises:
         ModelError: the file cannot be read, or has an operator that TensorRT lacks; it is named.
@@ -295,8 +295,8 @@ def build_plan(
     )
 
 
-def calibrator(trt: Any, found: Bindings, pictures: Iterable[NDArray[np.float32]], name: str) -> Any:
-    """TensorRT 10's entropy calibrator over pictures, which are copied to the GPU.
+def calibrator(trt: Any, found: Bindings, images: Iterable[NDArray[np.float32]], name: str) -> Any:
+    """TensorRT 10's entropy calibrator over images, which are copied to the GPU.
 
     Raises:
         CapabilityError: this TensorRT has none; quantise the file instead.
@@ -308,7 +308,7 @@ def calibrator(trt: Any, found: Bindings, pictures: Iterable[NDArray[np.float32]
         )
     from framefuse.cuda import device
 
-    batches = iter(pictures)
+    batches = iter(images)
 
     class Calibrator(base):  # type: ignore[misc,valid-type]
         def __init__(self) -> None:
@@ -320,10 +320,10 @@ def calibrator(trt: Any, found: Bindings, pictures: Iterable[NDArray[np.float32]
 
         def get_batch(self, names: list[str]) -> list[int] | None:
             assert names == [name], names
-            picture = next(batches, None)
-            if picture is None:
+            image = next(batches, None)
+            if image is None:
                 return None
-            self.kept = device.cupy().asarray(np.ascontiguousarray(picture.reshape(1, *picture.shape[-3:]), np.float16))
+            self.kept = device.cupy().asarray(np.ascontiguousarray(image.reshape(1, *image.shape[-3:]), np.float16))
             return [device.address(self.kept)]
 
         def read_calibration_cache(self) -> bytes | None:

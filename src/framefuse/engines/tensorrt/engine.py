@@ -30,7 +30,7 @@ from framefuse.errors import CapabilityError, EngineError, ModelError, UsageErro
 
 PLANS = (".plan", ".engine")
 CHANNELS = 8
-"""Of an input picture: three, and zeros up to what the format HWC8 wants."""
+"""Of an input image: three, and zeros up to what the format HWC8 wants."""
 RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
 """Of the GPUs that TensorRT for RTX 1.7 runs on."""
 POLL = 0.0005
@@ -40,8 +40,8 @@ POLL = 0.0005
 class TensorrtEngine:
     """A model on the current GPU.
 
-    Its slots are in pinned host memory: a launch copies pictures in and results out. `execution` gives the same model
-    without copies, for programs whose pictures are on the GPU already.
+    Its slots are in pinned host memory: a launch copies images in and results out. `execution` gives the same model
+    without copies, for programs whose images are on the GPU already.
     """
 
     name = "tensorrt"
@@ -106,7 +106,7 @@ class TensorrtEngine:
     def benchmark(
         self, batch: int, height: int, width: int, *, warmups: int = 20, runs: int = 100
     ) -> dict[str, list[float]]:
-        """Milliseconds of each run: `host` from pictures in host memory to results there, `device` without copies.
+        """Milliseconds of each run: `host` from images in host memory to results there, `device` without copies.
 
         Raises:
             UsageError: no runs are asked for.
@@ -217,7 +217,7 @@ class Execution:
                 shape = tuple(self._context.get_tensor_shape(name))
                 if any(size < 0 for size in shape):
                     raise ModelError(
-                        f"output {name} has shape {shape}, which depends on the picture", remedy="use another engine"
+                        f"output {name} has shape {shape}, which depends on the image", remedy="use another engine"
                     )
                 memory[name] = cp.zeros(shape, np.dtype(trt.nptype(engine.get_tensor_dtype(name))))
                 self.results.append(memory[name])
@@ -257,15 +257,15 @@ class _Request:
         self.ended = cp.cuda.Event(block=True, disable_timing=True)
         self.input: NDArray[Any] = device.pinned((batch, 3, height, width), np.float16)
         self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
-        self._pictures = cp.empty(self.input.shape, cp.float16)
+        self._images = cp.empty(self.input.shape, cp.float16)
 
     def start(self) -> None:
         runtime, stream = device.cupy().cuda.runtime, self.stream
         try:
-            runtime.memcpyAsync(device.address(self._pictures), self.input.ctypes.data, self.input.nbytes,
+            runtime.memcpyAsync(device.address(self._images), self.input.ctypes.data, self.input.nbytes,
                                 runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
             with stream:
-                self.execution.input[..., :3] = self._pictures.transpose(0, 2, 3, 1)
+                self.execution.input[..., :3] = self._images.transpose(0, 2, 3, 1)
             self.execution.start(stream)
             for result, output in zip(self.execution.results, self.outputs, strict=True):
                 runtime.memcpyAsync(output.ctypes.data, device.address(result), output.nbytes,

@@ -74,7 +74,7 @@ class Execution:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = cp.cuda.Stream(non_blocking=True)
         self.input = cp.zeros(shape, dtype)
-        self._picture = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
+        self._image = torch.as_tensor(self.input, device="cuda").permute(0, 3, 1, 2)
         cp.cuda.get_current_stream().synchronize()
         self.results: list[Any] = []
         with self._on(self._stream):
@@ -130,7 +130,7 @@ class Execution:
 
     def _run(self) -> Sequence[Any]:
         try:
-            return self._network(self._picture)
+            return self._network(self._image)
         except FramefuseError:
             raise
         except torch.cuda.OutOfMemoryError as error:

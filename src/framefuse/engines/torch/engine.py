@@ -83,7 +83,7 @@ class TorchEngine:
         """
         if self._onnx is None:
             module, dtype = self._module, self._half if self.precision in HALVES else self._torch.float32
-            return lambda picture: flatten(module(picture.to(dtype)), self._torch)
+            return lambda image: flatten(module(image.to(dtype)), self._torch)
         import onnx
 
         from framefuse.engines.torch.importer import OnnxNetwork

@@ -55,9 +55,9 @@ class OnnxNetwork:
             self._add(node, name, inputs, shapes)
         self._arguments = [[self._argument(part) for part in parts] for _, parts, _ in self._steps]
 
-    def __call__(self, picture: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The model's outputs, in its order."""
-        values: dict[str, Any] = {self._inputs[0]: picture}
+        values: dict[str, Any] = {self._inputs[0]: image}
         for (call, _, outputs), arguments in zip(self._steps, self._arguments, strict=True):
             made = call(
                 [_plain(values[part.name], part.plain) if isinstance(part, _Part) else part for part in arguments]

@@ -158,7 +158,7 @@ def _input_dtype(model: Path) -> np.dtype[Any]:
     weights = {tensor.name for tensor in graph.initializer}
     kinds = [value.type.tensor_type.elem_type for value in graph.input if value.name not in weights]
     if len(kinds) != 1:
-        raise ModelError(f"{model} has {len(kinds)} inputs", remedy="engine tvm takes one: the picture")
+        raise ModelError(f"{model} has {len(kinds)} inputs", remedy="engine tvm takes one: the image")
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kinds[0]))
 
 

@@ -2,15 +2,15 @@
 
 Launches whose shapes do not depend on the data; counts stay on the device.
 
-    filter_*    raw outputs -> candidates of each picture in any order, each with a unique key (score, anchor)
+    filter_*    raw outputs -> candidates of each image in any order, each with a unique key (score, anchor)
     rank        a candidate's place is the number of smaller keys; each is copied to its place
     suppress    greedy suppression in a window of the candidates; rows of the result in source pixels
 
 `suppress` runs for the first CHUNK candidates, which mostly hold enough, and again for each WINDOW of the others; where
-a picture is finished, it finds no candidates. Boxes are x1 y1 x2 y2; those of the kernels `..._rotated` are cx cy, half
+an image is finished, it finds no candidates. Boxes are x1 y1 x2 y2; those of the kernels `..._rotated` are cx cy, half
 width, half height, cos and sin, and two spare numbers.
 
-blockIdx.y is the picture. `counters` (batch, 2) are the candidates and the anchors left out for a NaN or an infinity.
+blockIdx.y is the image. `counters` (batch, 2) are the candidates and the anchors left out for a NaN or an infinity.
 They must be 0 at first, and `suppress` sets them back.
 """
 
@@ -62,21 +62,21 @@ def key_of(score, index):
 
 
 @T.inline
-def append(counters, keys, labels, places, picture, capacity, keep, score, label, index):
+def append(counters, keys, labels, places, image, capacity, keep, score, label, index):
     """places[0] = where the box of a candidate goes, which is added where `keep`. Every lane of the warp comes here."""
-    slot = T.cuda.func_call("reserve", counters.ptr_to([picture * 2]), keep, source_code=RESERVE, return_type="int32")
+    slot = T.cuda.func_call("reserve", counters.ptr_to([image * 2]), keep, source_code=RESERVE, return_type="int32")
     if keep != 0:
-        at: T.let = wide(picture) * wide(capacity) + wide(slot)
+        at: T.let = wide(image) * wide(capacity) + wide(slot)
         keys[at] = key_of(score, index)
         labels[at] = label
         places[0] = at
 
 
 @T.inline
-def append_box(counters, keys, boxes, labels, picture, capacity, keep, score, label, index, x1, y1, x2, y2):
+def append_box(counters, keys, boxes, labels, image, capacity, keep, score, label, index, x1, y1, x2, y2):
     """Add a candidate where `keep`. Every lane of the warp comes here."""
     places = T.alloc_local((1,), "int64")
-    append(counters, keys, labels, places, picture, capacity, keep, score, label, index)
+    append(counters, keys, labels, places, image, capacity, keep, score, label, index)
     if keep != 0:
         boxes[places[0] * 4] = x1
         boxes[places[0] * 4 + 1] = y1

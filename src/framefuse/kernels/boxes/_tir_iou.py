@@ -19,10 +19,10 @@ def ordered(score):
     return tirx.Select(negative, bits, bits ^ tirx.const(0x7FFFFFFF, "uint32"))
 
 
-def placed(value, axis, maps, picture):
-    """Source pixels: maps are, for x and y each, model pixels per unit, left or top, 1 / scale, size of the picture."""
-    pixels = (value * maps[picture, axis] - maps[picture, 2 + axis]) * maps[picture, 4 + axis]
-    return tirx.min(tirx.max(pixels, ZERO), maps[picture, 6 + axis])
+def placed(value, axis, maps, image):
+    """Source pixels: maps are, for x and y each, model pixels per unit, left or top, 1 / scale, size of the image."""
+    pixels = (value * maps[image, axis] - maps[image, 2 + axis]) * maps[image, 4 + axis]
+    return tirx.min(tirx.max(pixels, ZERO), maps[image, 6 + axis])
 
 
 def suppresses(a, b, rivals, threshold):

@@ -52,7 +52,7 @@ def detections(
     out: Found | None = None,
     workspace: Workspace | None = None,
 ) -> Found:
-    """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
+    """Keep the boxes above `conf`, drop duplicates, map the rest back to the images.
 
     `kernels.reference.detections` says what the layouts and the arguments mean; this one finds the same boxes. Batch
     rows of `outputs` beyond `maps` are padding and ignored. Outputs on a GPU (CuPy, torch, DLPack) are read by CUDA
@@ -93,18 +93,16 @@ def detections(
         raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
     suppressing = layout in COMPILED or layout == HEAD
     start = _address(outputs[0]) if layout in COMPILED else 0
-    for picture in range(batch):
+    for image in range(batch):
         if layout == HEAD:
-            work = _filter_head(outputs, picture, conf, classes, max_det)
+            work = _filter_head(outputs, image, conf, classes, max_det)
         elif suppressing:
-            work = _filter(outputs[0], start, picture, layout, conf, classes, max_det)
+            work = _filter(outputs[0], start, image, layout, conf, classes, max_det)
         else:
-            work = _read(outputs, picture, layout, conf, classes, activation, max_det)
-        out.non_finite[picture] = work.totals[1]
-        work.suppress("boxes", picture, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
-        _function("place_boxes")(
-            picture, work.capacity, *work.at.candidates[:2], work.index, maps, *out[:3], out.counts
-        )
+            work = _read(outputs, image, layout, conf, classes, activation, max_det)
+        out.non_finite[image] = work.totals[1]
+        work.suppress("boxes", image, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
+        _function("place_boxes")(image, work.capacity, *work.at.candidates[:2], work.index, maps, *out[:3], out.counts)
     return out
 
 
@@ -175,7 +173,7 @@ class _Addresses:
 
 
 class _Work(threading.local):
-    """Candidates of one picture, and scratch; grown to the most that this thread has seen."""
+    """Candidates of one image, and scratch; grown to the most that this thread has seen."""
 
     def __init__(self) -> None:
         self.capacity, self.detections = 0, 0
@@ -213,7 +211,7 @@ class _Work(threading.local):
     def suppress(
         self,
         kind: str,
-        picture: int,
+        image: int,
         counts: NDArray[np.int32],
         iou: float,
         max_det: int,
@@ -221,9 +219,9 @@ class _Work(threading.local):
         suppressing: bool,
         agnostic: bool,
     ) -> None:
-        """index[: counts[picture]] = the candidates to keep, by descending score."""
+        """index[: counts[image]] = the candidates to keep, by descending score."""
         _function(f"suppress_{kind}")(
-            picture,
+            image,
             self.capacity,
             max_candidates,
             max_det,
@@ -243,21 +241,21 @@ _work = _Work()
 def _filter(
     output: NDArray[Any],
     start: int,
-    picture: int,
+    image: int,
     layout: str,
     conf: float,
     classes: Sequence[int] | None,
     max_det: int,
 ) -> _Work:
-    """Candidates of one picture in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
+    """Candidates of one image in a yolov8 (batch, 4 + nc, N) or yolov5 (batch, N, 5 + nc) output."""
     _, values, anchors = output.shape
     if layout == "yolov5":
         values, anchors = anchors, values
     count = values - COMPILED[layout] + 1
     work = _work.fit(max(anchors, 1), max_det)
-    picture_pitch, pitch, _ = output.strides
+    image_pitch, pitch, _ = output.strides
     _function(f"filter_{layout}_{SAMPLES[output.dtype]}")(
-        start + picture * picture_pitch,
+        start + image * image_pitch,
         pitch // output.itemsize,
         anchors,
         count,
@@ -271,9 +269,9 @@ def _filter(
 
 
 def _filter_head(
-    outputs: Sequence[NDArray[Any]], picture: int, conf: float, classes: Sequence[int] | None, max_det: int
+    outputs: Sequence[NDArray[Any]], image: int, conf: float, classes: Sequence[int] | None, max_det: int
 ) -> _Work:
-    """Candidates of one picture in the logits of a yolov8 head: distances and classes of each level."""
+    """Candidates of one image in the logits of a yolov8 head: distances and classes of each level."""
     levels = [output.shape[1] * output.shape[2] for output in outputs[::2]]
     work = _work.fit(max(sum(levels), 1), max_det)
     count, bins = outputs[1].shape[3], outputs[0].shape[3] // 4
@@ -285,8 +283,8 @@ def _filter_head(
     for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
         _, height, width, _ = logits.shape
         run(
-            _address(distances) + picture * distances.strides[0],
-            _address(logits) + picture * logits.strides[0],
+            _address(distances) + image * distances.strides[0],
+            _address(logits) + image * logits.strides[0],
             height,
             width,
             bins,
@@ -316,7 +314,7 @@ def _head_threshold(conf: float, sample: str) -> int:
 
 def _read(
     outputs: Sequence[NDArray[Any]],
-    picture: int,
+    image: int,
     layout: str,
     conf: float,
     classes: Sequence[int] | None,
@@ -324,7 +322,7 @@ def _read(
     max_det: int,
 ) -> _Work:
     """Candidates of a layout with few rows, for which numpy is fast enough."""
-    found = READERS[layout]([output[picture].astype(np.float32, copy=False) for output in outputs], conf, activation)
+    found = READERS[layout]([output[image].astype(np.float32, copy=False) for output in outputs], conf, activation)
     if classes is not None:
         found = found.take(np.flatnonzero(np.isin(found.classes, classes)))
     work = _work.fit(max(len(found.scores), 1), max_det)
@@ -366,7 +364,7 @@ def _empty(batch: int, max_det: int) -> Found:
 
 
 def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int) -> int:
-    """The number of pictures."""
+    """The number of images."""
     if maps.ndim != 2 or maps.shape[1] != 8 or maps.dtype != np.float32:
         raise UsageError(f"maps are {maps.dtype} {maps.shape}", remedy="pass (batch, 8) float32")
     if max_det < 1 or max_candidates < 1:
@@ -381,7 +379,7 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
     values = output.shape[2 if layout == "yolov5" else 1] if output.ndim == 3 else 0
     if values < COMPILED[layout] or len(output) < len(maps):
         raise UsageError(
-            f"the {layout} output has shape {output.shape} for {len(maps)} pictures",
+            f"the {layout} output has shape {output.shape} for {len(maps)} images",
             remedy="its shapes are (batch, 4 + classes, anchors) for yolov8, (batch, anchors, 5 + classes) for yolov5",
         )
     if output.dtype not in SAMPLES or (output.size and output.shape[2] > 1 and output.strides[2] != output.itemsize):
@@ -390,19 +388,19 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
             remedy="pass float32 or float16 whose last axis is contiguous",
         )
     if output.strides[1] * output.shape[1] > MAX_ELEMENTS * output.itemsize:
-        raise UsageError(f"the {layout} output has more than {MAX_ELEMENTS} values a picture: shape {output.shape}")
+        raise UsageError(f"the {layout} output has more than {MAX_ELEMENTS} values an image: shape {output.shape}")
     return len(maps)
 
 
-def _check_head(outputs: Sequence[Any], pictures: int) -> None:
+def _check_head(outputs: Sequence[Any], images: int) -> None:
     shapes = [tuple(output.shape) for output in outputs]
     if not all(isinstance(output, np.ndarray) and output.flags.c_contiguous for output in outputs):
         raise UsageError(f"{HEAD} outputs are read on the host, and contiguous", remedy="pass numpy arrays")
     pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
-    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= pictures for d, c in pairs)
+    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= images for d, c in pairs)
     if len(shapes) % 2 or not pairs or not fits or len({(d[3], c[3]) for d, c in pairs}) != 1:
         raise UsageError(
-            f"the {HEAD} outputs have shapes {shapes} for {pictures} pictures",
+            f"the {HEAD} outputs have shapes {shapes} for {images} images",
             remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
         )
     if pairs[0][0][3] % 4 or min(*pairs[0][0][1:], *pairs[0][1][1:]) < 1:

@@ -37,7 +37,7 @@ RANKING = 2
 """Times as many blocks rank the candidates of a batch."""
 
 COMPARING = 132
-"""Blocks that compare the boxes of a picture, and COMPARED for each of many pictures."""
+"""Blocks that compare the boxes of an image, and COMPARED for each of many images."""
 COMPARED = 16
 
 LISTED = ("end2end", "detr")
@@ -101,12 +101,12 @@ def detections(
     if layout == head_cuda.LAYOUT:
         heads = head_cuda.Head.of(outputs)
         if heads.batch < len(maps):
-            raise UsageError(f"the {layout} outputs have {heads.batch} pictures, the maps {len(maps)}")
+            raise UsageError(f"the {layout} outputs have {heads.batch} images, the maps {len(maps)}")
     else:
         heads = outputs_cuda.read(outputs, layout, activation, len(maps))
     batch, capacity = len(maps), heads.anchors if isinstance(heads, head_cuda.Head) else heads.capacity
     if capacity > 2**31 - 1:
-        raise UsageError(f"{layout}: {capacity} candidates a picture are more than 2^31 - 1")
+        raise UsageError(f"{layout}: {capacity} candidates an image are more than 2^31 - 1")
     room, suppressing = max(min(capacity, max_candidates), 1), layout not in LISTED
     stream = device.current_stream()
     gpu = device.current_gpu()
@@ -179,9 +179,9 @@ def nms(
     }
     if not rotated:
         arguments |= {
-            "picture_pitch": 0,
-            "scores_picture_pitch": 0,
-            "classes_picture_pitch": 0,
+            "image_pitch": 0,
+            "scores_image_pitch": 0,
+            "classes_image_pitch": 0,
             "classes": 0,
             "confidence": -np.inf,
             "wanted_": 0,

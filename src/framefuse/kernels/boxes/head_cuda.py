@@ -1,7 +1,7 @@
 """The raw logits of a YOLOv8 head on CUDA, read where the network wrote them: layout "yolov8_head".
 
-Its outputs are views of wider pictures in NHWC, float16: for each level (batch, rows, columns, 4 * bins) and (batch,
-rows, columns, classes). The pixels of a picture must lie at one distance from each other.
+Its outputs are views of wider images in NHWC, float16: for each level (batch, rows, columns, 4 * bins) and (batch,
+rows, columns, classes). The pixels of an image must lie at one distance from each other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Place(NamedTuple):
     """Where the values of one output lie."""
 
     address: int
-    picture: int
-    """Elements from picture to picture."""
+    image: int
+    """Elements from image to image."""
     pitch: int
     """Elements from anchor to anchor."""
 
@@ -85,15 +85,15 @@ class Head(NamedTuple):
 
 def _place(array: Any) -> Place:
     _, rows, columns, channels = array.shape
-    picture, row, pitch, step = (stride // BYTES for stride in array.strides)
+    image, row, pitch, step = (stride // BYTES for stride in array.strides)
     if columns == 1:
         pitch = row
     if (rows > 1 and row != columns * pitch) or (channels > 1 and step != 1):
         raise UsageError(
             f"a {LAYOUT} output of shape {array.shape} has strides {array.strides} bytes",
-            remedy="pass views of whole pictures in NHWC",
+            remedy="pass views of whole images in NHWC",
         )
-    return Place(device.address(array), picture, pitch)
+    return Place(device.address(array), image, pitch)
 
 
 def table_on_gpu(head: Head) -> Any:
@@ -137,7 +137,7 @@ def logit_below(conf: float) -> float:
 
 
 def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
-    """(4, anchors): centre of each cell in cells, x and y; width and height of a cell, of the picture's as 1."""
+    """(4, anchors): centre of each cell in cells, x and y; width and height of a cell, of the image's as 1."""
     parts = []
     for rows, columns in levels:
         y, x = np.divmod(np.arange(rows * columns), columns)

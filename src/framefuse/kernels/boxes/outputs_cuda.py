@@ -47,7 +47,7 @@ class Heads(NamedTuple):
     arguments: dict[str, Any]
     anchors: int
     capacity: int
-    """Candidates of a picture at most."""
+    """Candidates of an image at most."""
     classes: int
     """0: not known from the shape."""
 
@@ -68,10 +68,10 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
     values = shapes[-1]
     columns = values[1 if layout == "yolov8" else -1] if len(values) == 3 else 0
     if len(views) not in expected or columns < least or any(shape[0] < batch for shape in shapes):
-        raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} pictures")
+        raise UsageError(f"the {layout} outputs have shapes {shapes} for {batch} images")
     last = views[-1]
     anchors = values[2] if layout == "yolov8" else values[1]
-    arguments = {"values_": last.address, "picture_pitch": last.strides[0], "pitch": last.strides[1]}
+    arguments = {"values_": last.address, "image_pitch": last.strides[0], "pitch": last.strides[1]}
     if layout != "detr":
         count = {"yolov8": columns - 4, "yolov5": columns - 5, "end2end": 0}[layout]
         return Heads(f"filter_{layout}_{last.sample}", arguments, anchors, anchors, count)
@@ -83,7 +83,7 @@ def read(outputs: Sequence[Any], layout: str, activation: str | None, batch: int
         raise UsageError(f"detr boxes are {sides.sample} {shapes[0]}, logits {last.sample} {values}")
     arguments |= {
         "sides_": sides.address,
-        "sides_picture_pitch": sides.strides[0],
+        "sides_image_pitch": sides.strides[0],
         "sides_pitch": sides.strides[1],
     }
     if (activation or ("sigmoid" if len(views) == 2 else "none")) == "sigmoid":
@@ -101,7 +101,7 @@ def _listed(outputs: Sequence[Any], batch: int) -> Heads:
     fits = shapes[0] == shapes[2] == view.shape[:2] and len(view.shape) == 3 and view.shape[2] == 4
     if not fits or view.shape[0] < batch or view.sample != points.sample:
         raise UsageError(
-            f"the detr outputs have shapes {shapes} for {batch} pictures",
+            f"the detr outputs have shapes {shapes} for {batch} images",
             remedy="pass labels (batch, rows), boxes (batch, rows, 4), and scores (batch, rows) of the same dtype",
         )
     if "int" in str(labels.dtype):
@@ -114,12 +114,12 @@ def _listed(outputs: Sequence[Any], batch: int) -> Heads:
         address, words, pitch = names.address, 0, names.strides[0]
     arguments = {
         "values_": view.address,
-        "picture_pitch": view.strides[0],
+        "image_pitch": view.strides[0],
         "pitch": view.strides[1],
         "scores_": points.address,
-        "scores_picture_pitch": points.strides[0],
+        "scores_image_pitch": points.strides[0],
         "classes_": address,
-        "classes_picture_pitch": pitch,
+        "classes_image_pitch": pitch,
         "label_words": words,
     }
     return Heads(f"filter_listed_{view.sample}", arguments, rows, rows, 0)

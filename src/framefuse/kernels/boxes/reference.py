@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class Found(NamedTuple):
-    """Boxes of a batch of pictures, padded to K = max_det rows; rows at and beyond counts[b] are undefined."""
+    """Boxes of a batch of images, padded to K = max_det rows; rows at and beyond counts[b] are undefined."""
 
     boxes: Any
     """(batch, K, 4) float32: x1, y1, x2, y2 in source pixels."""
@@ -60,7 +60,7 @@ def detections(
     agnostic: bool = False,
     activation: str | None = None,
 ) -> Found:
-    """Keep the boxes above `conf`, drop duplicates, map the rest back to the pictures.
+    """Keep the boxes above `conf`, drop duplicates, map the rest back to the images.
 
     Each anchor or query gives its best class only (the lowest class number wins a tie), except sigmoid detr models,
     where every (query, class) pair competes, as in RT-DETR. Boxes leave by descending score, equal scores in the order
@@ -82,7 +82,7 @@ def detections(
             the model becomes clip((p * unit - left) * inverse, 0, width), and so in y.
         conf: confidence that a box must exceed.
         iou: overlap above which the weaker of two boxes is dropped (`nms`); yolov layouts only.
-        max_det: boxes a picture at most.
+        max_det: boxes an image at most.
         max_candidates: boxes that suppression looks at, those with the highest scores.
         classes: class numbers to keep, before anything else is counted; None keeps all.
         agnostic: a box suppresses those of other classes too.
@@ -96,9 +96,9 @@ def detections(
         np.zeros(batch, np.int32),
         np.zeros(batch, np.int32),
     )
-    for picture, row in enumerate(maps):
-        candidates = READERS[layout]([_floats(output[picture]) for output in outputs], conf, activation)
-        found.non_finite[picture] = candidates.non_finite
+    for image, row in enumerate(maps):
+        candidates = READERS[layout]([_floats(output[image]) for output in outputs], conf, activation)
+        found.non_finite[image] = candidates.non_finite
         if classes is not None:
             candidates = candidates.take(np.flatnonzero(np.isin(candidates.classes, classes)))
         candidates = candidates.take(np.argsort(-candidates.scores, kind="stable")[:max_candidates])
@@ -107,11 +107,11 @@ def detections(
             candidates = candidates.take(nms(candidates.boxes, candidates.scores, groups, iou=iou, max_det=max_det))
         boxes, scores, labels, _ = candidates.take(np.arange(min(max_det, len(candidates.scores))))
         unit, start, inverse, size = (np.tile(row[k : k + 2], 2) for k in range(0, 8, 2))
-        count = found.counts[picture] = len(scores)
+        count = found.counts[image] = len(scores)
         with np.errstate(over="ignore"):
-            found.boxes[picture, :count] = ((boxes * unit - start) * inverse).clip(0, size)
-        found.scores[picture, :count] = scores
-        found.classes[picture, :count] = labels
+            found.boxes[image, :count] = ((boxes * unit - start) * inverse).clip(0, size)
+        found.scores[image, :count] = scores
+        found.classes[image, :count] = labels
     return found
 
 
@@ -292,4 +292,4 @@ READERS: dict[str, Callable[[Sequence[Floats], float, str | None], Candidates]] 
     "detr": detr,
     "yolov8_head": yolov8_head,
 }
-"""Reads each layout's outputs of one picture."""
+"""Reads each layout's outputs of one image."""

@@ -1,6 +1,6 @@
 """Detections in TVM TensorIR, CPU nests: raw outputs -> candidates; then sorted, suppressed, mapped.
 
-    filter_yolov8_<sample>, filter_yolov5_<sample>   raw output of one picture -> candidates in the order of its anchors
+    filter_yolov8_<sample>, filter_yolov5_<sample>   raw output of one image -> candidates in the order of its anchors
     select_boxes, select_rotated                     candidates -> at most max_det rows, by descending score
 
 Candidates are a struct of arrays: boxes (4 or 5, capacity), scores (capacity,), labels (capacity,); totals[0] is how
@@ -208,7 +208,7 @@ def digit(key, place):
 
 
 def suppress(rotated):
-    """Candidates -> index[: counts[picture]], those to keep by descending score: a stable radix sort, then greedy."""
+    """Candidates -> index[: counts[image]], those to keep by descending score: a stable radix sort, then greedy."""
     sides = 6 if rotated else 4
 
     @T.inline
@@ -254,7 +254,7 @@ def suppress(rotated):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        picture: T.int32,
+        image: T.int32,
         capacity: T.int32,
         candidates: T.int32,
         detections: T.int32,
@@ -323,17 +323,17 @@ def suppress(rotated):
                 index[row] = i
                 found[0] = row + 1
             rank[0] = rank[0] + 1
-        counts[picture] = found[0]
+        counts[image] = found[0]
 
     return kernel
 
 
 def place_boxes():
-    """Kept candidates -> rows of the result, from model units to source pixels, clipped to the picture."""
+    """Kept candidates -> rows of the result, from model units to source pixels, clipped to the image."""
 
     @T.prim_func(s_tir=True)
     def kernel(
-        picture: T.int32,
+        image: T.int32,
         capacity: T.int32,
         boxes_: T.int64,
         labels_: T.int64,
@@ -345,20 +345,20 @@ def place_boxes():
         counts_: T.handle,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
-        batch, detections, room, pictures = T.int32(), T.int32(), T.int32(), T.int32()
+        batch, detections, room, images = T.int32(), T.int32(), T.int32(), T.int32()
         index = T.match_buffer(index_, (room,), "int32", align=4)
-        maps = T.match_buffer(maps_, (pictures, 8), "float32", align=4)
+        maps = T.match_buffer(maps_, (images, 8), "float32", align=4)
         out_boxes = T.match_buffer(out_boxes_, (batch, detections, 4), "float32", align=4)
         out_scores = T.match_buffer(out_scores_, (batch, detections), "float32", align=4)
         out_classes = T.match_buffer(out_classes_, (batch, detections), "int32", align=4)
         counts = T.match_buffer(counts_, (batch,), "int32", align=4)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
         labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
-        for row in T.serial(counts[picture]):
+        for row in T.serial(counts[image]):
             for side in T.unroll(4):
-                out_boxes[picture, row, side] = placed(boxes[side, index[row]], side % 2, maps, picture)
-            out_scores[picture, row] = boxes[SCORE, index[row]]
-            out_classes[picture, row] = labels[index[row]]
+                out_boxes[image, row, side] = placed(boxes[side, index[row]], side % 2, maps, image)
+            out_scores[image, row] = boxes[SCORE, index[row]]
+            out_classes[image, row] = labels[index[row]]
 
     return kernel
 

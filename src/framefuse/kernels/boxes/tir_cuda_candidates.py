@@ -23,7 +23,7 @@ def filter_yolov8(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -38,7 +38,7 @@ def filter_yolov8(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + width - 1) // width, batch])
+        block, image = T.cta_id([(anchors + width - 1) // width, batch])
         thread = T.thread_id([256])
         values = buffer(values_, SAMPLES[sample], 2)
         wanted = buffer(wanted_, "uint8", 1)
@@ -59,7 +59,7 @@ def filter_yolov8(sample):
         warp: T.let = thread // 32
         lane: T.let = thread % 32
         for k in T.unroll(SPAN):
-            at[k] = wide(picture) * picture_pitch + wide(T.min(block * width + k * 32 + lane, anchors - 1))
+            at[k] = wide(image) * image_pitch + wide(T.min(block * width + k * 32 + lane, anchors - 1))
             best[k] = T.reinterpret("float32", T.uint32(0xFF800000))
             label[k] = warp
             own[k] = T.float32(0)
@@ -96,7 +96,7 @@ def filter_yolov8(sample):
                     first = firsts[other, thread]
             mine: T.let = block * width + thread < anchors
             if T.And(mine, bad >= T.uint32(INFINITE)):
-                T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+                T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
             keep = T.int32(0)
             if T.And(T.And(mine, bad < T.uint32(INFINITE)), top > confidence):
                 keep = wanted[first].astype("int32")
@@ -105,7 +105,7 @@ def filter_yolov8(sample):
             half_width: T.let = sides[2, thread] * T.float32(0.5)
             half_height: T.let = sides[3, thread] * T.float32(0.5)
             append_box(
-                counters, keys, boxes, labels, picture, capacity, keep, top, first, block * width + thread,
+                counters, keys, boxes, labels, image, capacity, keep, top, first, block * width + thread,
                 x - half_width, y - half_height, x + half_width, y + half_height,
             )  # fmt: skip
 
@@ -118,7 +118,7 @@ def filter_yolov5(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -133,7 +133,7 @@ def filter_yolov5(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 7) // 8, batch])
+        block, image = T.cta_id([(anchors + 7) // 8, batch])
         thread = T.thread_id([256])
         values = buffer(values_, SAMPLES[sample], 2)
         wanted = buffer(wanted_, "uint8", 1)
@@ -143,7 +143,7 @@ def filter_yolov5(sample):
         labels = buffer(labels_, "int32", 4)
         lane: T.let = thread % 32
         anchor: T.let = block * 8 + thread // 32
-        start: T.let = wide(picture) * picture_pitch + wide(T.min(anchor, anchors - 1)) * wide(pitch)
+        start: T.let = wide(image) * image_pitch + wide(T.min(anchor, anchors - 1)) * wide(pitch)
         objectness: T.let = read(values, start + 4)
         best = T.reinterpret("float32", T.uint32(0xFF800000))
         label = T.int32(LAST)
@@ -160,7 +160,7 @@ def filter_yolov5(sample):
         worst = T.cuda.warp_max(bad)
         mine: T.let = T.And(anchor < anchors, lane == 0)
         if T.And(mine, worst != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
         keep = T.int32(0)
         if T.And(T.And(mine, worst == 0), T.And(objectness > confidence, top > confidence)):
             keep = wanted[first].astype("int32")
@@ -169,7 +169,7 @@ def filter_yolov5(sample):
         half_width: T.let = read(values, start + 2) * T.float32(0.5)
         half_height: T.let = read(values, start + 3) * T.float32(0.5)
         append_box(
-            counters, keys, boxes, labels, picture, capacity, keep, top, first, anchor,
+            counters, keys, boxes, labels, image, capacity, keep, top, first, anchor,
             x - half_width, y - half_height, x + half_width, y + half_height,
         )  # fmt: skip
 
@@ -182,7 +182,7 @@ def filter_end2end(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -197,7 +197,7 @@ def filter_end2end(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_end2end_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 127) // 128, batch])
+        block, image = T.cta_id([(anchors + 127) // 128, batch])
         thread = T.thread_id([128])
         values = buffer(values_, SAMPLES[sample], 2)
         wanted = buffer(wanted_, "uint8", 1)
@@ -206,12 +206,12 @@ def filter_end2end(sample):
         boxes = buffer(boxes_, "float32", 4)
         labels = buffer(labels_, "int32", 4)
         anchor: T.let = block * 128 + thread
-        start: T.let = wide(picture) * picture_pitch + wide(T.min(anchor, anchors - 1)) * wide(pitch)
+        start: T.let = wide(image) * image_pitch + wide(T.min(anchor, anchors - 1)) * wide(pitch)
         bad = T.int32(0)
         for field in T.serial(6):
             bad = bad | broken(read(values, start + field)).astype("int32")
         if T.And(anchor < anchors, bad != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
         score: T.let = read(values, start + 4)
         label = T.int32(0)
         keep = T.int32(0)
@@ -224,7 +224,7 @@ def filter_end2end(sample):
                 if T.And(label >= 0, label < classes):
                     keep = wanted[label].astype("int32")
         append_box(
-            counters, keys, boxes, labels, picture, capacity, keep, score, label, anchor,
+            counters, keys, boxes, labels, image, capacity, keep, score, label, anchor,
             read(values, start), read(values, start + 1), read(values, start + 2), read(values, start + 3),
         )  # fmt: skip
 

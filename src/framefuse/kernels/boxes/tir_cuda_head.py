@@ -39,7 +39,7 @@ def filter_head():
         """
         T.func_attr({"tirx.noalias": True, "global_symbol": "filter_head_f16"})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + WARPS - 1) // WARPS, batch])
+        block, image = T.cta_id([(anchors + WARPS - 1) // WARPS, batch])
         thread = T.thread_id([WARPS * 32])
         table = buffer(levels_, "int64", 8)
         cells = buffer(cells_, "float32", 4)
@@ -58,7 +58,7 @@ def filter_head():
                 level = other
         scores = buffer(table[level * FIELDS + SCORES], "float16", 2)
         row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
-        start: T.let = wide(picture) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
+        start: T.let = wide(image) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
         best = T.reinterpret("float32", T.uint32(0xFF800000))
         label = T.int32(LAST)
         bad = T.int32(0)
@@ -73,7 +73,7 @@ def filter_head():
         worst = T.cuda.warp_max(bad)
         if T.And(inside, T.And(worst == 0, top > logit)):
             sides = buffer(table[level * FIELDS + SIDES], "float16", 2)
-            from_: T.let = wide(picture) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
+            from_: T.let = wide(image) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
             for side in T.unroll(4):
                 highest = T.reinterpret("float32", T.uint32(0xFF800000))
                 for step in T.serial((bins + 31 - lane) // 32):
@@ -101,12 +101,12 @@ def filter_head():
             if T.And(T.And(lane == 0, worst == 0), score > confidence):
                 keep = wanted[first].astype("int32")
             append_box(
-                counters, keys, boxes, labels, picture, capacity, keep, score, first, anchor,
+                counters, keys, boxes, labels, image, capacity, keep, score, first, anchor,
                 (x - distances[0]) * width, (y - distances[1]) * height,
                 (x + distances[2]) * width, (y + distances[3]) * height,
             )  # fmt: skip
         if T.And(T.And(inside, lane == 0), worst != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
 
     return kernel
 

@@ -15,10 +15,10 @@ def filter_detr(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         sides_: T.int64,
-        sides_picture_pitch: T.int64,
+        sides_image_pitch: T.int64,
         sides_pitch: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -33,7 +33,7 @@ def filter_detr(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_detr_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 7) // 8, batch])
+        block, image = T.cta_id([(anchors + 7) // 8, batch])
         thread = T.thread_id([256])
         values = buffer(values_, SAMPLES[sample], 2)
         sides = buffer(sides_, SAMPLES[sample], 2)
@@ -45,14 +45,14 @@ def filter_detr(sample):
         lane: T.let = thread % 32
         query: T.let = T.min(block * 8 + thread // 32, anchors - 1)
         mine: T.let = block * 8 + thread // 32 < anchors
-        start: T.let = wide(picture) * picture_pitch + wide(query) * wide(pitch)
-        corner: T.let = wide(picture) * sides_picture_pitch + wide(query) * wide(sides_pitch)
+        start: T.let = wide(image) * image_pitch + wide(query) * wide(pitch)
+        corner: T.let = wide(image) * sides_image_pitch + wide(query) * wide(sides_pitch)
         bad = broken(read(sides, corner + lane % 4)).astype("int32")
         for step in T.serial((classes + 31 - lane) // 32):
             bad = bad | broken(read(values, start + step * 32 + lane)).astype("int32")
         worst = T.cuda.warp_max(bad)
         if T.And(T.And(mine, lane == 0), worst != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
         x: T.let = read(sides, corner)
         y: T.let = read(sides, corner + 1)
         half_width: T.let = read(sides, corner + 2) * T.float32(0.5)
@@ -64,7 +64,7 @@ def filter_detr(sample):
             if T.And(T.And(mine, worst == 0), T.And(step * 32 + lane < classes, score > confidence)):
                 keep = wanted[label].astype("int32")
             append_box(
-                counters, keys, boxes, labels, picture, capacity, keep, score, label, query * classes + label,
+                counters, keys, boxes, labels, image, capacity, keep, score, label, query * classes + label,
                 x - half_width, y - half_height, x + half_width, y + half_height,
             )  # fmt: skip
 
@@ -78,10 +78,10 @@ def filter_queries(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         sides_: T.int64,
-        sides_picture_pitch: T.int64,
+        sides_image_pitch: T.int64,
         sides_pitch: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -97,7 +97,7 @@ def filter_queries(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_queries_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 7) // 8, batch])
+        block, image = T.cta_id([(anchors + 7) // 8, batch])
         thread = T.thread_id([256])
         values = buffer(values_, SAMPLES[sample], 2)
         sides = buffer(sides_, SAMPLES[sample], 2)
@@ -108,8 +108,8 @@ def filter_queries(sample):
         labels = buffer(labels_, "int32", 4)
         lane: T.let = thread % 32
         query: T.let = T.min(block * 8 + thread // 32, anchors - 1)
-        start: T.let = wide(picture) * picture_pitch + wide(query) * wide(pitch)
-        corner: T.let = wide(picture) * sides_picture_pitch + wide(query) * wide(sides_pitch)
+        start: T.let = wide(image) * image_pitch + wide(query) * wide(pitch)
+        corner: T.let = wide(image) * sides_image_pitch + wide(query) * wide(sides_pitch)
         bad = broken(read(sides, corner + lane % 4)).astype("int32")
         lowest: T.let = T.reinterpret("float32", T.uint32(0xFF800000))
         best = lowest
@@ -136,7 +136,7 @@ def filter_queries(sample):
             score = T.exp(top - most) / whole
         mine: T.let = T.And(block * 8 + thread // 32 < anchors, lane == 0)
         if T.And(mine, worst != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
         keep = T.int32(0)
         if T.And(T.And(mine, worst == 0), T.And(score > confidence, first < LAST)):
             keep = wanted[first].astype("int32")
@@ -145,7 +145,7 @@ def filter_queries(sample):
         half_width: T.let = read(sides, corner + 2) * T.float32(0.5)
         half_height: T.let = read(sides, corner + 3) * T.float32(0.5)
         append_box(
-            counters, keys, boxes, labels, picture, capacity, keep, score, first, query,
+            counters, keys, boxes, labels, image, capacity, keep, score, first, query,
             x - half_width, y - half_height, x + half_width, y + half_height,
         )  # fmt: skip
 
@@ -161,12 +161,12 @@ def filter_listed(sample):
     @T.prim_func
     def kernel(
         values_: T.int64,
-        picture_pitch: T.int64,
+        image_pitch: T.int64,
         pitch: T.int32,
         scores_: T.int64,
-        scores_picture_pitch: T.int64,
+        scores_image_pitch: T.int64,
         classes_: T.int64,
-        classes_picture_pitch: T.int64,
+        classes_image_pitch: T.int64,
         label_words: T.int32,
         batch: T.int32,
         anchors: T.int32,
@@ -181,7 +181,7 @@ def filter_listed(sample):
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_listed_{sample}", "fmad": False})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + 127) // 128, batch])
+        block, image = T.cta_id([(anchors + 127) // 128, batch])
         thread = T.thread_id([128])
         values = buffer(values_, SAMPLES[sample], 2)
         scores = buffer(scores_, SAMPLES[sample], 2)
@@ -194,9 +194,9 @@ def filter_listed(sample):
         labels = buffer(labels_, "int32", 4)
         row: T.let = T.min(block * 128 + thread, anchors - 1)
         mine: T.let = block * 128 + thread < anchors
-        start: T.let = wide(picture) * picture_pitch + wide(row) * wide(pitch)
-        score: T.let = read(scores, wide(picture) * scores_picture_pitch + wide(row))
-        at: T.let = wide(picture) * classes_picture_pitch + wide(row)
+        start: T.let = wide(image) * image_pitch + wide(row) * wide(pitch)
+        score: T.let = read(scores, wide(image) * scores_image_pitch + wide(row))
+        at: T.let = wide(image) * classes_image_pitch + wide(row)
         bad = broken(score).astype("int32")
         for side in T.unroll(4):
             bad = bad | broken(read(values, start + side)).astype("int32")
@@ -209,7 +209,7 @@ def filter_listed(sample):
             else:
                 label = numbers[at * wide(label_words)]
         if T.And(mine, bad != 0):
-            T.evaluate(T.cuda.atomic_add(counters.ptr_to([picture * 2 + 1]), T.int32(1)))
+            T.evaluate(T.cuda.atomic_add(counters.ptr_to([image * 2 + 1]), T.int32(1)))
         keep = T.int32(0)
         if T.And(T.And(mine, bad == 0), score > confidence):
             # `classes` is the length of `wanted`; with 0, every class is.
@@ -219,7 +219,7 @@ def filter_listed(sample):
                 if T.And(label >= 0, label < classes):
                     keep = wanted[label].astype("int32")
         append_box(
-            counters, keys, boxes, labels, picture, capacity, keep, score, label, row,
+            counters, keys, boxes, labels, image, capacity, keep, score, label, row,
             read(values, start), read(values, start + 1), read(values, start + 2), read(values, start + 3),
         )  # fmt: skip
 

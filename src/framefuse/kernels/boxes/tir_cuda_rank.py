@@ -45,7 +45,7 @@ def rank(sides):
         T.func_attr({"tirx.noalias": True, "global_symbol": symbol, "fmad": False})
         T.device_entry()
         T.evaluate(T.call_extern("int32", "let_next_begin"))
-        block, picture = T.cta_id([blocks, batch])
+        block, image = T.cta_id([blocks, batch])
         thread = T.thread_id([512])
         counters = buffer(counters_, "int32", 4)
         keys = buffer(keys_, "uint64", 8)
@@ -58,9 +58,9 @@ def rank(sides):
         listed_at = T.alloc_shared((LISTED,), "int32")
         sizes = T.alloc_shared((2,), "int32")
         others = T.alloc_local((AHEAD,), "uint64")
-        count: T.let = counters[picture * 2]
-        start: T.let = wide(picture) * wide(capacity)
-        target: T.let = wide(picture) * wide(room)
+        count: T.let = counters[image * 2]
+        start: T.let = wide(image) * wide(capacity)
+        target: T.let = wide(image) * wide(room)
         least: T.let = ordered(T.max(confidence, T.float32(0))).astype("int64")
         width: T.let = T.max(least - T.int64(ONE), T.int64(0)) // wide(blocks) + T.int64(1)
         lowest: T.let = T.Select(block == 0, T.int64(0), T.int64(ONE) + wide(block) * width)

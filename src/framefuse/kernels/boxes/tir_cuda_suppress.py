@@ -1,7 +1,7 @@
 """Greedy suppression of sorted candidates on CUDA. `_boxes_cuda.py` says what they are.
 
 A launch treats a window of the candidates, `begin` to `end`, in two parts. All blocks compare boxes and leave bits; the
-last of a picture's blocks to be done (`last_of`) then decides, a chunk after the other, who is kept.
+last of an image's blocks to be done (`last_of`) then decides, a chunk after the other, who is kept.
 
 Suppression within a chunk looks for the fixed point of
 
@@ -59,7 +59,7 @@ def suppress(rotated):
 
     Compared are, in tiles: candidates of the window with those before them in their chunk -> local[chunk, word, i];
     with those of later chunks of the window -> dense[i, word]; and boxes that earlier windows kept, with all of the
-    window -> removed[word], which is 0 before and after the launch. `progress` holds, for a picture, the blocks that
+    window -> removed[word], which is 0 before and after the launch. `progress` holds, for an image, the blocks that
     are done and the boxes kept so far; both are 0 at first and when the last candidate has been treated.
 
     With `indices`, the rows are the indices of the candidates, in `out_classes`, and the counts.
@@ -109,7 +109,7 @@ def suppress(rotated):
         )
         T.device_entry()
         T.evaluate(T.call_extern("int32", "let_next_begin"))
-        block, picture = T.cta_id([blocks, batch])
+        block, image = T.cta_id([blocks, batch])
         thread = T.thread_id([CHUNK])
         counters = buffer(counters_, "int32", 4)
         progress = buffer(progress_, "int32", 4)
@@ -145,15 +145,15 @@ def suppress(rotated):
         lane: T.let = thread % 32
         own: T.let = T.uint32(1) << lane.astype("uint32")
         earlier: T.let = own - T.uint32(1)
-        count: T.let = T.min(counters[picture * 2], room)
-        known: T.let = progress[picture * 2 + 1]
+        count: T.let = T.min(counters[image * 2], room)
+        known: T.let = progress[image * 2 + 1]
         size: T.let = T.min(count, end) - begin
-        start: T.let = wide(picture) * wide(room) + wide(begin)
-        local_start: T.let = wide(picture) * wide((words + 31) // 32) * (CHUNK * CHUNK // 32)
-        dense_start: T.let = wide(picture) * wide(words) * wide(words) * 32
-        removed_start: T.let = picture * (WINDOW // 32)
-        kept_start: T.let = wide(picture) * wide(detections)
-        # A picture that is finished has no candidates left. (The first window gives a result of none, too.)
+        start: T.let = wide(image) * wide(room) + wide(begin)
+        local_start: T.let = wide(image) * wide((words + 31) // 32) * (CHUNK * CHUNK // 32)
+        dense_start: T.let = wide(image) * wide(words) * wide(words) * 32
+        removed_start: T.let = image * (WINDOW // 32)
+        kept_start: T.let = wide(image) * wide(detections)
+        # An image that is finished has no candidates left. (The first window gives a result of none, too.)
         if T.Or(begin == 0, size > 0):
             if suppressing != 0:
                 across: T.let = (size + TILE_WORDS * 32 - 1) // (TILE_WORDS * 32)
@@ -232,7 +232,7 @@ def suppress(rotated):
                                     dense[dense_start + wide(i * words + w)] = mine
                     tile = tile + blocks * (CHUNK // 32)
             last = T.cuda.func_call(
-                "last_of", progress.ptr_to([picture * 2]), blocks, source_code=LAST_OF, return_type="int32"
+                "last_of", progress.ptr_to([image * 2]), blocks, source_code=LAST_OF, return_type="int32"
             )
             if last != 0:
                 if thread < WINDOW // 32:
@@ -300,7 +300,7 @@ def suppress(rotated):
                             out_classes[to] = label
                             out_scores[to] = score_of(key)
                             for side in T.unroll(4):
-                                out_boxes[to * 4 + side] = placed(box[side], side % 2, maps, picture)
+                                out_boxes[to * 4 + side] = placed(box[side], side % 2, maps, image)
                     T.cuda.cta_sync()
                     enough: T.let = T.min(found + total, detections)
                     if T.And(T.And(suppressing != 0, enough < detections), (chunk + 1) * CHUNK < size):
@@ -320,15 +320,15 @@ def suppress(rotated):
                     found = enough
                     chunk = chunk + 1
                 if thread == 0:
-                    progress[picture * 2] = 0
-                    progress[picture * 2 + 1] = found
+                    progress[image * 2] = 0
+                    progress[image * 2 + 1] = found
                     if T.Or(count <= end, found == detections):
-                        progress[picture * 2 + 1] = 0
-                        out_counts[picture] = found
+                        progress[image * 2 + 1] = 0
+                        out_counts[image] = found
                         if indices == 0:
-                            out_non_finite[picture] = counters[picture * 2 + 1]
-                        counters[picture * 2] = 0
-                        counters[picture * 2 + 1] = 0
+                            out_non_finite[image] = counters[image * 2 + 1]
+                        counters[image * 2] = 0
+                        counters[image * 2 + 1] = 0
 
     return kernel
 

@@ -13,7 +13,7 @@ from framefuse.cuda import launch_plan as calls
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
-from framefuse.kernels.colour.image import Picture, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.colour.reference import Chroma, ImageLayout
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
@@ -60,9 +60,9 @@ def yuv_to_rgb(
     if out is None:
         shape = (height, width, 3) if layout == "HWC" else (3, height, width)
         out = new(frames[0].planes[0], shape if isinstance(frame, Frame) else (len(frames), *shape), dtype)
-    target = Picture.of("out", out, layout)
+    target = Image.of("out", out, layout)
     wanted = (len(frames), *((1, 3) if layout == "HWC" else (3, 1)), height, width)
-    if (target.pictures, target.planes, target.channels, target.height, target.width) != wanted:
+    if (target.images, target.planes, target.channels, target.height, target.width) != wanted:
         raise UsageError(f"out has shape {tuple(out.shape)}; {len(frames)} of {width}x{height} need another")
     if target.dtype not in OUTPUTS:
         raise UsageError(f"out is {out.dtype}", remedy="pass uint8, float32 or float16")
@@ -91,7 +91,7 @@ def yuv_to_rgb(
             height,
             width,
             *part,
-            cpu._address(out) + number * target.picture_pitch * target.dtype.itemsize,
+            cpu._address(out) + number * target.image_pitch * target.dtype.itemsize,
             target.row_pitch,
             target.plane_pitch,
             int(layout == "HWC"),
@@ -107,7 +107,7 @@ def yuv_to_rgb(
 def _planes(frame: Frame, address: Callable[[Any], int]) -> tuple[list[int], list[int]]:
     """Address and pitch in elements of each plane, padded to three."""
     addresses = [address(plane) for plane in frame.planes]
-    pitches = [Picture.of(f"plane {number}", plane, "HWC").row_pitch for number, plane in enumerate(frame.planes)]
+    pitches = [Image.of(f"plane {number}", plane, "HWC").row_pitch for number, plane in enumerate(frame.planes)]
     spare = 3 - len(addresses)
     return addresses + addresses[:1] * spare, pitches + pitches[:1] * spare
 
@@ -116,7 +116,7 @@ def _yuv_to_rgb_cuda(
     name: str,
     frames: list[Frame],
     out: Any,
-    target: Picture,
+    target: Image,
     code: int,
     linear: bool,
     coefficients: NDArray[np.float32],
@@ -130,12 +130,12 @@ def _yuv_to_rgb_cuda(
     table: Any = 0
     if len(frames) > 1:
         rows = tuple(
-            (*addresses, written + number * target.picture_pitch * size) for number, (addresses, _) in enumerate(lists)
+            (*addresses, written + number * target.image_pitch * size) for number, (addresses, _) in enumerate(lists)
         )
         table = calls.keep(_table(device.current_gpu(), rows))
     (address0, address1, address2), (pitch0, pitch1, pitch2) = lists[0]
     shift_x, shift_y = (step.bit_length() - 1 for step in frames[0].format.subsample)
-    pitches = (target.row_pitch, target.plane_pitch, target.picture_pitch)
+    pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
     whole = target.width % 4 == 0 and all(pitch % 4 == 0 for pitch in pitches) and written % (4 * size) == 0
     # Four luma samples, and the two chroma pairs that belong to them, are whole words.
     sample = 1 if frames[0].format.bits == 8 else 2
@@ -206,10 +206,10 @@ def rgb_to_yuv(
         raise UsageError(f"format {format!r} or matrix {matrix!r} is not one of yuv420p, nv12, yuv444p; bt601 ...")
     if channel_order not in ("rgb", "bgr"):
         raise UsageError(f"channel_order {channel_order!r} is not 'rgb' or 'bgr'")
-    source = Picture.of("image", image, layout)
+    source = Image.of("image", image, layout)
     if (
         source.dtype not in (np.uint8, np.float32)
-        or source.pictures != 1
+        or source.images != 1
         or source.planes * source.channels not in (3, 4)
     ):
         raise UsageError(f"image is {image.dtype} {image.shape}", remedy="pass uint8 or float32 with 3 or 4 channels")
@@ -218,7 +218,7 @@ def rgb_to_yuv(
     planes = tuple(new(image, shape, np.uint8) for shape in shapes) if out is None else tuple(out)
     if tuple(tuple(plane.shape) for plane in planes) != shapes:
         raise UsageError(f"out has planes of {[plane.shape for plane in planes]}, expected {list(shapes)}")
-    views = [Picture.of(f"plane {number} of out", plane, "HWC") for number, plane in enumerate(planes)]
+    views = [Image.of(f"plane {number} of out", plane, "HWC") for number, plane in enumerate(planes)]
     if any(view.dtype != np.uint8 for view in views):
         raise UsageError(f"planes of out are {[str(view.dtype) for view in views]}, expected uint8")
     for plane in planes:

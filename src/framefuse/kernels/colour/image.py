@@ -11,23 +11,23 @@ from framefuse.kernels.colour.reference import ImageLayout
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
 
-class Picture(NamedTuple):
+class Image(NamedTuple):
     """Where the pixels of an image (or a batch of them) lie; pitches in elements."""
 
     dtype: np.dtype[Any]
-    pictures: int
+    images: int
     planes: int
     """1 when the channels of a pixel are adjacent, else the number of channels."""
     channels: int
     """Adjacent channels of a pixel."""
     height: int
     width: int
-    picture_pitch: int
+    image_pitch: int
     plane_pitch: int
     row_pitch: int
 
     @classmethod
-    def of(cls, name: str, image: Any, layout: ImageLayout) -> Picture:
+    def of(cls, name: str, image: Any, layout: ImageLayout) -> Image:
         """Read shape and strides of an array (of any library whose strides are in bytes).
 
         Raises:
@@ -55,21 +55,21 @@ class Picture(NamedTuple):
         pitches = [stride // size for stride in strides]
         if planar:
             count, planes, height, width = shape
-            picture = cls(image.dtype, count, planes, 1, height, width, *pitches[:3])
+            made = cls(image.dtype, count, planes, 1, height, width, *pitches[:3])
             adjacent = pitches[3] == 1 or width == 1
         else:
             count, height, width, channels = shape
-            picture = cls(image.dtype, count, 1, channels, height, width, pitches[0], 0, pitches[1])
+            made = cls(image.dtype, count, 1, channels, height, width, pitches[0], 0, pitches[1])
             adjacent = (pitches[3] == 1 or channels == 1) and (pitches[2] == channels or width == 1)
         if not adjacent:
             raise UsageError(
                 f"{name} has strides {tuple(image.strides)} bytes; within a row its samples must be adjacent",
                 remedy="pass a contiguous copy, or fold a flip into the matrix",
             )
-        reach = abs(picture.row_pitch) * height + abs(picture.plane_pitch) * (planes if planar else 1)
+        reach = abs(made.row_pitch) * height + abs(made.plane_pitch) * (planes if planar else 1)
         if reach > MAX_ELEMENTS:
             raise UsageError(f"{name} reaches over {reach} samples, more than {MAX_ELEMENTS}")
-        return picture
+        return made
 
 
 def on_gpu(array: Any) -> bool:
@@ -102,7 +102,7 @@ def checked_rows(rows: tuple[int, int] | None, height: int) -> tuple[int, int]:
     """The rows to fill; all of them for None.
 
     Raises:
-        UsageError: they are not a range within the picture.
+        UsageError: they are not a range within the image.
     """
     if rows is None:
         return 0, height

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from framefuse.errors import UsageError
 from framefuse.kernels import cpu
 from framefuse.kernels.colour.call import OUTPUTS
-from framefuse.kernels.colour.image import Picture, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.colour.reference import ImageLayout
 
 
@@ -31,7 +31,7 @@ def normalize(
     Raises:
         UsageError: an argument cannot be used; the message says which and why.
     """
-    source = Picture.of("image", image, layout)
+    source = Image.of("image", image, layout)
     channels = source.planes * source.channels
     if len(mean) != channels or len(std) != channels or 0.0 in std or not np.isfinite([*mean, *std]).all():
         raise UsageError(f"mean {mean} and std {std} are not {channels} finite numbers each, std without a zero")
@@ -57,7 +57,7 @@ def change_layout(
     Raises:
         UsageError: an argument cannot be used; the message says which and why.
     """
-    source = Picture.of("image", image, layout)
+    source = Image.of("image", image, layout)
     unused = np.zeros(1, np.float32)
     to: ImageLayout = "HWC" if layout == "CHW" else "CHW"
     done: NDArray[Any] = _rearrange("change_layout", image, source, out, source.dtype, to, rows, unused, unused)
@@ -67,7 +67,7 @@ def change_layout(
 def _rearrange(
     family: str,
     image: Any,
-    source: Picture,
+    source: Image,
     out: Any,
     dtype: np.dtype[Any],
     layout: ImageLayout,
@@ -80,12 +80,12 @@ def _rearrange(
     if source.dtype not in OUTPUTS or channels not in (1, 3, 4):
         raise UsageError(f"image is {image.dtype} with {channels} channels", remedy="pass 1, 3 or 4; u8, f32 or f16")
     if out is None:
-        batch = (source.pictures,) if image.ndim == 4 else ()
+        batch = (source.images,) if image.ndim == 4 else ()
         shape = (height, width, channels) if layout == "HWC" else (channels, height, width)
         out = new(image, (*batch, *shape), dtype)
-    target = Picture.of("out", out, layout)
-    if (target.pictures, target.planes * target.channels, target.height, target.width) != (
-        source.pictures,
+    target = Image.of("out", out, layout)
+    if (target.images, target.planes * target.channels, target.height, target.width) != (
+        source.images,
         channels,
         height,
         width,
@@ -114,25 +114,25 @@ def _rearrange(
             image_pitch=source.row_pitch,
             image_channel=_channel_pitch(source) or 1,
             image_step=source.channels,
-            image_picture=source.picture_pitch,
+            image_stride=source.image_pitch,
             out_address=device.address(out),
             out_pitch=target.row_pitch,
             out_channel=_channel_pitch(target) or 1,
             out_step=target.channels,
-            out_picture=target.picture_pitch,
-            pictures=source.pictures,
+            out_stride=target.image_pitch,
+            images=source.images,
             channels=channels,
             height=height,
             width=width,
             **scales,
         )
         return out
-    for picture in range(source.pictures):
+    for number in range(source.images):
         cpu._function(name)(
-            cpu._address(image) + picture * source.picture_pitch * source.dtype.itemsize,
+            cpu._address(image) + number * source.image_pitch * source.dtype.itemsize,
             source.row_pitch,
             _channel_pitch(source),
-            cpu._address(out) + picture * target.picture_pitch * target.dtype.itemsize,
+            cpu._address(out) + number * target.image_pitch * target.dtype.itemsize,
             target.row_pitch,
             _channel_pitch(target),
             channels,
@@ -145,6 +145,6 @@ def _rearrange(
     return out
 
 
-def _channel_pitch(picture: Picture) -> int:
+def _channel_pitch(image: Image) -> int:
     """Elements from a channel to the next; 0 says that they are interleaved. A single channel counts as a plane."""
-    return 0 if picture.channels > 1 else picture.plane_pitch or 1
+    return 0 if image.channels > 1 else image.plane_pitch or 1

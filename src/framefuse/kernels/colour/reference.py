@@ -41,10 +41,10 @@ def yuv_to_rgb(
     where, for samples v of n bits, limited range has Y = (v / 2^(n-8) - 16) / 219 and C = (v / 2^(n-8) - 128) / 224,
     and full range Y = v / (2^n - 1) and C = (v - 2^(n-1)) / (2^n - 1). Gray is Y alone. Packed and gbrp formats, and
     any format whose matrix is "rgb", are R, G, B at full range already.
-    The picture stays in the coded orientation: np.rot90(out, -frame.rotation // 90) is the upright view.
+    The image stays in the coded orientation: np.rot90(out, -frame.rotation // 90) is the upright view.
 
     Args:
-        frame: the picture, of any format of frame.PIXEL_FORMATS.
+        frame: the image, of any format of frame.PIXEL_FORMATS.
         out: (height, width, 3) or (3, height, width) of the coded size, by `layout`; None allocates it.
         dtype: of a new `out`: uint8 (rounds to nearest, halves up, saturates), float32 or float16.
         layout: of `out`.
@@ -129,12 +129,12 @@ def normalize(
 
     Args:
         image: (height, width, C) or (C, height, width) by `layout`; uint8, float32 or float16, with C = 1, 3 or 4.
-            A leading axis of pictures is allowed.
+            A leading axis of images is allowed.
         mean, std: one number per channel, in the units of `image`.
         out: float32 or float16, in `out_layout`; None allocates it.
         dtype: of a new `out`.
         out_layout: of `out`; None keeps `layout`.
-        rows: fill only the rows first..last - 1 of every picture.
+        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`.
@@ -158,9 +158,9 @@ def change_layout(
 
     Args:
         image: (height, width, C) or (C, height, width) by `layout`; uint8, float32 or float16, with C = 1, 3 or 4.
-            A leading axis of pictures is allowed.
+            A leading axis of images is allowed.
         layout: of `image`.
-        rows: fill only the rows first..last - 1 of every picture.
+        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`, of the dtype of `image`, in the other layout.

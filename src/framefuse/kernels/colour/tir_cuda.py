@@ -318,13 +318,13 @@ def image_variant(source, target, scaled):
         image_pitch: T.int32,
         image_channel: T.int32,
         image_step: T.int32,
-        image_picture: T.int64,
+        image_stride: T.int64,
         out_address: T.int64,
         out_pitch: T.int32,
         out_channel: T.int32,
         out_step: T.int32,
-        out_picture: T.int64,
-        pictures: T.int32,
+        out_stride: T.int64,
+        images: T.int32,
         channels: T.int32,
         height: T.int32,
         width: T.int32,
@@ -340,7 +340,7 @@ def image_variant(source, target, scaled):
         T.func_attr({"tirx.noalias": True, "global_symbol": name})
         image = T.decl_buffer((LARGE,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
         out = T.decl_buffer((LARGE,), IMAGES[target], data=T.reinterpret("handle", out_address), align=1)
-        for picture in T.thread_binding(pictures, thread="blockIdx.z"):
+        for number in T.thread_binding(images, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + 3) // 4, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
                     for thread_y in T.thread_binding(4, thread="threadIdx.y"):
@@ -348,8 +348,8 @@ def image_variant(source, target, scaled):
                             x = block_x * 64 + thread_x
                             y = block_y * 4 + thread_y
                             if T.And(x < width, y < height):
-                                at = wide(picture) * image_picture + wide(y) * wide(image_pitch) + wide(x * image_step)
-                                to = wide(picture) * out_picture + wide(y) * wide(out_pitch) + wide(x * out_step)
+                                at = wide(number) * image_stride + wide(y) * wide(image_pitch) + wide(x * image_step)
+                                to = wide(number) * out_stride + wide(y) * wide(out_pitch) + wide(x * out_step)
                                 gains = T.alloc_buffer((4,), "float32", scope="local")
                                 biases = T.alloc_buffer((4,), "float32", scope="local")
                                 gains[0] = gain0

@@ -1,4 +1,4 @@
-"""Masks and boxes drawn straight into the planes of a picture, on the host or on the GPU where they lie."""
+"""Masks and boxes drawn straight into the planes of an image, on the host or on the GPU where they lie."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overlay(
         labels: (h, w) uint8, where the planes are.
         inks: (256, 3) uint8 Y, U, V of each label, on the host.
         opacity: (256,) uint8 of each label, 0 (unseen) to 255, on the host; that of "no object" is 0.
-        rows: only these rows of chroma and the luma that they cover, so that threads can share a picture on the host.
+        rows: only these rows of chroma and the luma that they cover, so that threads can share an image on the host.
         stream: pointer of a CUDA stream; None: CuPy's current one.
 
     Raises:
@@ -71,7 +71,7 @@ def draw_boxes(
     Args:
         planes: planar or semiplanar YUV of any subsampling and depth; on a GPU yuv420p, nv12 or nv21. Writable, samples
             of a row adjacent, any row pitch.
-        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; what lies outside the picture is not drawn. Multiples of the
+        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; what lies outside the image is not drawn. Multiples of the
             subsampling give frames whose colour is clean.
         inks: (n, 3) Y, U, V of each box, of the planes' dtype, and as they hold them (P010: in the upper bits).
         line_width: pixels, 1..65535.

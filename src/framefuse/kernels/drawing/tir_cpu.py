@@ -42,7 +42,7 @@ def draw_overlay(
         for part in T.serial((width + 63) // 64):
             start: T.let = part * 64
             count: T.let = T.min(64, width - start)
-            # Most of a picture is unlabelled: look at 64 pixels of both rows at once.
+            # Most of an image is unlabelled: look at 64 pixels of both rows at once.
             seen[0] = T.Cast("int32", inks[0, 3] != 0)
             for x in T.serial(count):
                 seen[0] = seen[0] | T.Cast(

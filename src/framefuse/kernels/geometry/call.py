@@ -12,7 +12,7 @@ from framefuse.cuda import launch_plan as calls
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
-from framefuse.kernels.colour.image import Picture, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
 from framefuse.kernels.colour.reference import ImageLayout
 from framefuse.kernels.geometry import cuda as geometry_cuda
 from framefuse.kernels.geometry.cuda import AFFINE, PERSPECTIVE, TABLE
@@ -95,11 +95,11 @@ def remap(
     Raises:
         UsageError: an argument cannot be used; the message says which and why.
     """
-    tables = [Picture.of(name, table, "CHW") for name, table in (("map_x", map_x), ("map_y", map_y))]
+    tables = [Image.of(name, table, "CHW") for name, table in (("map_x", map_x), ("map_y", map_y))]
     for name, table in zip(("map_x", "map_y"), tables, strict=True):
-        if table.dtype != np.float32 or table.planes != 1 or table.pictures != 1:
+        if table.dtype != np.float32 or table.planes != 1 or table.images != 1:
             raise UsageError(
-                f"{name} is {table.dtype} with {table.pictures * table.planes} planes; expected one, float32"
+                f"{name} is {table.dtype} with {table.images * table.planes} planes; expected one, float32"
             )
     if (tables[0].width, tables[0].height) != (tables[1].width, tables[1].height):
         raise UsageError(f"map_x has shape {map_x.shape}, map_y {map_y.shape}")
@@ -127,9 +127,9 @@ def flip(
     into the matrix.
     """
     mirrored, kept = slice(None, None, -1), slice(None)
-    picture = (mirrored if vertical else kept, mirrored if horizontal else kept)
+    window = (mirrored if vertical else kept, mirrored if horizontal else kept)
     channels = (kept,) if layout == "HWC" and image.ndim > 2 else ()
-    view = image[(..., *picture, *channels)]
+    view = image[(..., *window, *channels)]
     if out is None:
         return view
     out[...] = view
@@ -176,8 +176,8 @@ class _Warp(NamedTuple):
 
     image: Any
     out: Any
-    source: Picture
-    target: Picture
+    source: Image
+    target: Image
     linear: bool
     replicate: bool
     value: NDArray[np.float32]
@@ -195,7 +195,7 @@ class _Warp(NamedTuple):
         layout: ImageLayout,
         rows: tuple[int, int] | None,
     ) -> _Warp:
-        source = Picture.of("image", image, layout)
+        source = Image.of("image", image, layout)
         if source.dtype not in DTYPES:
             raise UsageError(f"image is {source.dtype}", remedy=f"pass {' or '.join(map(str, DTYPES))}")
         channels = source.planes * source.channels
@@ -212,9 +212,9 @@ class _Warp(NamedTuple):
             raise UsageError(f"value {value} is not within 0..255")
         if out is None:
             out = _new(image, size or (source.width, source.height), layout)
-        target = Picture.of("out", out, layout)
-        same = target._replace(height=0, width=0, picture_pitch=0, plane_pitch=0, row_pitch=0)
-        if same != source._replace(height=0, width=0, picture_pitch=0, plane_pitch=0, row_pitch=0):
+        target = Image.of("out", out, layout)
+        same = target._replace(height=0, width=0, image_pitch=0, plane_pitch=0, row_pitch=0)
+        if same != source._replace(height=0, width=0, image_pitch=0, plane_pitch=0, row_pitch=0):
             raise UsageError(f"out is {out.dtype} {tuple(out.shape)}, image {image.dtype} {tuple(image.shape)}")
         border_value = np.broadcast_to(values, (channels,)).astype(np.float32)
         part = checked_rows(rows, target.height)
@@ -248,14 +248,14 @@ class _Warp(NamedTuple):
         )
         function = cpu._function(f"warp_{DTYPES[source.dtype]}_{source.channels}")
         size = source.dtype.itemsize
-        for picture in range(source.pictures):
+        for image in range(source.images):
             function(
-                cpu._address(self.image) + picture * source.picture_pitch * size,
+                cpu._address(self.image) + image * source.image_pitch * size,
                 source.row_pitch,
                 source.plane_pitch,
                 source.height,
                 source.width,
-                cpu._address(self.out) + picture * target.picture_pitch * size,
+                cpu._address(self.out) + image * target.image_pitch * size,
                 target.row_pitch,
                 target.plane_pitch,
                 target.width,
@@ -283,7 +283,7 @@ def _new(image: Any, size: tuple[int, int], layout: ImageLayout) -> Any:
     shape = list(image.shape)
     row = len(shape) - (3 if layout == "HWC" and len(shape) > 2 else 2)
     shape[row : row + 2] = height, width
-    return new(image, tuple(shape), Picture.of("image", image, layout).dtype)
+    return new(image, tuple(shape), Image.of("image", image, layout).dtype)
 
 
 def _matrix(matrix: ArrayLike, shape: tuple[int, int], inverse: bool) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
 from framefuse.errors import UsageError
-from framefuse.kernels.colour.image import Picture, on_gpu
+from framefuse.kernels.colour.image import Image, on_gpu
 
 AFFINE, PERSPECTIVE, TABLE = 0, 1, 2
 
@@ -21,9 +21,9 @@ REACH, HEIGHT = 177, 60
 
 def warp(
     image: Any,
-    source: Picture,
+    source: Image,
     out: Any,
-    target: Picture,
+    target: Image,
     value: NDArray[np.float32],
     *,
     kind: int,
@@ -34,7 +34,7 @@ def warp(
     maps: tuple[Any, Any],
     map_pitches: tuple[int, int],
 ) -> None:
-    """Start one launch for all pictures. `value` is the border's, one for each channel and plane.
+    """Start one launch for all images. `value` is the border's, one for each channel and plane.
 
     Raises:
         UsageError: more than four planes have a border of their own, or a table is not on the GPU.
@@ -47,25 +47,25 @@ def warp(
     arguments: dict[str, Any] = {
         "source": device.address(image),
         "source_pitch": source.row_pitch,
-        "source_picture": source.picture_pitch,
+        "source_image": source.image_pitch,
         "height": source.height,
         "width": source.width,
         "target": device.address(out),
         "target_pitch": target.row_pitch,
-        "target_picture": target.picture_pitch,
+        "target_image": target.image_pitch,
         "columns": target.width,
         "rows": target.height,
-        "pictures": source.pictures,
+        "images": source.images,
         "replicate": int(replicate),
     }
     offsets = [0] * 6 if fixed is None else [int(number) for number in fixed]
     if not linear and fixed is not None:  # `nearest` adds half a pixel
         offsets[2], offsets[5] = offsets[2] + (1 << 31), offsets[5] + (1 << 31)
     arguments |= {f"m{k}": number for k, number in enumerate(offsets)}
-    pitches = (target.row_pitch, target.plane_pitch, target.picture_pitch)
+    pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
     whole = target.width % 4 == 0 and all(pitch % 4 == 0 for pitch in pitches)
     whole = whole and arguments["target"] % (4 * target.dtype.itemsize) == 0
-    aligned = all(number % 16 == 0 for number in (arguments["source"], source.row_pitch, source.picture_pitch))
+    aligned = all(number % 16 == 0 for number in (arguments["source"], source.row_pitch, source.image_pitch))
     three_bytes = source.dtype == np.uint8 and source.channels == 3
     if kind == AFFINE and linear and three_bytes and whole and aligned and (value == np.rint(value)).all():
         reach = _reach(offsets)

@@ -43,14 +43,14 @@ def warp_affine(
 
     Args:
         image: (height, width, C) with C = 1, 3 or 4, (height, width), or (C, height, width) by `layout`, with a leading
-            axis of pictures if wanted; uint8 or float32.
+            axis of images if wanted; uint8 or float32.
         matrix: (2, 3). As in OpenCV it maps source to destination, and is inverted here in float64, unless `inverse`.
         out: like `image` in all but height and width; None allocates it.
         size: width and height of a new `out`; None is that of `image`.
         value: one number, or one per channel, in the units of `image`.
         inverse: `matrix` maps destination to source (OpenCV's WARP_INVERSE_MAP).
         layout: of `image` and `out`.
-        rows: fill only the rows first..last - 1 of every picture.
+        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`. uint8 rounds to nearest, halves up.

@@ -2,7 +2,7 @@
 
 A row at a time: the positions of its pixels go to a scratch (vectorised; `_positions.py` says how they are computed),
 then pixels are taken one by one into a float row, then that is rounded and stored (vectorised). Planes of a planar
-picture share the positions. Pixels inside take the short way: four vectors of channels, three lerps. The vectors
+image share the positions. Pixels inside take the short way: four vectors of channels, three lerps. The vectors
 of three channels read a fourth element, so the last column counts as border.
 
 Source type and channels make the variants; the kind of warp, interpolation and border are arguments that are looked at

@@ -1,13 +1,13 @@
 """warp_affine, warp_perspective and remap in TVM TensorIR for CUDA.
 
-A thread makes PIXELS neighbouring pixels of a row of one picture, blockIdx.z, and all its planes. Positions are those
+A thread makes PIXELS neighbouring pixels of a row of one image, blockIdx.z, and all its planes. Positions are those
 of `_positions.py`; along a row the fixed-point ones are summed, which is exact. A tile is nearly square, so that the
-source of a turned picture stays in the first cache. Where all its pixels lie within the source, a thread issues all
+source of a turned image stays in the first cache. Where all its pixels lie within the source, a thread issues all
 loads first; three or four bytes of a pixel and those of its neighbour come as aligned words that are shifted together.
 Threads next to the border take their pixels one after the other, which keeps the registers few for all.
 
 Of three bytes, neighbouring lanes make neighbouring pixels, and a thread's own lie COLUMNS apart: so a warp reads few
-lines of the source at a time. Four lanes put their 12 bytes together into three words. Most turns of such pictures are
+lines of the source at a time. Four lanes put their 12 bytes together into three words. Most turns of such images are
 made by `warp_tile_cuda.py`, which is faster.
 """
 
@@ -112,7 +112,7 @@ def variant(sample, channels):
 
     @T.inline
     def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
-        """Write the pixels. Every lane of a warp comes here, also those beyond the picture."""
+        """Write the pixels. Every lane of a warp comes here, also those beyond the image."""
         for p in T.unroll(PIXELS):
             word: T.let = joined(pixels[p], lane)
             column: T.let = x + p * COLUMNS
@@ -186,16 +186,16 @@ def variant(sample, channels):
         source: T.int64,
         source_pitch: T.int32,
         source_plane: T.int64,
-        source_picture: T.int64,
+        source_image: T.int64,
         height: T.int32,
         width: T.int32,
         target: T.int64,
         target_pitch: T.int32,
         target_plane: T.int64,
-        target_picture: T.int64,
+        target_image: T.int64,
         columns: T.int32,
         rows: T.int32,
-        pictures: T.int32,
+        images: T.int32,
         planes: T.int32,
         vectors: T.int32,
         kind: T.int32,
@@ -231,7 +231,7 @@ def variant(sample, channels):
         out_words = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
         xs = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_x), align=4)
         ys = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_y), align=4)
-        for picture in T.thread_binding(pictures, thread="blockIdx.z"):
+        for image in T.thread_binding(images, thread="blockIdx.z"):
             for block_y in T.thread_binding((rows + ROWS - 1) // ROWS, thread="blockIdx.y"):
                 for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
                     for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
@@ -295,10 +295,10 @@ def variant(sample, channels):
                                             value[0] = value2
                                         elif plane == 3:
                                             value[0] = value3
-                                    skipped = wide(picture) * source_picture + wide(plane) * source_plane
+                                    skipped = wide(image) * source_image + wide(plane) * source_plane
                                     begin = source + skipped * size
                                     at = (
-                                        wide(picture) * target_picture
+                                        wide(image) * target_image
                                         + wide(plane) * target_plane
                                         + wide(y) * wide(target_pitch)
                                         + wide(x * channels)
@@ -324,7 +324,7 @@ def variant(sample, channels):
                                                                 stored(values[c], sample).astype("uint32")
                                                                 << T.uint32(8 * c)
                                                             )
-                                        place = wide(picture) * target_picture
+                                        place = wide(image) * target_image
                                         lane = thread_y * COLUMNS + thread_x
                                         put_packed(
                                             out,

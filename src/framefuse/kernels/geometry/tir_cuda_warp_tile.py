@@ -1,10 +1,10 @@
 """warp_affine, bilinear, of three bytes a pixel on CUDA, by way of shared memory.
 
 A block makes a square of SIDE pixels. It first copies the rectangle of the source that holds all it reads to shared
-memory, in vectors of 16 bytes, or where that reaches beyond the picture pixel by pixel with the border's; then every
+memory, in vectors of 16 bytes, or where that reaches beyond the image pixel by pixel with the border's; then every
 thread blends its pixels from there. The rows of a warp's two lines of 16 pixels lie 16 banks apart (PITCH), so that for
 a small turn, either way, hardly two lanes meet in a bank. Positions, weights and rounding are those of
-`geometry_cuda.py`, which is for pictures whose rectangles do not fit, or whose rows are not aligned.
+`geometry_cuda.py`, which is for images whose rectangles do not fit, or whose rows are not aligned.
 """
 
 from tvm.script import tirx as T
@@ -30,15 +30,15 @@ RESIDENT = 16
 def warp_tile(
     source: T.int64,
     source_pitch: T.int32,
-    source_picture: T.int64,
+    source_image: T.int64,
     height: T.int32,
     width: T.int32,
     target: T.int64,
     target_pitch: T.int32,
-    target_picture: T.int64,
+    target_image: T.int64,
     columns: T.int32,
     rows: T.int32,
-    pictures: T.int32,
+    images: T.int32,
     replicate: T.int32,
     m0: T.int64,
     m1: T.int64,
@@ -56,7 +56,7 @@ def warp_tile(
     pixels; `value` are the three bytes of the border."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "warp_tile", "resident": RESIDENT})
     T.device_entry()
-    block_x, block_y, picture = T.cta_id([(columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE, pictures])
+    block_x, block_y, image = T.cta_id([(columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE, images])
     thread = T.thread_id([COLUMNS * ROWS])
     loads = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", source), align=16)
     samples = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", source), align=1)
@@ -85,7 +85,7 @@ def warp_tile(
         lead = x0 * 3 % 16
         reach = (x1 + 1 - x0) * 3 + lead
         at = (
-            wide(picture) * (source_picture // T.int64(16))
+            wide(image) * (source_image // T.int64(16))
             + wide(y0 + row) * wide(source_pitch // 16)
             + wide(x0 * 3 // 16 + column)
         )
@@ -108,7 +108,7 @@ def warp_tile(
             source_x: T.let = x0 + group % GROUPS * 4
             source_y: T.let = y0 + group // GROUPS
             near_y: T.let = T.min(T.max(source_y, 0), height - 1)
-            line_at: T.let = wide(picture) * source_picture + wide(near_y) * wide(source_pitch)
+            line_at: T.let = wide(image) * source_image + wide(near_y) * wide(source_pitch)
             shown: T.let = T.Or(replicate != 0, source_y == near_y)
             to: T.let = group // GROUPS * (PITCH // 4) + group % GROUPS * 3
             if T.And(T.And(shown, source_x <= x1), T.And(source_x >= 0, source_x + 3 < width)):
@@ -131,9 +131,7 @@ def warp_tile(
     down = corner[1] - (wide(y0) << T.int64(32)) + m3 * wide(column) + m4 * wide(row)
     left_x: T.let = block_x * SIDE + column
     y = block_y * SIDE + row
-    place = (wide(picture) * target_picture + wide(y) * wide(target_pitch) + wide(left_x * 3 + column % 4)) // T.int64(
-        4
-    )
+    place = (wide(image) * target_image + wide(y) * wide(target_pitch) + wide(left_x * 3 + column % 4)) // T.int64(4)
     for _ in T.serial(SIDE // ROWS):
         for side in T.unroll(SIDE // COLUMNS):
             pixels[0] = value.astype("uint32")

@@ -34,7 +34,7 @@ def counted(sums, thread, changes, step):
 
 @T.inline
 def close(positions, ends, i, thread, begin, total, capacity, pixels):
-    """The last run ends with the picture. Those beyond the capacity are counted only."""
+    """The last run ends with the image. Those beyond the capacity are counted only."""
     if thread == 0:
         if total < capacity:
             positions[begin + total] = pixels

@@ -24,7 +24,7 @@ MAX_RADIUS = 64
 """Samples on each side that smoothing takes in; sums of uint8 stay exact in float32 up to here."""
 
 Rows = tuple[int, int] | None
-"""first, last: fill only rows first..last - 1, so that threads can share a picture on the host; None: all."""
+"""first, last: fill only rows first..last - 1, so that threads can share an image on the host; None: all."""
 
 
 @calls.cached

@@ -20,7 +20,7 @@ from framefuse.kernels.masks import instances_cuda
 from framefuse.kernels.masks.instances_cuda import DeviceRuns
 from framefuse.kernels.masks.taps import Region, taps
 
-Crop = Literal["picture", "prototypes"]
+Crop = Literal["image", "prototypes"]
 Size = tuple[int, int]
 
 MAX_PIXELS = 2**31 - 1
@@ -55,13 +55,13 @@ def instance_masks(
     size: Size,
     *,
     content: Region | None = None,
-    crop: Crop = "picture",
+    crop: Crop = "image",
     out: Any | None = None,
     count: Any | None = None,
     workspace: Workspace | None = None,
     stream: int | None = None,
 ) -> Any:
-    """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the picture.
+    """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the image.
 
     `kernels.reference.instance_masks` states the formula, which call of the training frameworks each `crop` equals, and
     the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
@@ -96,7 +96,7 @@ def instance_labels(
     *,
     labels: Any | None = None,
     content: Region | None = None,
-    crop: Crop = "picture",
+    crop: Crop = "image",
     out: Any | None = None,
     count: Any | None = None,
     workspace: Workspace | None = None,
@@ -135,7 +135,7 @@ def instance_runs(
     size: Size,
     *,
     content: Region | None = None,
-    crop: Crop = "picture",
+    crop: Crop = "image",
     count: Any | None = None,
     capacity: int = 8192,
     workspace: Workspace | None = None,
@@ -198,7 +198,7 @@ def mask_runs(
 
 
 def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
-    """Where a letterboxed picture of `size` (height, width) lies within prototypes of (mh, mw) samples.
+    """Where a letterboxed image of `size` (height, width) lies within prototypes of (mh, mw) samples.
 
     In whole samples, rounded as the YOLO frameworks' `scale_masks` does; `kernels.reference.native_content` states it.
     """
@@ -246,8 +246,8 @@ class _Request(NamedTuple):
             )
         if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
             raise UsageError(f"size {size} is not a height and a width of 1 to {MAX_PIXELS} pixels in all")
-        if crop not in ("picture", "prototypes"):
-            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'picture' or 'prototypes'")
+        if crop not in ("image", "prototypes"):
+            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'image' or 'prototypes'")
         left, top, width, height = content or (0, 0, mw, mh)
         if not (width > 0 and height > 0):
             raise UsageError(f"content {content} has no area")
@@ -320,7 +320,7 @@ def plan_instances(
         empty = ~((boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3]))
     edges = np.ceil(np.where(empty[:, None], 0, boxes))
     plan = np.empty((len(boxes), 8), np.int32)
-    if crop == "picture":
+    if crop == "image":
         plan[:, :4] = 0, samples[1], 0, samples[0]
         plan[:, 4:] = edges[:, [0, 2, 1, 3]].clip(0, (width, width, height, height))
         return plan

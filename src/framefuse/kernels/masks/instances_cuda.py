@@ -86,8 +86,8 @@ class Logits(NamedTuple):
         region = content or (0, 0, mw, mh)
         if not (region[2] > 0 and region[3] > 0) or min(size) < 1 or size[0] * size[1] > 2**31 - 1:
             raise UsageError(f"content {content} cannot be stretched to size {size}")
-        if crop not in ("picture", "prototypes"):
-            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'picture' or 'prototypes'")
+        if crop not in ("image", "prototypes"):
+            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'image' or 'prototypes'")
         plan, logits = workspace.get("plan", (n, 8), np.int32), workspace.get("logits", (n, mh, mw), np.float32)
         tables = device_taps(size, region, (mh, mw))
         shared = {"plan_address": plan, "n": n, "samples_x": mw, "samples_y": mh}

@@ -55,7 +55,7 @@ def _taps(count: int, start: float, length: float, samples: int) -> tuple[NDArra
 
 
 def upsample(plane: NDArray[Any], size: tuple[int, int], *, content: Region | None = None) -> Array:
-    """(..., h, w) -> (..., *size) bilinear, half-pixel centres: the region `content` stretched over the picture.
+    """(..., h, w) -> (..., *size) bilinear, half-pixel centres: the region `content` stretched over the image.
 
     Pixel i of n sits at u = start + (i + 1/2) length / n - 1/2 samples of its axis, clamped to the samples that the
     region touches; so a whole plane gives OpenCV's INTER_LINEAR and PyTorch's interpolate(align_corners=False), and an
@@ -75,7 +75,7 @@ def upsample(plane: NDArray[Any], size: tuple[int, int], *, content: Region | No
 
 
 def native_content(samples: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The region of the prototypes that a letterboxed picture covers, in whole samples, as YOLO's `scale_masks` has it.
+    """The region of the prototypes that a letterboxed image covers, in whole samples, as YOLO's `scale_masks` has it.
 
     gain = min(mh / H, mw / W); pad = ((mw - W gain) / 2, (mh - H gain) / 2); left, top = round(pad - 0.1);
     right, bottom = (mw, mh) - round(pad + 0.1).
@@ -94,7 +94,7 @@ def instance_logits(
     size: tuple[int, int],
     *,
     content: Region | None = None,
-    crop: Literal["picture", "prototypes"] = "picture",
+    crop: Literal["image", "prototypes"] = "image",
 ) -> Array:
     """(n, *size): the value whose sign is the mask, 0 outside the crop; `instance_masks` says the rest."""
     mh, mw = prototypes.shape[1:]
@@ -105,7 +105,7 @@ def instance_logits(
         scale = np.array([width / size[1], height / size[0]] * 2, np.float32)
         logits = logits * _inside(boxes * scale + np.array([left, top] * 2, np.float32), mh, mw)
     logits = upsample(logits, size, content=content)
-    if crop == "picture":
+    if crop == "image":
         logits = logits * _inside(boxes, *size)
     return logits
 
@@ -117,13 +117,13 @@ def instance_masks(
     size: tuple[int, int],
     *,
     content: Region | None = None,
-    crop: Literal["picture", "prototypes"] = "picture",
+    crop: Literal["image", "prototypes"] = "image",
 ) -> NDArray[np.bool_]:
     """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box.
 
     sigmoid(v) > 1/2 is v > 0, and the logits are stretched, not their sigmoid, as current YOLO frameworks do.
 
-    crop="picture": logits, stretch to the picture, crop to the box in picture pixels, > 0. With `native_content` this
+    crop="image": logits, stretch to the image, crop to the box in image pixels, > 0. With `native_content` this
         is the framework's `process_mask_native` (retina_masks=True).
     crop="prototypes": logits, crop to the box at prototype resolution, stretch, > 0. With the whole prototypes as
         content, the model input as size and boxes in its pixels, this is the framework's `process_mask(...,
@@ -133,10 +133,10 @@ def instance_masks(
     Args:
         prototypes: (c, mh, mw).
         coefficients: (n, c).
-        boxes: (n, 4) x1 y1 x2 y2 in pixels of the picture.
-        size: height and width of the picture.
-        content: left, top, width, height of the picture within the prototypes, in samples; the whole when left out. For
-            a letterboxed picture, its place in the model input times mw / model width.
+        boxes: (n, 4) x1 y1 x2 y2 in pixels of the image.
+        size: height and width of the image.
+        content: left, top, width, height of the image within the prototypes, in samples; the whole when left out. For
+            a letterboxed image, its place in the model input times mw / model width.
     """
     return instance_logits(prototypes, coefficients, boxes, size, content=content, crop=crop) > 0
 

@@ -1,4 +1,4 @@
-"""Bilinear taps of a region of a plane that is stretched over a picture."""
+"""Bilinear taps of a region of a plane that is stretched over an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Region = tuple[float, float, float, float]
-"""left, top, width, height in samples: the part of a plane that is stretched over a picture."""
+"""left, top, width, height in samples: the part of a plane that is stretched over an image."""
 
 
 @lru_cache(maxsize=64)

@@ -1,9 +1,9 @@
 """Instance masks from prototypes, and run-length encoding, as CPU loop nests.
 
 `reference/masks.py` states the formulas. All work happens inside the box of each instance. Logits are computed once for
-the prototype samples under the box, stretched to the picture's columns once for each prototype row, and only then down.
+the prototype samples under the box, stretched to the image's columns once for each prototype row, and only then down.
 
-Runs come without a mask: along a picture column the stretched logit is linear between two prototype rows, so it changes
+Runs come without a mask: along an image column the stretched logit is linear between two prototype rows, so it changes
 sign at most once there, and cells whose ends have the sign of the pixel before are skipped whole.
 
 `boxes` is (n, 8) int32: the samples kept, left, right, top, bottom (those outside count as logit 0), then the pixels

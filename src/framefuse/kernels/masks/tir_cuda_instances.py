@@ -47,7 +47,7 @@ def instance_plan(
     height: T.int32,
     plan_address: T.int64,
 ):
-    """crop: 0 in the picture, 1 at the prototypes."""
+    """crop: 0 in the image, 1 at the prototypes."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "instance_plan", "fmad": False})
     boxes = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", boxes_address), align=4)
     counts = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", count_address), align=4)
@@ -275,7 +275,7 @@ def instance_runs(
             total = 0
             for part in T.serial((columns + THREADS - 1) // THREADS):
                 x = x0 + part * THREADS + thread
-                # Where the box is as high as the picture, a column goes on from the end of the one before it.
+                # Where the box is as high as the image, a column goes on from the end of the one before it.
                 last = 0
                 if T.And(x < x1, whole == 1):
                     row = yi[y1 - 1]

@@ -1,6 +1,6 @@
-"""What a network needs on CUDA between its convolutions, on float16 pictures in NHWC that are slices of wider ones.
+"""What a network needs on CUDA between its convolutions, on float16 images in NHWC that are slices of wider ones.
 
-Element (c, y, x) of picture b lies at `b * picture + y * row + x * column + c` elements from an address. Channels come
+Element (c, y, x) of image b lies at `b * image + y * row + x * column + c` elements from an address. Channels come
 in eights, 16 bytes; addresses, pitches and slices are multiples of that.
 
     network_pack      float32 or float16 NCHW -> NHWC, the further channels 0
@@ -82,7 +82,7 @@ def pack(sample):
         """A thread makes the `groups` times 8 channels of a pixel."""
         T.func_attr({"tirx.noalias": True, "global_symbol": f"network_pack_{sample}"})
         T.device_entry()
-        block, picture = T.cta_id([(pixels + THREADS - 1) // THREADS, batch])
+        block, image = T.cta_id([(pixels + THREADS - 1) // THREADS, batch])
         thread = T.thread_id([THREADS])
         x = buffer(x_, dtype, 2)
         y = buffer(y_, "float16", 16)
@@ -93,9 +93,9 @@ def pack(sample):
                 for c in T.unroll(8):
                     values[c] = T.float16(0)
                     if group * 8 + c < channels:
-                        at: T.let = (wide(picture) * wide(channels) + wide(group * 8 + c)) * wide(pixels) + wide(pixel)
+                        at: T.let = (wide(image) * wide(channels) + wide(group * 8 + c)) * wide(pixels) + wide(pixel)
                         values[c] = x[at].astype("float16")
-                to: T.let = ((wide(picture) * wide(pixels) + wide(pixel)) * wide(groups) + wide(group)) * T.int64(8)
+                to: T.let = ((wide(image) * wide(pixels) + wide(pixel)) * wide(groups) + wide(group)) * T.int64(8)
                 for c in T.vectorized(8):
                     y[to + wide(c)] = values[c]
 
@@ -106,7 +106,7 @@ def unpack():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_row: T.int32,
         x_column: T.int32,
         y_: T.int64,
@@ -118,15 +118,15 @@ def unpack():
         """A thread makes a pixel of a channel."""
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_unpack"})
         T.device_entry()
-        block, channel, picture = T.cta_id([(height * width + THREADS - 1) // THREADS, channels, batch])
+        block, channel, image = T.cta_id([(height * width + THREADS - 1) // THREADS, channels, batch])
         thread = T.thread_id([THREADS])
         x = buffer(x_, "float16", 2)
         y = buffer(y_, "float32", 4)
         pixel: T.let = block * THREADS + thread
         if pixel < height * width:
             at: T.let = wide(pixel // width) * wide(x_row) + wide(pixel % width) * wide(x_column) + wide(channel)
-            to: T.let = (wide(picture) * wide(channels) + wide(channel)) * wide(height * width) + wide(pixel)
-            y[to] = x[wide(picture) * x_picture + at].astype("float32")
+            to: T.let = (wide(image) * wide(channels) + wide(channel)) * wide(height * width) + wide(pixel)
+            y[to] = x[wide(image) * x_image + at].astype("float32")
 
     return kernel
 
@@ -135,11 +135,11 @@ def upsample():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_row: T.int32,
         x_column: T.int32,
         y_: T.int64,
-        y_picture: T.int64,
+        y_image: T.int64,
         y_row: T.int32,
         y_column: T.int32,
         batch: T.int32,
@@ -151,7 +151,7 @@ def upsample():
         """A thread makes 8 channels of a pixel of the result, which has `height` rows of `width`."""
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_upsample"})
         T.device_entry()
-        block, picture = T.cta_id([(height * width * groups + THREADS - 1) // THREADS, batch])
+        block, image = T.cta_id([(height * width * groups + THREADS - 1) // THREADS, batch])
         thread = T.thread_id([THREADS])
         item: T.let = block * THREADS + thread
         if item < height * width * groups:
@@ -164,8 +164,8 @@ def upsample():
             T.evaluate(
                 T.cuda.func_call(
                     "copy_16",
-                    y_ + (wide(picture) * y_picture + target) * T.int64(2),
-                    x_ + (wide(picture) * x_picture + source) * T.int64(2),
+                    y_ + (wide(image) * y_image + target) * T.int64(2),
+                    x_ + (wide(image) * x_image + source) * T.int64(2),
                     source_code=COPY,
                 )
             )
@@ -177,13 +177,13 @@ def pool():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_row: T.int32,
         x_column: T.int32,
         y0_: T.int64,
         y1_: T.int64,
         y2_: T.int64,
-        y_picture: T.int64,
+        y_image: T.int64,
         y_row: T.int32,
         y_column: T.int32,
         batch: T.int32,
@@ -201,14 +201,14 @@ def pool():
         T.device_entry()
         tile_x, tile_y, item_z = T.cta_id([(width + TILE - 1) // TILE, (height + TILE - 1) // TILE, batch * groups])
         thread = T.thread_id([THREADS])
-        picture: T.let = item_z // groups
-        group: T.let = item_z - picture * groups
+        image: T.let = item_z // groups
+        group: T.let = item_z - image * groups
         x = buffer(x_, "uint32", 4)
         source = T.alloc_shared((SPAN * SPAN * 4,), "uint32")
         rows = T.alloc_shared((POOLS * SPAN * TILE * 4,), "uint32")
         top: T.let = tile_y * TILE - REACH
         left: T.let = tile_x * TILE - REACH
-        start: T.let = wide(picture) * x_picture + wide(group * 8)
+        start: T.let = wide(image) * x_image + wide(group * 8)
         for step in T.serial((SPAN * SPAN * 4 + THREADS - 1) // THREADS):
             item: T.let = step * THREADS + thread
             if item < SPAN * SPAN * 4:
@@ -237,7 +237,7 @@ def pool():
             y: T.let = top + REACH + line
             column: T.let = left + REACH + item // 4 % TILE
             if T.And(item < TILE * TILE * 4, T.And(y < height, column < width)):
-                to: T.let = wide(picture) * y_picture + wide(y) * wide(y_row) + wide(column * y_column + group * 8)
+                to: T.let = wide(image) * y_image + wide(y) * wide(y_row) + wide(column * y_column + group * 8)
                 for p in T.serial(pools):
                     first: T.let = p * (SPAN * TILE * 4) + ((line + REACH) * TILE + item // 4 % TILE) * 4 + item % 4
                     best = rows[first]
@@ -269,7 +269,7 @@ def decode():
         """
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_decode"})
         T.device_entry()
-        block, picture = T.cta_id([(anchors + ROWS - 1) // ROWS, batch])
+        block, image = T.cta_id([(anchors + ROWS - 1) // ROWS, batch])
         thread = T.thread_id([THREADS])
         table = buffer(levels_, "int64", 8)
         cells = buffer(cells_, "float32", 4)
@@ -288,7 +288,7 @@ def decode():
                     level = other
             sides = buffer(table[level * FIELDS + SIDES], "float16", 2)
             row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
-            at: T.let = wide(picture) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
+            at: T.let = wide(image) * table[level * FIELDS + SIDES + 1] + row * table[level * FIELDS + SIDES + 2]
             for step in T.serial((4 * bins + 31) // 32):
                 column: T.let = step * 32 + lane
                 if column < 4 * bins:
@@ -306,7 +306,7 @@ def decode():
                 weighted = weighted + weight * bin.astype("float32")
             distances[warp, lane] = weighted / total
         T.cuda.cta_sync()
-        to: T.let = wide(picture) * wide(4 + classes) * wide(anchors) + wide(mine)
+        to: T.let = wide(image) * wide(4 + classes) * wide(anchors) + wide(mine)
         inside: T.let = block * ROWS + lane < anchors
         if T.And(warp < 2, inside):
             near: T.let = distances[warp, lane]
@@ -325,9 +325,7 @@ def decode():
                         level = other
                 scores = buffer(table[level * FIELDS + SCORES], "float16", 2)
                 row: T.let = wide(anchor) - table[level * FIELDS + FIRST]
-                at: T.let = (
-                    wide(picture) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
-                )
+                at: T.let = wide(image) * table[level * FIELDS + SCORES + 1] + row * table[level * FIELDS + SCORES + 2]
                 for step in T.serial(WIDEST // 32):
                     column: T.let = chunk * WIDEST + step * 32 + lane
                     if column < classes:

@@ -1,7 +1,7 @@
-"""Blocks of newer detectors on CUDA, on float16 pictures in NHWC that are slices of wider ones; as network_cuda.py.
+"""Blocks of newer detectors on CUDA, on float16 images in NHWC that are slices of wider ones; as network_cuda.py.
 
     network_depthwise   a filter for each channel, bias, activation, residual: one kernel
-    network_attention   softmax(q k) v over the pixels of a picture, for each head
+    network_attention   softmax(q k) v over the pixels of an image, for each head
     network_anchors     raw head with anchors -> boxes, objectness and scores, as exporters of YOLOv5 write them
 
 Channels come in eights, 16 bytes; addresses, pitches and slices are multiples of that.
@@ -49,17 +49,17 @@ def depthwise():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_row: T.int32,
         x_column: T.int32,
         weight_: T.int64,
         bias_: T.int64,
         residual_: T.int64,
-        residual_picture: T.int64,
+        residual_image: T.int64,
         residual_row: T.int32,
         residual_column: T.int32,
         y_: T.int64,
-        y_picture: T.int64,
+        y_image: T.int64,
         y_row: T.int32,
         y_column: T.int32,
         batch: T.int32,
@@ -81,7 +81,7 @@ def depthwise():
         """A thread makes 8 channels of a pixel. Weights: (rows, columns, channels); residual 0: there is none."""
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_depthwise"})
         T.device_entry()
-        block, picture = T.cta_id([(height * width * groups + THREADS - 1) // THREADS, batch])
+        block, image = T.cta_id([(height * width * groups + THREADS - 1) // THREADS, batch])
         thread = T.thread_id([THREADS])
         x = buffer(x_, "uint32", 16)
         weight = buffer(weight_, "uint32", 16)
@@ -109,7 +109,7 @@ def depthwise():
                         source_x: T.let = column * stride_x - left + i * dilation_x
                         if T.And(source_x >= 0, source_x < in_width):
                             at: T.let = (
-                                wide(picture) * (x_picture // T.int64(8))
+                                wide(image) * (x_image // T.int64(8))
                                 + wide(source_y) * wide(x_row // 8)
                                 + wide(source_x) * wide(x_column // 8)
                                 + wide(group)
@@ -128,7 +128,7 @@ def depthwise():
                     sums[c] = T.max(sums[c], T.float32(0))
             if residual_ != T.int64(0):
                 beside: T.let = (
-                    wide(picture) * (residual_picture // T.int64(8))
+                    wide(image) * (residual_image // T.int64(8))
                     + wide(row) * wide(residual_row // 8)
                     + wide(column) * wide(residual_column // 8)
                     + wide(group)
@@ -138,7 +138,7 @@ def depthwise():
                 for c in T.unroll(8):
                     sums[c] = sums[c] + half(read, c)
             to: T.let = (
-                wide(picture) * y_picture + wide(row) * wide(y_row) + wide(column) * wide(y_column) + wide(group * 8)
+                wide(image) * y_image + wide(row) * wide(y_row) + wide(column) * wide(y_column) + wide(group * 8)
             )
             for c in T.unroll(8):
                 result[c] = sums[c].astype("float16")
@@ -152,10 +152,10 @@ def attention():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_column: T.int32,
         y_: T.int64,
-        y_picture: T.int64,
+        y_image: T.int64,
         y_column: T.int32,
         batch: T.int32,
         heads: T.int32,
@@ -171,7 +171,7 @@ def attention():
         """
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_attention", "resident": 2})
         T.device_entry()
-        tile, head, picture = T.cta_id([(pixels + QUERIES - 1) // QUERIES, heads, batch])
+        tile, head, image = T.cta_id([(pixels + QUERIES - 1) // QUERIES, heads, batch])
         thread = T.thread_id([THREADS])
         x = buffer(x_, "uint32", 16)
         halves = buffer(x_, "float16", 2)
@@ -192,7 +192,7 @@ def attention():
         four = T.alloc_local((4,), "float32")
         warp: T.let = thread // 32
         lane: T.let = thread % 32
-        start: T.let = wide(picture) * (x_picture // T.int64(8))
+        start: T.let = wide(image) * (x_image // T.int64(8))
         column: T.let = wide(x_column // 8)
         first_key: T.let = start + wide((heads + head) * (keys // 8))
         first_value: T.let = (start + wide(2 * heads * (keys // 8) + head * (values // 8))) * T.int64(4) + wide(lane)
@@ -200,7 +200,7 @@ def attention():
             item: T.let = step * THREADS + thread
             if item % KEYS < keys:
                 pixel: T.let = T.min(tile * QUERIES + item // KEYS, pixels - 1)
-                at: T.let = wide(picture) * x_picture + wide(pixel) * wide(x_column) + wide(head * keys + item % KEYS)
+                at: T.let = wide(image) * x_image + wide(pixel) * wide(x_column) + wide(head * keys + item % KEYS)
                 query[item] = halves[at].astype("float32") * scale
         for q in T.unroll(QUERIES):
             highest[q] = LOWEST
@@ -292,7 +292,7 @@ def attention():
                     weight: T.let = T.exp(peaks[other * QUERIES + q] - top)
                     whole = whole + weight * totals[other * QUERIES + q]
                     result = result + weight * parts[(other * QUERIES + q) * VALUES + item % values]
-                to: T.let = wide(picture) * y_picture + wide(tile * QUERIES + q) * wide(y_column)
+                to: T.let = wide(image) * y_image + wide(tile * QUERIES + q) * wide(y_column)
                 y[to + wide(head * values + item % values)] = (result / whole).astype("float16")
 
     return kernel
@@ -302,7 +302,7 @@ def anchors():
     @T.prim_func
     def kernel(
         x_: T.int64,
-        x_picture: T.int64,
+        x_image: T.int64,
         x_column: T.int32,
         table_: T.int64,
         y_: T.int64,
@@ -319,7 +319,7 @@ def anchors():
         """One level: a thread makes one number. `table`: width and height of each anchor, model pixels, float32."""
         T.func_attr({"tirx.noalias": True, "global_symbol": "network_anchors"})
         T.device_entry()
-        block, picture = T.cta_id([(height * width * per_cell * fields + THREADS - 1) // THREADS, batch])
+        block, image = T.cta_id([(height * width * per_cell * fields + THREADS - 1) // THREADS, batch])
         thread = T.thread_id([THREADS])
         x = buffer(x_, "float16", 2)
         table = buffer(table_, "float32", 4)
@@ -330,7 +330,7 @@ def anchors():
             pixel: T.let = item // (per_cell * fields)
             anchor: T.let = channel // fields
             kind: T.let = channel % fields
-            raw: T.let = x[wide(picture) * x_picture + wide(pixel) * wide(x_column) + wide(channel)].astype("float32")
+            raw: T.let = x[wide(image) * x_image + wide(pixel) * wide(x_column) + wide(channel)].astype("float32")
             share: T.let = T.float32(1) / (T.float32(1) + T.exp(-raw))
             result = share
             if kind == 0:
@@ -339,7 +339,7 @@ def anchors():
                 result = (T.float32(2) * share - T.float32(0.5) + (pixel // width).astype("float32")) * stride_y
             if T.Or(kind == 2, kind == 3):
                 result = T.float32(4) * share * share * table[wide(anchor * 2 + kind - 2)]
-            to: T.let = wide(picture) * wide(anchors) + wide(first + anchor * height * width + pixel)
+            to: T.let = wide(image) * wide(anchors) + wide(first + anchor * height * width + pixel)
             y[to * wide(fields) + wide(kind)] = result
 
     return kernel

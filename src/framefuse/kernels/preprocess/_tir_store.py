@@ -43,10 +43,10 @@ def filler(store):
 
 
 def painters(layout):
-    """Functions that paint a row of the picture and its padding, one for each of STORES, and `copy_bytes`."""
+    """Functions that paint a row of the image and its padding, one for each of STORES, and `copy_bytes`."""
 
     def painted(coefficients, channel, comps, columns, x, red):
-        """One output channel. That of a packed picture is one of its own: channel `red` of it is red."""
+        """One output channel. That of a packed image is one of its own: channel `red` of it is red."""
         if layout.startswith("packed"):
             of = (red, 1, 2 - red)[channel]
             value = coefficients[9 + channel] + coefficients[3 * channel + of] * comps[of * columns + x]
@@ -58,7 +58,7 @@ def painters(layout):
 
         @T.inline
         def paint(target, coefficients, comps, columns, red, flip, at, channel_pitch, left, count, width):
-            """A row: `left` pixels of padding, `count` of the picture, and padding up to `width`."""
+            """A row: `left` pixels of padding, `count` of the image, and padding up to `width`."""
             fill(target, coefficients, flip, at, channel_pitch, left)
             for x in T.serial(count):
                 target[at + left + x] = word(painted(coefficients, 0, comps, columns, x, red), store, flip)

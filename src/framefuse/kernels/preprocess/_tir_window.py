@@ -30,7 +30,7 @@ class Form:
     block: int
     """Pixels that are made at once."""
     halves: tuple[int, ...]
-    """Windows that a block of a packed picture can have; other layouts have the first of these numbers."""
+    """Windows that a block of a packed image can have; other layouts have the first of these numbers."""
     permute: Callable[..., Any]
     """(plane, first bytes of the windows, table of bytes to pick) -> both taps of each pixel as 16-bit words."""
     multiply_add: str
@@ -61,10 +61,10 @@ def variant(form, layout):
         )
 
     def nest(luma_rows, halves, store):
-        """Paints the picture's part of a row from `luma_rows` rows of the first plane and two of the others."""
+        """Paints the image's part of a row from `luma_rows` rows of the first plane and two of the others."""
 
         def component(planes, rows, scales, firsts, picks, weights, blocks, block, k):
-            """Component k of a block; of a packed picture, without the sum over its rows."""
+            """Component k of a block; of a packed image, without the sum over its rows."""
             kind = 0 if packed or k == 0 else 1
             plane = planes[k if layout == "planar" else kind]
             count = luma_rows if kind == 0 else 2
@@ -83,7 +83,7 @@ def variant(form, layout):
             return value
 
         def pixels(planes, rows, scales, firsts, picks, weights, blocks, block, coefficients, red, channel):
-            """One output channel of a block. That of a packed picture is one of its own: channel `red` of it is red."""
+            """One output channel of a block. That of a packed image is one of its own: channel `red` of it is red."""
             given = (planes, rows, scales, firsts, picks, weights, blocks, block)
             if not packed:
                 return colour(coefficients, channel, [component(*given, k) for k in range(3 if chroma else 1)])
@@ -137,7 +137,7 @@ def variant(form, layout):
         return paint
 
     def painter(store):
-        """Paints a whole row: `left` pixels of padding, those of the picture, and padding up to `width`."""
+        """Paints a whole row: `left` pixels of padding, those of the image, and padding up to `width`."""
         fill = filler(store)
         near, far = form.halves[0], form.halves[-1] if packed else form.halves[0]
         one_near, two_near = nest(1, near, store), nest(2, near, store)

@@ -101,7 +101,7 @@ def preprocess(
             for part in [pool.submit(preprocess, frame, out, rows=rows, **options) for rows in halves]:
                 part.result()
 
-    Parts of a picture that is turned by 90 degrees may differ from the whole by a rounding of float32.
+    Parts of an image that is turned by 90 degrees may differ from the whole by a rounding of float32.
 
     Planes of CuPy arrays are preprocessed on their GPU, into a CuPy, torch or DLPack array there, in order with
     `stream` (pointer of a CUDA stream; None: CuPy's current one). `preprocess_batch` says what holds in a captured

@@ -100,7 +100,7 @@ class PreprocessTable:
         planes = [device.as_cupy(plane) for plane in frame.planes]
         kind = (*options.values(), frame.format, frame.matrix, frame.full_range, frame.rotation,
                 *((plane.shape, plane.strides) for plane in planes))  # fmt: skip
-        if kind == self._kinds[slot]:  # pictures of one stream differ in their addresses alone
+        if kind == self._kinds[slot]:  # images of one stream differ in their addresses alone
             self._addresses[slot, : len(planes)] = [plane.data.ptr for plane in planes]
             return
         row, self._tables[slot] = row_of(frame, self._out, slot, {"memory_format": self._memory_format, **options})

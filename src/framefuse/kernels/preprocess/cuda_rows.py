@@ -111,7 +111,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> _Geometry
     x, y, roi_width, roi_height = request.roi
     left, top, content_width, content_height = request.content
     first, last = request.rows
-    # Where each axis of the output takes the picture from: first output position, positions, region, coded axis.
+    # Where each axis of the output takes the image from: first output position, positions, region, coded axis.
     walks = {
         "along": (left, content_width, (x, roi_width), 1 if turned else 0, request.size[0]),
         "across": (top - first, content_height, (y, roi_height), 0 if turned else 1, last - first),

@@ -2,7 +2,7 @@
 `preprocess_cuda.py`; it imports nothing, so both can import it.
 
 A row is BYTES long: first addresses (int64), then words of 4 bytes, integers and fractions, which are read in groups of
-four. Along is the output's x, across its y; each of them is an axis of the coded picture, and may run backwards.
+four. Along is the output's x, across its y; each of them is an axis of the coded image, and may run backwards.
 Position p on an axis reads samples at (step p + offset) / unit, for luma (0) and chroma (1) apart, in exact integers.
 """
 
@@ -10,7 +10,7 @@ ADDRESSES = ("plane0", "plane1", "plane2", "output", "along0", "along1", "across
 """Planes, output, and the tables of filters of more than two taps (0: there are none)."""
 
 EXTENTS = ("along_begin", "along_end", "across_begin", "across_end")
-"""Output positions begin .. end - 1 of an axis hold the picture."""
+"""Output positions begin .. end - 1 of an axis hold the image."""
 
 AXIS = ("step", "offset", "unit", "pitch", "lowest", "highest", "inverse", "weight", "whole", "rest", "filter", "mode")
 """Of an axis and a kind: samples lowest .. highest may be read, `pitch` bytes apart; inverse is 1 / unit, weight the
@@ -18,7 +18,7 @@ same or 0 where samples are picked; step = whole unit + rest; a row of the table
 sample, number of taps, weights. Mode, one of MODES, is that of along and luma."""
 
 PLAIN = "along_mode1"
-"""Of the modes, the word of that axis and chroma: 1 where the picture is neither turned nor mirrored, so that the
+"""Of the modes, the word of that axis and chroma: 1 where the image is neither turned nor mirrored, so that the
 samples of a pixel and those of the next lie in memory as in the output."""
 
 MODES = {"linear": 0, "picked": 1, "filtered": 2}

@@ -65,7 +65,7 @@ class Request(NamedTuple):
 
     format: PixelFormat
     coded: tuple[int, int]
-    """Width and height of the coded picture."""
+    """Width and height of the coded image."""
     rotation: Rotation
     matrix: Matrix
     full_range: bool
@@ -136,7 +136,7 @@ class Request(NamedTuple):
         x, y, w, h = roi or (0, 0, frame.width, frame.height)
         if min(x, y) < 0 or min(w, h) < 1 or x + w > frame.width or y + h > frame.height:
             raise UsageError(
-                f"roi {roi} does not lie in the {frame.width}x{frame.height} picture",
+                f"roi {roi} does not lie in the {frame.width}x{frame.height} image",
                 remedy="pass (x, y, width, height) in shown pixels, at least one of each",
             )
         return cls(
@@ -248,7 +248,7 @@ def plan(request: Request) -> Plan:
     first, last = request.rows
     across, down = (width, left, content_width), (last - first, top - first, content_height)
     skipped = (0, 0)
-    if request.pad_value is None:  # the picture is all that is written
+    if request.pad_value is None:  # the image is all that is written
         skipped = _visible(*across)[0], _visible(*down)[0]
         across, down = _shown(*across), _shown(*down)
     turned = request.rotation in (90, 270)

@@ -43,7 +43,7 @@ def preprocess(
         antialias: all pixels weighted by 1 - distance / max(scale, 1) where that is positive, normalised: linear with a
                    low-pass filter when shrinking (Pillow's BILINEAR; PyTorch's interpolate(antialias=True)).
 
-    Chroma: taken as centred over the pixels that it covers, that is, stretched over the same picture, as OpenCV and
+    Chroma: taken as centred over the pixels that it covers, that is, stretched over the same image, as OpenCV and
     swscale take untagged video. With a subsampling of s, p pixels from the edge is p / s in samples, and the same
     definitions hold. A plane has ceil(size / s) samples: with odd sizes the last one covers pixels beyond the edge.
     nearest takes the sample that covers the chosen pixel.
@@ -57,18 +57,18 @@ def preprocess(
     any format whose matrix is "rgb", are R, G, B at full range. RGB is clipped to 0..255 before normalisation.
 
     Args:
-        frame: the picture; any format of frame.PIXEL_FORMATS.
+        frame: the image; any format of frame.PIXEL_FORMATS.
         out: C-contiguous float32, float16, bfloat16 (or its bits as uint16), uint8 or int8, filled entirely (or within
             `rows`). The integers round to nearest, halves up, and saturate; a quantised input has std = its scale and
             mean = -zero point * scale; mean 0 and std 1 give plain grey levels.
-        content: left, top, width, height of the picture in `out`, as shown (after rotation). It may be smaller than
+        content: left, top, width, height of the image in `out`, as shown (after rotation). It may be smaller than
             `out` (the rest is padding) or reach beyond it (that part is cut off).
         interpolation: "nearest", "linear", "area" or "antialias", as above.
-        pad_value: grey level 0..255 of the padding, normalised like the picture.
+        pad_value: grey level 0..255 of the padding, normalised like the image.
         mean, std: per output channel, in grey levels 0..255.
         channel_order: "rgb" or "bgr", of the output.
         memory_format: "nchw": out is (3, H, W). "nhwc": (H, W, C), C at least 3, zeros in channels past the third.
-        roi: x, y, width, height of the part of the picture to use, in shown pixels; nothing beyond it is read, but for
+        roi: x, y, width, height of the part of the image to use, in shown pixels; nothing beyond it is read, but for
             chroma samples that reach across its edge. None: all of it.
         rows: fill only the rows first..last - 1 of `out`; the others are left alone.
 
@@ -100,7 +100,7 @@ def preprocess(
 
 
 def _coded(frame: Frame, roi: Region) -> Region:
-    """A region of the shown picture in the coded orientation."""
+    """A region of the shown image in the coded orientation."""
     x, y, width, height = roi
     right, bottom = frame.width - x - width, frame.height - y - height
     if frame.rotation == 0:

@@ -1,6 +1,6 @@
 """preprocess for CPUs that permute 16 bytes at once (AVX2): `_preprocess_window.py` has the nest.
 
-A block is 8 pixels, and each half of it reads from a window of 16 bytes. Packed pictures, whose pixels are too far
+A block is 8 pixels, and each half of it reads from a window of 16 bytes. Packed images, whose pixels are too far
 apart for that, are left to `preprocess.py`.
 """
 

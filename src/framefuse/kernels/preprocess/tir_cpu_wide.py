@@ -1,6 +1,6 @@
 """preprocess for CPUs that permute 128 bytes at once (AVX-512 VBMI): `_preprocess_window.py` has the nest.
 
-A block is 16 pixels, a window 128 bytes. Where the pixels of a block of a packed picture are too far apart for one
+A block is 16 pixels, a window 128 bytes. Where the pixels of a block of a packed image are too far apart for one
 window, each half of the block has its own.
 """
 

@@ -6,7 +6,7 @@ warp writes whole lines; blockIdx.z is the frame, whose facts are a row of a tab
 
 Taps of `nearest` and `linear` are computed here, in exact integers: a float guess of the quotient is off by one at
 most, and the remainder corrects it; the other pixels of the thread follow by adding. Filters of more taps come as
-tables. Both clamp to the samples that exist, so what a thread computes outside the picture is harmless, and it is
+tables. Both clamp to the samples that exist, so what a thread computes outside the image is harmless, and it is
 replaced by padding.
 """
 

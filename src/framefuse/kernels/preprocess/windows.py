@@ -18,9 +18,9 @@ class Form(NamedTuple):
     window: int
     """Bytes of a row that are read at once."""
     halves: tuple[int, ...]
-    """Windows of a block: as few of these as hold all of its pixels. Only packed pictures may have the larger one."""
+    """Windows of a block: as few of these as hold all of its pixels. Only packed images may have the larger one."""
     packed: bool
-    """Whether it is for packed pictures too."""
+    """Whether it is for packed images too."""
 
 
 WIDE = Form("wide", 16, 128, (1, 2), True)
@@ -60,7 +60,7 @@ NONE = Windows(0, 0, (np.zeros(2, np.int32), np.zeros(64, np.uint8), np.zeros(32
 
 
 def windows(form: Form, axes: Sequence[Axis]) -> Windows:
-    """Windows of all axes, or NONE: the picture is too narrow, the output too wide, or pixels lie too far apart."""
+    """Windows of all axes, or NONE: the image is too narrow, the output too wide, or pixels lie too far apart."""
     count, block = len(axes[0].first), form.block
     narrow = count < block or min(axis.row for axis in axes) < form.window
     packed = axes[0].components == 3

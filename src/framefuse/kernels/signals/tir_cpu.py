@@ -1,4 +1,4 @@
-"""Signals of scene complexity as CPU loop nests: shrink the luma, then count over the small picture.
+"""Signals of scene complexity as CPU loop nests: shrink the luma, then count over the small image.
 
 `reference/signals.py` states the formulas; all of it is integer arithmetic.
 """

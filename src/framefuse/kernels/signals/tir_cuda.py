@@ -1,4 +1,4 @@
-"""Signals of scene complexity for CUDA: shrink the luma, then count over the small picture with atomic additions.
+"""Signals of scene complexity for CUDA: shrink the luma, then count over the small image with atomic additions.
 
 The arithmetic is that of `signals.py`. The first kernel also clears the counts of the second.
 """

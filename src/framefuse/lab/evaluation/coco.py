@@ -46,14 +46,14 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         SourceError: a missing file or image, an unknown or repeated id, or nothing to find in it.
     """
     records = _read(path)
-    pictures, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
-    _check_pictures(path, pictures.values())
+    entries, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
+    _check_images(path, entries.values())
     names = _class_names(path, categories)
     number_of = {category: number for number, category in enumerate(sorted(categories))}
-    objects, notes = _objects(path, records["annotations"], pictures, categories)
-    folder = images or _find_folder(path, pictures)
+    objects, notes = _objects(path, records["annotations"], entries, categories)
+    folder = images or _find_folder(path, entries)
     place = _frames_of if folder.is_file() else _files_of
-    by_key = place(path, folder, pictures)
+    by_key = place(path, folder, entries)
     values = {category: 0 if plain(names[number]) == NOTHING else number + 1 for category, number in number_of.items()}
     labels = partial(_labels, by_key, objects, number_of, values)
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
@@ -109,8 +109,8 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
     return {record["id"]: record for record in records[kind]}
 
 
-def _check_pictures(path: Path, pictures: Iterable[Record]) -> None:
-    for record in pictures:
+def _check_images(path: Path, images: Iterable[Record]) -> None:
+    for record in images:
         sides = [record.get("width"), record.get("height")]
         if not all(_is_id(side) and side > 0 for side in sides):
             raise DecodeError(
@@ -138,14 +138,14 @@ def _class_names(path: Path, categories: Mapping[int, Record]) -> dict[int, str]
 
 
 def _objects(
-    path: Path, annotations: Iterable[Record], pictures: Mapping[int, Record], categories: Mapping[int, Record]
+    path: Path, annotations: Iterable[Record], images: Mapping[int, Record], categories: Mapping[int, Record]
 ) -> tuple[dict[int, list[Record]], list[str]]:
     """Annotations by image id, and what was left out."""
     found: dict[int, list[Record]] = defaultdict(list)
     seen: set[int] = set()
     flat = outside = 0
     for record in annotations:
-        for key, known in (("image_id", pictures), ("category_id", categories)):
+        for key, known in (("image_id", images), ("category_id", categories)):
             if not _is_id(record.get(key)) or record[key] not in known:
                 raise SourceError(
                     f"{path}: an annotation has the {key} {_short(record.get(key))}, which does not exist: "
@@ -158,18 +158,18 @@ def _objects(
                 raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
             seen.add(int(number or 0))
         _check_values(path, record)
-        box, picture = record["bbox"], pictures[record["image_id"]]
+        box, image = record["bbox"], images[record["image_id"]]
         if min(box[2:]) <= 0:
             flat += 1
         else:
             found[record["image_id"]].append(record)
             x, y, width, height = box
-            outside += x >= picture["width"] or y >= picture["height"] or x + width <= 0 or y + height <= 0
+            outside += x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0
     if not found:
         raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
     notes = [f"{flat} annotations without an area were left out"] if flat else []
     if outside:
-        notes.append(f"{outside} annotations lie wholly outside their pictures: nothing can find them")
+        notes.append(f"{outside} annotations lie wholly outside their images: nothing can find them")
     return found, notes
 
 
@@ -196,16 +196,16 @@ def _is_length(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
 
 
-def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
+def _find_folder(path: Path, images: Mapping[int, Record]) -> Path:
     """The first folder near the file that holds the first image, or else the video beside it that has its name."""
-    name = next(iter(pictures.values()))["file_name"]
+    name = next(iter(images.values()))["file_name"]
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
     video = path.with_suffix(".mp4")  # as `framefuse synth` writes them
     found = next((folder for folder in near if _is_file(folder / name)), video if _is_file(video) else None)
     if found is not None and found in (path.parent, video) and (path.parent / REPORT).exists():
         raise SourceError(
-            f"the pictures beside {path} are those of a run, with boxes drawn on them",
+            f"the images beside {path} are those of a run, with boxes drawn on them",
             remedy="say where those are that it read, with --images",
         )
     if found is not None:
@@ -216,11 +216,11 @@ def _find_folder(path: Path, pictures: Mapping[int, Record]) -> Path:
     )
 
 
-def _files_of(path: Path, folder: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+def _files_of(path: Path, folder: Path, images: Mapping[int, Record]) -> dict[Key, Record]:
     if not folder.is_dir():
         raise SourceError(f"there is no folder {folder}", remedy="check --images")
-    files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in pictures.values()}
-    if len(files) < len(pictures):
+    files: dict[Key, Record] = {str(folder / record["file_name"]): record for record in images.values()}
+    if len(files) < len(images):
         raise SourceError(f"{path}: two images have the same file_name", remedy="name each image once")
     if missing := [_short(file)[1:-1] for file in files if not _is_file(Path(str(file)))]:
         raise SourceError(
@@ -237,14 +237,14 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _frames_of(path: Path, video: Path, pictures: Mapping[int, Record]) -> dict[Key, Record]:
+def _frames_of(path: Path, video: Path, images: Mapping[int, Record]) -> dict[Key, Record]:
     frames: dict[Key, Record] = {}
-    for record in pictures.values():
+    for record in images.values():
         number = record.get("frame")
         if not _is_id(number) or number < 0:
             raise SourceError(
                 f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}: it does not say which "
-                f"picture of {video} it means",
+                f"image of {video} it means",
                 remedy="give each image its number in the video: frame: 0, ..., or name a folder with --images",
             )
         if number in frames:
@@ -289,8 +289,8 @@ def _labels(
     values: Mapping[int, int],
     key: Key,
 ) -> Labels:
-    picture = by_key[key]
-    rows = objects.get(picture["id"], [])
+    image = by_key[key]
+    rows = objects.get(image["id"], [])
     boxes = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
     areas = [row["bbox"][2] * row["bbox"][3] if row.get("area") is None else row["area"] for row in rows]
     boxes[:, 2:] += boxes[:, :2]
@@ -299,9 +299,9 @@ def _labels(
         class_id=np.array([number_of[row["category_id"]] for row in rows], np.int64),
         crowd=np.array([bool(row.get("iscrowd")) for row in rows], np.bool_),
         area=np.array(areas, np.float64),
-        size=(picture["width"], picture["height"]),
-        class_mask=partial(_class_mask, rows, values, picture),
-        complexity=picture.get("complexity"),
+        size=(image["width"], image["height"]),
+        class_mask=partial(_class_mask, rows, values, image),
+        complexity=image.get("complexity"),
     )
 
 
@@ -325,13 +325,13 @@ def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[
     return {"mask_names": {0: NOTHING, **dict(sorted(names.items()))}, "mask_groups": groups}
 
 
-def _class_mask(rows: Sequence[Record], values: Mapping[int, int], picture: Record) -> NDArray[np.uint8]:
+def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record) -> NDArray[np.uint8]:
     """Outlines painted from the largest to the smallest, so that what lies within another is seen.
 
     Args:
         values: category id -> value in the mask, 0 where nothing is.
     """
-    height, width = int(picture["height"]), int(picture["width"])
+    height, width = int(image["height"]), int(image["width"])
     mask = np.zeros((height, width), np.uint8)
     if not rows or len(values) > MOST_MASKED:
         return mask
@@ -345,7 +345,7 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], picture: Reco
             decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
         except Exception as error:  # the library raises nearly anything on outlines that are none
             raise DecodeError(
-                f"image {picture['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
+                f"image {image['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
                 remedy="it is a list of polygons [[x1, y1, x2, y2, ...]], or run lengths {size, counts}",
             ) from error
         mask[decoded] = values[row["category_id"]]

@@ -103,7 +103,7 @@ def class_table(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def markdown(rows: Sequence[Row], pictures: Sequence[Path] = ()) -> str:
+def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
     """The whole comparison as a page."""
     scored = [row.scores for row in rows if row.scores]
     page = ["# Accuracy", ""]
@@ -117,7 +117,7 @@ def markdown(rows: Sequence[Row], pictures: Sequence[Path] = ()) -> str:
             page.append(f"- {row.title}: {note}")
         if row.error:
             page.append(f"- {row.title}: {row.error.message} ({row.error.remedy})")
-    page += [f"\n![{path.stem}]({path.name})" for path in pictures]
+    page += [f"\n![{path.stem}]({path.name})" for path in images]
     return "\n".join(page).rstrip() + "\n"
 
 

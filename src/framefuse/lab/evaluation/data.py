@@ -23,7 +23,7 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
 
     Args:
         data: a COCO file (annotations.json), a folder with one JSON file in it, or in its folder `annotations`, a
-            `synthetic://...` address, or a list of these, whose pictures follow each other; a Dataset is returned as
+            `synthetic://...` address, or a list of these, whose images follow each other; a Dataset is returned as
             it is.
         images: folder of the images that the COCO file names, or the video whose frames it numbers; looked for beside
             the file when left out.
@@ -42,7 +42,7 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         return parts[0] if len(parts) == 1 else join(parts)
     if isinstance(data, str) and data.lower().startswith("synthetic://"):
         if images is not None:
-            raise UsageError(f"{data} draws its own pictures", remedy="leave --images out")
+            raise UsageError(f"{data} draws its own images", remedy="leave --images out")
         return open_world(data)
     if not isinstance(data, str | Path) or not str(data).strip() or "://" in str(data):
         raise UsageError(
@@ -66,7 +66,7 @@ def _annotations(path: Path) -> Path:
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one; a picture's key is (number of the part, key in it).
+    """Several data sets as one; an image's key is (number of the part, key in it).
 
     Raises:
         UsageError: they have different classes.
@@ -95,7 +95,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                             return
                         if part_of.setdefault(frame.source_id, number) != number:
                             raise SourceError(
-                                f"{frame.source_id} is in two of the data: {uri}", remedy="name each picture once"
+                                f"{frame.source_id} is in two of the data: {uri}", remedy="name each image once"
                             )
                         yield frame
                 finally:

@@ -1,4 +1,4 @@
-"""Dataset: pictures whose truth is known, in the order in which the pipeline will see them."""
+"""Dataset: images whose truth is known, in the order in which the pipeline will see them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from framefuse.prediction import FrameInfo
 from framefuse.sources import Source
 
 Key = Any
-"""What names a picture: the path of a file, the index of a frame, or (number of the part, key) in joined data."""
+"""What names an image: the path of a file, the index of a frame, or (number of the part, key) in joined data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The truth of one picture: n objects, in pixels of the picture as it is shown."""
+    """The truth of one image: n objects, in pixels of the image as it is shown."""
 
     xyxy: NDArray[np.float64]
     """(n, 4): x1, y1, x2, y2."""
@@ -31,7 +31,7 @@ class Labels:
     area: NDArray[np.float64]
     """(n,) pixels; it decides whether an object is small, medium or large."""
     size: tuple[int, int]
-    """Width and height of the picture."""
+    """Width and height of the image."""
     class_mask: Callable[[], NDArray[np.uint8]] | None = None
     """Gives (height, width): the class of each pixel, a value of `Dataset.mask_names`, for data with masks."""
     complexity: float | None = None
@@ -40,25 +40,25 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pictures and their truth. Nothing is read before it is asked for."""
+    """Images and their truth. Nothing is read before it is asked for."""
 
     uri: str
     names: Mapping[int, str]
     """Class names of the objects, by class number."""
     keys: Sequence[Key]
-    """One for each picture."""
+    """One for each image."""
     open: Callable[[Sequence[Key]], Source]
-    """A source that shows the pictures of these keys, in this order."""
+    """A source that shows the images of these keys, in this order."""
     key_of: Callable[[FrameInfo], Key]
     """The key of a frame that such a source has shown."""
     labels: Callable[[Key], Labels]
-    """The truth of a picture; asked for once a frame, after the source has shown it."""
+    """The truth of an image; asked for once a frame, after the source has shown it."""
     mask_names: Mapping[int, str] = field(default_factory=dict)
     """Class names of the values of `Labels.class_mask`; empty for data without masks."""
     mask_groups: Mapping[str, Collection[int]] = field(default_factory=dict)
     """Values of `Labels.class_mask` that a model may know under one name: {"person": head, torso, ...}."""
     mixed: bool = False
-    """Whether the pictures may be of many sizes."""
+    """Whether the images may be of many sizes."""
     no_masks: str = "no masks"
     """What data without masks have."""
     notes: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""One picture a run: the confusion matrix; beside it precision over recall (boxes), or each class's IoU (pixels)."""
+"""One image a run: the confusion matrix; beside it precision over recall (boxes), or each class's IoU (pixels)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def validate(
 
     Raises:
         UsageError: model and data have no class in common, or the data have no masks for a segmenter.
-        SourceError: a picture cannot be read, or is not of the size that the data say.
+        SourceError: an image cannot be read, or is not of the size that the data say.
         CapabilityError: the extra `val` is not installed.
     """
     opened = open_data(data, images)
@@ -75,7 +75,7 @@ def validate(
         report = pipeline.report
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
         raise SourceError(
-            f"{len(lost)} of {len(keys)} pictures of {opened.uri} could not be read: {', '.join(lost[:3])}",
+            f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}",
             remedy="repair them, or take them out of the data",
         )
     scores = counter.scores()
@@ -140,5 +140,5 @@ def _check_size(result: Result, labels: Labels) -> None:
         f"{labels.size[0]}x{labels.size[1]}",
         remedy="it is turned by its EXIF tag, and the annotations are not: save it upright"
         if turned
-        else "the annotations are of another picture or of another size of it",
+        else "the annotations are of another image or of another size of it",
     )

@@ -56,9 +56,9 @@ class _Drawn:
                     return
                 snapshot = world[int(key)]
                 self._truth[key] = snapshot.truth
-                picture = to_video(snapshot.picture)
+                image = to_video(snapshot.image)
                 index = int(key)
-                yield wrap(picture, info, index=index, source_id=info.uri, pts=index, time_base=Fraction(1) / world.fps)
+                yield wrap(image, info, index=index, source_id=info.uri, pts=index, time_base=Fraction(1) / world.fps)
 
         return PullSource(info, frames)
 

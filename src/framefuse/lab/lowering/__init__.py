@@ -54,7 +54,7 @@ def build_model(
     Args:
         model: ONNX file, or the name of a shipped model, in FP32.
         calib: any source of frames like those that the model will see; default: a part of `data`.
-        data, images: what `evaluation.open_data` takes: pictures with known truth, to judge by. Without, the detections
+        data, images: what `evaluation.open_data` takes: images with known truth, to judge by. Without, the detections
             of the FP32 model on frames of `calib` are the truth.
         out: default: beside the model (a shipped one: in the current folder), name-int8.onnx or name-fp16.onnx.
         allow_loss: write it whatever it loses, and give no layer back for the sake of accuracy.

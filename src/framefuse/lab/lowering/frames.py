@@ -49,7 +49,7 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
     if info.live and judges:
         raise UsageError(
             f"{info.uri} is live: it cannot show both models the same frames",
-            remedy="record a clip and calibrate with that, or judge by labelled pictures (--data)",
+            remedy="record a clip and calibrate with that, or judge by labelled images (--data)",
         )
     step = stride(info, 2 * count)
     data = _reopenable(source, info, step)
@@ -73,7 +73,7 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
 
 
 def read_data(data: Dataset, card: Card, count: int) -> Footage:
-    """The same from data whose truth is known: the pictures that calibrate are taken out of those that judge."""
+    """The same from data whose truth is known: the images that calibrate are taken out of those that judge."""
     chosen = list(data.spread(min(count, max(1, len(data) // 2))))
     picker = Picker(card)
     inputs = []

@@ -75,7 +75,7 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
     if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
         raise UsageError(
             f"the FP32 model finds nothing on {len(found)} frames of {data.uri}: there is nothing to judge by",
-            remedy="give frames that show what it detects, or labelled pictures (--data)",
+            remedy="give frames that show what it detects, or labelled images (--data)",
         )
     mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)

@@ -18,7 +18,7 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMe
 from framefuse.frame import Frame
 from framefuse.lab.parity.chain import (
     Chain,
-    Picture,
+    Image,
     Raw,
     Selection,
     Stage,
@@ -124,7 +124,7 @@ def certify(
                 pixels=work.pixel_checks(),
                 engines=results,
                 peer=peer.name if peer else why,
-                picture=np.clip(chain.colour(first, ours=False) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
+                image=np.clip(chain.colour(first, ours=False) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
                 shown=(work.expected[0], work.shown) if work.shown else None,
             )
 
@@ -140,11 +140,11 @@ class _Work:
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
         self.frames = self._again(self._decoded)
         made = [chain.pixels(frame) for frame in self.frames]
-        self.pixels: list[Picture] = [picture for picture, _ in made]
+        self.pixels: list[Image] = [image for image, _ in made]
         self.placements: list[Placement] = [placement for _, placement in made]
         self._quantised = b"QuantizeLinear" in chain.card.path.read_bytes()
         self._reference = reference_stage(chain.card)
-        self.raw: list[Raw] = [self._reference.run(picture) for picture in self.pixels]
+        self.raw: list[Raw] = [self._reference.run(image) for image in self.pixels]
         self._raw_of_ours = self._raw_of(self._decoded, self.frames)
         pairs = zip(self.raw, self.placements, strict=True)
         self.expected = [chain.boxes(raw, placement, ours=False) for raw, placement in pairs]
@@ -159,7 +159,7 @@ class _Work:
         return self._file
 
     def pixel(self, row: int) -> float:
-        """Size of a pixel of the model's input in pixels of the picture."""
+        """Size of a pixel of the model's input in pixels of the image."""
         return self.frames[row].width / self.placements[row].content[2]
 
     def pixel_checks(self) -> list[Check]:
@@ -168,7 +168,7 @@ class _Work:
             colour.add(self.chain.colour(frame, ours=True), self.chain.colour(frame, ours=False))
         return [
             self._decode_check("decode", self._decoded, self.frames),
-            pixel_check("colour", colour, KERNEL, "at the picture's own size, against float64"),
+            pixel_check("colour", colour, KERNEL, "at the image's own size, against float64"),
         ]
 
     def _again(self, like: list[Frame]) -> list[Frame]:
@@ -186,7 +186,7 @@ class _Work:
         return pixel_check(stage, difference, 0.0, "planes as we read them, against FFmpeg's")
 
     def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
-        """Raw outputs of the reference on what our decoder gave; computed again only where that is another picture."""
+        """Raw outputs of the reference on what our decoder gave; computed again only where that is another image."""
         return [
             raw if _same(mine, other) else self._reference.run(self.chain.pixels(mine)[0])
             for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
@@ -278,7 +278,7 @@ class _Work:
     def _limits(self, precision: str) -> Limits:
         return LIMITS["int8" if self._quantised and precision != "fp8" else precision]
 
-    def _grey(self, values: Picture) -> Picture:
+    def _grey(self, values: Image) -> Image:
         return values * np.asarray(self.chain.spec.std, np.float32)[:, None, None]
 
     def _scale(self) -> float:

@@ -25,7 +25,7 @@ from framefuse.models.card import Card
 from framefuse.postprocess import maps, postprocess
 from framefuse.preprocess import Placement, Preprocess
 
-Picture = NDArray[np.float32]
+Image = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Raw:
-    """What an engine put out for one picture."""
+    """What an engine put out for one image."""
 
     outputs: tuple[NDArray[Any], ...]
     layout: str | None
@@ -52,7 +52,7 @@ class Chain:
     def __init__(self, card: Card, spec: Preprocess, selection: Selection) -> None:
         self.card, self.spec, self.selection = card, spec, selection
 
-    def pixels(self, frame: Frame) -> tuple[Picture, Placement]:
+    def pixels(self, frame: Frame) -> tuple[Image, Placement]:
         """The model's input in float64 arithmetic, (3, height, width) float32."""
         placement = self.spec.place(frame.width, frame.height)
         out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
@@ -63,8 +63,8 @@ class Chain:
         )  # fmt: skip
         return out, placement
 
-    def colour(self, frame: Frame, *, ours: bool) -> Picture:
-        """The picture at its own size as RGB in 0..255, (3, height, width): no resizing, no padding."""
+    def colour(self, frame: Frame, *, ours: bool) -> Image:
+        """The image at its own size as RGB in 0..255, (3, height, width): no resizing, no padding."""
         out = np.empty((3, frame.height, frame.width), np.float32)
         plain = Preprocess(frame.width, frame.height, fit="stretch", mean=(0.0,) * 3, std=(1.0,) * 3)
         if ours:
@@ -96,13 +96,13 @@ class Chain:
 
 
 class Stage:
-    """An engine, alone: a picture in, raw outputs out."""
+    """An engine, alone: an image in, raw outputs out."""
 
     def __init__(self, engine: Engine, card: Card) -> None:
         self.engine, self._card = engine, card
         self._lanes: dict[tuple[int, int], Any] = {}
 
-    def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Picture, str]:
+    def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Image, str]:
         """Our kernel's pixels as this engine reads them, as float32 (3, height, width); and the number format."""
         height, width = spec.place(frame.width, frame.height).size[::-1]
         slot = self._slot(height, width)
@@ -112,15 +112,15 @@ class Stage:
         self._lanes[height, width].release(slot)
         return found, name
 
-    def run(self, picture: Picture) -> Raw:
-        """Raw outputs of one picture.
+    def run(self, image: Image) -> Raw:
+        """Raw outputs of one image.
 
         Raises:
             EngineError: the engine has no slot.
         """
-        height, width = picture.shape[1:]
+        height, width = image.shape[1:]
         slot = self._slot(height, width)
-        write_input(slot, picture)
+        write_input(slot, image)
         lane = self._lanes[height, width]
         lane.submit(slot)
         lane.wait(slot)
@@ -167,23 +167,23 @@ def reference_stage(card: Card) -> Stage:
     return Stage(open_engine("onnxruntime", card.path, EngineOptions(device="cpu")), card)
 
 
-def write_input(slot: Slot, picture: Picture) -> None:
-    """A float32 picture into a slot, in the slot's number format and order."""
-    values: NDArray[Any] = picture
+def write_input(slot: Slot, image: Image) -> None:
+    """A float32 image into a slot, in the slot's number format and order."""
+    values: NDArray[Any] = image
     if slot.input.dtype == np.uint16:
-        bits = picture.view(np.uint32)
+        bits = image.view(np.uint32)
         values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     elif np.issubdtype(slot.input.dtype, np.integer):
         info = np.iinfo(slot.input.dtype)
-        values = np.clip(np.floor(picture + 0.5), info.min, info.max)
+        values = np.clip(np.floor(image + 0.5), info.min, info.max)
     if slot.memory_format == "nhwc":
         slot.input[0, ..., :3] = values.transpose(1, 2, 0)
     else:
         slot.input[0] = values
 
 
-def read_input(slot: Slot) -> Picture:
-    """A slot's first picture as float32."""
+def read_input(slot: Slot) -> Image:
+    """A slot's first image as float32."""
     values = slot.input[0, ..., :3].transpose(2, 0, 1) if slot.memory_format == "nhwc" else slot.input[0]
     if values.dtype == np.uint16:
         return np.ascontiguousarray(values.astype(np.uint32) << 16).view(np.float32)
@@ -196,10 +196,10 @@ def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
 
     found = []
     with av.open(str(path)) as container:
-        for picture, frame in zip(islice(container.decode(video=0), len(like)), like, strict=False):
-            if picture.format.name != frame.format.name:
-                picture = picture.reformat(format=frame.format.name)
-            found.append(replace(frame, planes=_planes(picture, frame), owner=None, lease=None, ready=None))
+        for image, frame in zip(islice(container.decode(video=0), len(like)), like, strict=False):
+            if image.format.name != frame.format.name:
+                image = image.reformat(format=frame.format.name)
+            found.append(replace(frame, planes=_planes(image, frame), owner=None, lease=None, ready=None))
     return found
 
 
@@ -213,10 +213,10 @@ def on_host(frame: Frame) -> Frame:
     return replace(frame, planes=planes, owner=None, lease=None, ready=None)
 
 
-def _planes(picture: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
+def _planes(image: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
     """Planes without the padding of lines."""
     planes = []
-    for plane, ours in zip(picture.planes, frame.planes, strict=True):
+    for plane, ours in zip(image.planes, frame.planes, strict=True):
         rows, width = ours.shape[0], int(np.prod(ours.shape[1:])) * ours.dtype.itemsize
         lines = np.frombuffer(plane, np.uint8)[: rows * plane.line_size].reshape(rows, plane.line_size)[:, :width]
         planes.append(np.ascontiguousarray(lines).view(ours.dtype).reshape(ours.shape))
@@ -225,7 +225,7 @@ def _planes(picture: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
 
 __all__ = [
     "Chain",
-    "Picture",
+    "Image",
     "Raw",
     "Selection",
     "Stage",

@@ -32,10 +32,10 @@ def default_clip(card: Card, folder: Path, frames: int) -> Path:
         context.color_primaries = context.color_trc = context.colorspace = 1  # BT.709
         context.color_range = 1
         for snapshot in world:
-            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(snapshot.picture), format="rgb24")
-            picture = picture.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
-            picture.pts, picture.time_base = snapshot.index, 1 / Fraction(world.fps)
-            container.mux(stream.encode(picture))
+            image = av.VideoFrame.from_ndarray(np.ascontiguousarray(snapshot.image), format="rgb24")
+            image = image.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+            image.pts, image.time_base = snapshot.index, 1 / Fraction(world.fps)
+            container.mux(stream.encode(image))
         container.mux(stream.encode())
     return path
 

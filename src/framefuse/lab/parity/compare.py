@@ -14,7 +14,7 @@ Verdict = Literal["exact", "within", "outside", "not compared"]
 EXACT_PIXELS = 0.01
 """Grey levels below which a difference is the rounding of float32 arithmetic."""
 EXACT_BOXES = 0.01
-"""The same in pixels of the picture."""
+"""The same in pixels of the image."""
 EXACT_SCORES = 1e-4
 
 
@@ -22,7 +22,7 @@ class Boxes(NamedTuple):
     """What was found in one frame."""
 
     xyxy: NDArray[np.float32]
-    """(n, 4), pixels of the shown picture."""
+    """(n, 4), pixels of the shown image."""
     scores: NDArray[np.float32]
     classes: NDArray[Any]
 
@@ -55,7 +55,7 @@ SMALL = 16
 """Pixels of the model's input: of a box this large on both sides, IoU can be asked for; half a pixel on each edge of a
 smaller one is more than a tenth of its area."""
 HALF = 0.5
-"""The step of float16 between 512 and 1024, where the edges of a picture of 640 pixels lie: what numbers of reduced
+"""The step of float16 between 512 and 1024, where the edges of an image of 640 pixels lie: what numbers of reduced
 precision can tell apart at best."""
 LIMITS = {
     "fp32": Limits(0.98, 0.01),
@@ -69,7 +69,7 @@ in the last bit, a quantiser may take the next step."""
 GRID = {"float32": 0.0, "float16": 255 / 2**12, "uint16": 255 / 2**9, "uint8": 0.5}
 """Half a step of a model input's number format near white, grey levels; uint16 holds bfloat16."""
 EDGE = np.array((-0.5, -0.5, 0.5, 0.5), np.float32)
-"""Pixels that boxes are grown by before they are paired: of one that the picture's edge cuts to nothing, something is
+"""Pixels that boxes are grown by before they are paired: of one that the image's edge cuts to nothing, something is
 left to overlap."""
 PAIR = 0.5
 """IoU from which on two boxes are of one object."""
@@ -150,7 +150,7 @@ class BoxDifference:
 
         Args:
             conf, iou: thresholds of confidence and of suppression.
-            pixel: size of a pixel of the model's input in pixels of the picture.
+            pixel: size of a pixel of the model's input in pixels of the image.
         """
         overlaps = overlap(reference.xyxy + EDGE, other.xyxy + EDGE)
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel

@@ -59,7 +59,7 @@ class Findings:
     layout: str
     video: str
     size: tuple[int, int]
-    """Width and height of the pictures."""
+    """Width and height of the images."""
     input: tuple[int, int]
     """Width and height of the model's input."""
     frames: int
@@ -71,7 +71,7 @@ class Findings:
     engines: list[EngineResult]
     peer: str = ""
     """Name and version of the other implementation; why there is none, where one was asked for."""
-    picture: NDArray[np.uint8] | None = field(default=None, repr=False)
+    image: NDArray[np.uint8] | None = field(default=None, repr=False)
     """(height, width, 3) RGB: the first frame."""
     shown: tuple[Boxes, Boxes] | None = field(default=None, repr=False)
     """On it: boxes of the reference, and of the first engine's whole pipeline."""

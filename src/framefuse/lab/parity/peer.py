@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("peer_script.py")
 PATIENCE = 600
 """Seconds."""
 RESIZE = 2.0
-"""Grey levels that 8 bit arithmetic in fixed point may be off ours, of one and the same picture."""
+"""Grey levels that 8 bit arithmetic in fixed point may be off ours, of one and the same image."""
 POSTPROCESS = Limits(0.99, 0.001)
 WHOLE = Limits(0.80, 0.15)
 """Two decoders' colours, 8 bits against float: boxes move with the pixels."""
@@ -33,7 +33,7 @@ WHOLE = Limits(0.80, 0.15)
 class PeerFrame:
     """What ultralytics made of one frame."""
 
-    picture: NDArray[np.uint8]
+    image: NDArray[np.uint8]
     """(height, width, 3) BGR, by OpenCV."""
     input: NDArray[np.float32]
     """(3, height, width)"""
@@ -84,7 +84,7 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
     """What our engine makes of the peer's inputs; None for one of another size than ours would be."""
-    sizes = [chain.spec.place(frame.picture.shape[1], frame.picture.shape[0]).size for frame in peer.frames]
+    sizes = [chain.spec.place(frame.image.shape[1], frame.image.shape[0]).size for frame in peer.frames]
     return [
         stage.run(frame.input) if frame.input.shape[:0:-1] == size else None
         for frame, size in zip(peer.frames, sizes, strict=True)
@@ -113,21 +113,21 @@ def compare(
     sizes: set[str] = set()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
     for theirs, frame, boxes, mine in zip(peer.frames, frames, found, raws, strict=False):
-        colour.add(chain.colour(frame, ours=True), theirs.picture[..., ::-1].transpose(2, 0, 1))
+        colour.add(chain.colour(frame, ours=True), theirs.image[..., ::-1].transpose(2, 0, 1))
         # `add` matches boxes in the order of the reference, which is the peer here.
         whole.add(theirs.boxes, boxes, widest, conf=selection.conf, iou=selection.iou)
-        picture = Frame.from_array(theirs.picture)
-        placement = chain.spec.place(picture.width, picture.height)
+        image = Frame.from_array(theirs.image)
+        placement = chain.spec.place(image.width, image.height)
         height, width = theirs.input.shape[1:]
         if mine is None:
             sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
             continue
-        resize.add(_grey(chain, _pixels(chain, picture, placement)), _grey(chain, theirs.input))
+        resize.add(_grey(chain, _pixels(chain, image, placement)), _grey(chain, theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
         engine.add(
             expected, chain.boxes(mine, placement, ours=False), limits, conf=selection.conf, iou=selection.iou,
-            pixel=picture.width / placement.content[2],
+            pixel=image.width / placement.content[2],
         )  # fmt: skip
         post.add(
             theirs.boxes, chain.boxes(raw, placement, ours=True), POSTPROCESS, conf=selection.conf, iou=selection.iou
@@ -141,16 +141,16 @@ def compare(
         return [*checks, box_check("end to end", whole, widest)]
     return [
         *checks,
-        pixel_check("resize and padding", resize, RESIZE, "both on the peer's picture; OpenCV rounds to 8 bits"),
+        pixel_check("resize and padding", resize, RESIZE, "both on the peer's image; OpenCV rounds to 8 bits"),
         box_check(f"engine {engine_name}", engine, limits, "both on the peer's input"),
         box_check("post-process", post, POSTPROCESS, "both on the peer's raw outputs"),
         box_check("end to end", whole, widest, "from the video to boxes"),
     ]
 
 
-def _pixels(chain: Chain, picture: Frame, placement: Placement) -> NDArray[np.float32]:
+def _pixels(chain: Chain, image: Frame, placement: Placement) -> NDArray[np.float32]:
     out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
-    chain.spec(picture, out, placement)
+    chain.spec(image, out, placement)
     return out
 
 
@@ -163,7 +163,7 @@ def _read(path: Path) -> PeerFrame:
     with np.load(path) as file:
         names = sorted(name for name in file.files if name.startswith("output"))
         boxes = Boxes(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
-        return PeerFrame(file["picture"], file["input"], tuple(file[name] for name in names), boxes)
+        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes)
 
 
 __all__ = ["Peer", "PeerFrame", "compare", "run_ours", "run_peer"]

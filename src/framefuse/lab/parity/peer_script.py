@@ -2,7 +2,7 @@
 
     python peer_script.py '{"model": ..., "video": ..., "frames": 4, "out": folder, "options": {...}}'
 
-Writes OUT/N.npz for each frame: the picture as OpenCV gave it, the model's input, its raw outputs, the boxes; and
+Writes OUT/N.npz for each frame: the image as OpenCV gave it, the model's input, its raw outputs, the boxes; and
 OUT/versions.json.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
         boxes = result.boxes.cpu().numpy()
         np.savez(
             os.path.join(asked["out"], f"{number}.npz"),
-            picture=result.orig_img,
+            image=result.orig_img,
             input=np.array(seen["input"].cpu(), np.float32)[0],
             xyxy=boxes.xyxy, scores=boxes.conf, classes=boxes.cls,
             **{f"output{index}": output for index, output in enumerate(seen["outputs"])},

@@ -127,7 +127,7 @@ def html(certificate: Findings) -> str:
         parts.append("</div>")
     if certificate.peer and not any(engine.peer for engine in certificate.engines):
         parts.append(f'<p class="soft">{escape(certificate.peer)}</p>')
-    if certificate.picture is not None and certificate.shown is not None:
+    if certificate.image is not None and certificate.shown is not None:
         parts.append("<h2>The first frame</h2>")
         parts.append(
             '<p class="soft">White, wide: the reference. Pink, narrow: the whole pipeline of the first engine.'
@@ -185,8 +185,8 @@ def _drawn(certificate: Findings) -> str:
     """The first frame with both lists of boxes, as JPEG in base64."""
     from PIL import Image, ImageDraw
 
-    assert certificate.picture is not None and certificate.shown is not None
-    image = Image.fromarray(certificate.picture)
+    assert certificate.image is not None and certificate.shown is not None
+    image = Image.fromarray(certificate.image)
     scale = min(1.0, 1280 / image.width)
     image = image.resize((round(image.width * scale), round(image.height * scale)))
     pen = ImageDraw.Draw(image)

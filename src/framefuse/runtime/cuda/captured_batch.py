@@ -1,4 +1,4 @@
-"""CapturedBatch: one batch on the GPU, captured once and launched for every batch like it: pinned tables in, pinned boxes out.
+"""CapturedBatch: one batch on the GPU, captured once in a CUDA graph and launched for every batch like it.
 
 Title: what is inside the graph
     The copy of the frames' addresses and positions from pinned memory, preprocessing through that table, the model,

@@ -1,6 +1,7 @@
 """The end of a captured batch: from the model's results on the GPU to what is found, in one copy to pinned memory.
 
-An device output is made for one `CapturedBatch`. `upload` and `start` only launch, so they are captured; `place` and `read` are not.
+A DeviceOutputs belongs to one `CapturedBatch`. `upload` and `start` only launch, so they are captured; `place` and
+`read` are not.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class MaskOutputs:
         (scores,) = outputs
         self._bad.data.memset_async(0, self._bad.nbytes, stream)
         values = scores[0].size
-        kernel.launch("count_non_finite_f32", stream=stream.ptr, values_=scores, picture_pitch=values,
+        kernel.launch("count_non_finite_f32", stream=stream.ptr, values_=scores, image_pitch=values,
                     n=self._batch, size=values, counts_=self._bad)  # fmt: skip
         for slot in range(self._batch):
             masks.upsample(scores[slot], self._size, content=self._content, out=self._stretched[0])

@@ -1,6 +1,6 @@
 """CudaProgram: surface -> model input -> model -> boxes on the GPU, one graph launch a batch, one small copy back.
 
-For each input size a few lanes (`captured_batch.CapturedBatch`) are captured before the first frame; several batches are in flight,
+For each input size a few batches (`CapturedBatch`) are captured before the first frame; several are in flight,
 one a lane. What a lane needs is freed when it is closed, or stays where the GPU was lost.
 """
 
@@ -235,7 +235,9 @@ class CudaProgram:
             try:
                 with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
                     model = models[len(lanes)]
-                    lanes.append(CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode))
+                    lanes.append(
+                        CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode)
+                    )
                 continue
             except GpuMemoryError as error:
                 if len(models) == 1:

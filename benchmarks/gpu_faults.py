@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_faults [--only WORD] [--folder FOLDER]     writes docs/results/faults_gpu.md
 
-Tests decide whether the answers are right (tests/test_cuda_faults.py); here they are to be read. A neighbour is another
-process that leaves only so much of the GPU's memory. Nothing is timed.
+Tests decide whether the answers are right (tests/runtime/test_cuda_faults.py); here they are to be read. A neighbour is
+another process that leaves only so much of the GPU's memory. Nothing is timed.
 """
 
 from __future__ import annotations

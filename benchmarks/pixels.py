@@ -5,7 +5,7 @@
 OpenCV converts each frame to BGR at full size (8 bits), then resizes (8 bits again); framefuse resizes the decoder's
 planes and converts once, in float. Reported per clip size, in grey levels over all pixels of the image: mean, 99th
 percentile and maximum of the absolute difference; and the same against the float64 reference. 1080p at 640 is a
-scale of exactly 3, where bilinear picks single pixels. That boxes agree is a test (tests/test_parity.py), with a
+scale of exactly 3, where bilinear picks single pixels. That boxes agree is a test (tests/lab/test_parity.py), with a
 detector that knows what it sees: the YOLOv8n graph has random weights here, which make other boxes of any difference.
 The last line is JSON.
 """

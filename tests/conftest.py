@@ -11,10 +11,10 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import Compiled, install
+from fake_gpu import Gpu
+from fake_gpu import install as install_gpu
 from framefuse.kernels import build
 from framefuse.models.card import Card, read_card
-from gpu_standin import Gpu
-from gpu_standin import install as install_gpu
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime themselves
 
@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 @pytest.fixture(scope="module")
 def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Card:
-    from test_semantic import write_segmenter
+    from segmenter import write_segmenter
 
     return read_card(write_segmenter(tmp_path_factory.mktemp("models") / "seg.onnx", stride=2))
 

@@ -34,8 +34,8 @@ WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program central memory network11 precision"
 SECOND="accuracy+parity tests files ledger engines feed fleet faults" # tests and faults take all of the GPU's memory
-TESTS=${TESTS:-tests/test_cuda_*.py tests/test_cudnn_*.py tests/test_ledger.py tests/test_device.py tests/test_engine_onnxruntime.py
-    tests/test_engine_torch.py tests/test_fleet.py tests/test_gpu_sources.py tests/test_sources_nvdec.py}
+TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
+    tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/benchmarks/test_gpu_sources.py tests/sources/test_sources_nvdec.py}
 STEPS=()
 for word in "${@:-all}"; do
     case $word in

@@ -32,7 +32,7 @@ step versions 60 setup.log "$PYTHON" benchmarks/device/versions.py
 
 # --noconftest: the fixture there builds the kernels, which needs TVM; the wheel in $SITE holds them built.
 PYTEST=("$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -m gpu --tb=short --continue-on-collection-errors)
-TESTS=(tests/test_kernels_*.py)
+TESTS=(tests/kernels/test_kernels_*.py)
 
 if wants tests; then
     step tests 150 tests.log "${PYTEST[@]}" --durations=8 "${TESTS[@]}"

@@ -1,6 +1,6 @@
 """pytest plug-in for runs under compute-sanitizer: an even sample of the tests, and no memory pool.
 
-    SAMPLE_SIZE=60 pytest -p benchmarks.device.sample -m gpu tests/test_kernels_*.py
+    SAMPLE_SIZE=60 pytest -p benchmarks.device.sample -m gpu tests/kernels/test_kernels_*.py
 
 A sanitizer slows every launch down, so SAMPLE_SIZE tests are taken, spread over all that are selected: each test
 function gets its share of parameters. Freed and neighbouring arrays of a pool are valid memory to a sanitizer; with

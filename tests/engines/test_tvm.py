@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from cudnn_nets import Net
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError, ModelError, UsageError
-from tests.cudnn_nets import Net
 
 pytest.importorskip("tvm")
 CPU = EngineOptions(device="cpu", threads=1)
@@ -212,7 +212,7 @@ def test_tvm_is_imported_only_when_it_is_chosen() -> None:
 
 def test_a_network_whose_shapes_are_computed_is_folded(tmp_path: Path) -> None:
     from framefuse.engines.tvm.importer import static
-    from tests.small_models import write
+    from small_models import write
 
     model = static(write(tmp_path / "v8.onnx", "yolov8n"), (1, 3, 64, 96))
     kinds = {node.op_type for node in model.graph.node}

@@ -404,7 +404,7 @@ json.dump({{"ultralytics": "1", "opencv": "2"}}, open(os.path.join(asked["out"],
 )  # fmt: skip
 @pytest.mark.slow
 def test_a_peer_is_compared_stage_by_stage(fault: str, wrong: str | None, tmp_path: Path, clip: Path) -> None:
-    source = str(Path(certify.__code__.co_filename).parents[2])
+    source = str(Path(certify.__code__.co_filename).parents[3])
     python = peer_python(tmp_path, TWIN.format(source=source, fault=fault or "pass"))
     certificate = certify("squares", clip, engines=["onnxruntime"], frames=2, peer_python=python)
     (engine,) = certificate.engines

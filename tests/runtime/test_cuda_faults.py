@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from command_line import importable
+from fake_gpu import CudaError, OutOfMemory
 from framefuse.config import settings_from
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
@@ -27,7 +28,6 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.runtime.choices import choose_engine
 from framefuse.sources.nvdec_support import refusal as _refusal
-from gpu_standin import CudaError, OutOfMemory
 
 
 class Runtime(SimpleNamespace):

@@ -18,7 +18,7 @@ from framefuse.errors import UsageError
 from framefuse.kernels import cpu
 from framefuse.kernels.build import build_file
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "own_kernel.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_kernel.py"
 IMAGE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gpu_standin
+import fake_gpu
 from framefuse.cli.app import main
 from framefuse.config import settings_from
 from framefuse.engines.null import CudaNullEngine
@@ -109,8 +109,8 @@ def test_a_model_that_cudnn_cannot_take_has_another_engine(gpu: None, options: d
 
 
 def test_a_gpu_without_memory_to_start_on(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
-    gpu = gpu_standin.install(monkeypatch)
-    gpu.lost = gpu_standin.CudaError(2, "cudaErrorMemoryAllocation: out of memory")
+    gpu = fake_gpu.install(monkeypatch)
+    gpu.lost = fake_gpu.CudaError(2, "cudaErrorMemoryAllocation: out of memory")
     with pytest.raises(GpuMemoryError, match=r"no room to start CUDA on cuda:0.*out of memory") as error:
         Pipeline([np.zeros((64, 64, 3), np.uint8)], card.path, device="cuda", engine="null")
     assert "close what else uses the GPU" in str(error.value.remedy)
@@ -129,7 +129,7 @@ def test_the_batch_grows_only_where_nobody_asked(card: Card) -> None:
 
 def test_a_run_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
     squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     engine: Any = CudaNullEngine(lambda batch, height, width: [])
     pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device="auto", engine=engine)
@@ -143,7 +143,7 @@ def test_all_of_a_run_happens_on_the_gpu_of_that_number(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card, device: str
 ) -> None:
     squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
-    gpu = gpu_standin.install(monkeypatch, count=2)
+    gpu = fake_gpu.install(monkeypatch, count=2)
     engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])
     pipeline = Pipeline([tmp_path / "clip.mp4"] * 2, card.path, device=device, engine=engine)
     assert len(list(pipeline)) == 12
@@ -156,7 +156,7 @@ def test_all_of_a_run_happens_on_the_gpu_of_that_number(
 def test_a_gpu_that_is_not_there_is_said_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card
 ) -> None:
-    gpu_standin.install(monkeypatch, count=2)
+    fake_gpu.install(monkeypatch, count=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     expected = r"device cuda:2 was asked for, but CUDA sees cuda:0 \(a fake GPU\), cuda:1 .* is '3,5'"
     with pytest.raises(CapabilityError, match=expected) as error:
@@ -167,7 +167,7 @@ def test_a_gpu_that_is_not_there_is_said_with_those_that_are(
 def test_a_run_on_a_gpu_says_what_encodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
     """No fake GPU encodes, so here it is x264, with the reason."""
     squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     engine: Any = CudaNullEngine(lambda batch, height, width: [np.zeros((batch, 7, 84), np.float32)])
     pipeline = Pipeline(
         tmp_path / "clip.mp4", card.path, device="cuda", engine=engine, save=True, project=tmp_path / "runs"
@@ -181,7 +181,7 @@ def test_a_run_on_a_gpu_says_what_encodes(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_fleet_is_told_so_too_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gpu_standin.install(monkeypatch, count=2)
+    fake_gpu.install(monkeypatch, count=2)
     monkeypatch.chdir(tmp_path)
     assert main(["predict", "clip.mp4", str(card.path), "--gpus", "0,2"]) == 3
     assert "--gpus 0,2: device cuda:2 was asked for, but CUDA sees cuda:0" in " ".join(capsys.readouterr().err.split())

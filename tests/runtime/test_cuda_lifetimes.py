@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_cuda_program import on_cuda, pictures, run, scores, without_collector
 
 import cuda_on_cpu
 from cuda_on_cpu import on_device
+from fake_gpu import Array, Gpu
 from framefuse import kernels
 from framefuse.cuda import device, kernel
 from framefuse.cuda import launch_plan as calls
@@ -29,8 +31,6 @@ from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.models.card import Card
-from gpu_standin import Array, Gpu
-from test_cuda_program import on_cuda, pictures, run, scores, without_collector
 
 # --- programs
 

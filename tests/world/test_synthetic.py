@@ -39,7 +39,10 @@ def test_same_bytes_in_any_order_any_world_and_any_process(uri: str) -> None:
     backward = [digest(World.parse(uri)[frame]) for frame in reversed(frames)]
     assert forward == backward[::-1]
     assert forward == [digest(pickle.loads(pickle.dumps(world))[frame]) for frame in frames]
-    code = f"from tests.test_synthetic import *; w = World.parse({uri!r}); print(*(digest(w[i]) for i in {frames}))"
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; from test_synthetic import *; "
+        f"w = World.parse({uri!r}); print(*(digest(w[i]) for i in {frames}))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == forward
     assert len(set(forward)) == len(forward)

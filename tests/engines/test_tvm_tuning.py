@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_tvm import run
 
+from cudnn_nets import Net
 from framefuse.cli.app import main
 from framefuse.errors import CapabilityError, EngineError, UsageError
-from tests.cudnn_nets import Net
-from tests.test_tvm import run
 
 pytest.importorskip("tvm")
 pytest.importorskip("cloudpickle")

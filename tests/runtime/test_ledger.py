@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_cuda_program import SIZE, scores
 
+from fake_gpu import install
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
@@ -19,9 +21,7 @@ from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.ledger import Copy, Ledger
 from framefuse.runtime.program import Selection
-from gpu_standin import install
-from test_cuda_program import SIZE, scores
-from test_semantic import write_segmenter
+from segmenter import write_segmenter
 
 
 def test_rows_are_kept_apart_and_threads_may_share_it() -> None:

@@ -74,7 +74,7 @@ def emulated(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         pytest.skip("apt-get install qemu-user gcc-aarch64-linux-gnu")
     folder = tmp_path_factory.mktemp("emulated")
     harness = folder / "run_kernel"
-    source = Path(__file__).with_name("run_kernel.c")
+    source = Path(__file__).parents[1] / "helpers" / "run_kernel.c"
     subprocess.run([COMPILER, "-O1", "-rdynamic", str(source), "-o", str(harness), "-ldl"], check=True)
     arena = Arena(folder)
 

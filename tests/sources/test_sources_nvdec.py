@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import gpu_standin
+import fake_gpu
 import media
 from framefuse.cuda import current as gpus
 from framefuse.cuda import driver as cuda_queue
@@ -54,7 +54,7 @@ def planes(frame: Any) -> list[Any]:
 def test_pictures_and_facts_are_those_of_ffmpeg(
     monkeypatch: pytest.MonkeyPatch, clips: list[Path], options: dict[str, Any], held: int
 ) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     source = open_source(clips[0], SourceOptions(device="cuda", held=held, **options))
     assert "decoded by NVDEC (h264)" in source.info.notes
     count = 0
@@ -71,7 +71,7 @@ def test_pictures_and_facts_are_those_of_ffmpeg(
 
 
 def test_frames_that_are_held_keep_their_pictures(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     source = open_source(clips[0], SourceOptions(device="cuda", held=6))
     frames = [next(source) for _ in range(6)]
     for frame, expected in zip(frames, open_source(clips[0]), strict=False):
@@ -81,14 +81,14 @@ def test_frames_that_are_held_keep_their_pictures(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("refused", ["this driver has no H264", "no engine"])
 def test_why_the_host_decodes(monkeypatch: pytest.MonkeyPatch, clips: list[Path], refused: str) -> None:
-    gpu_standin.install(monkeypatch, gpu_standin.codec(H264=refused))
+    fake_gpu.install(monkeypatch, fake_gpu.codec(H264=refused))
     source = open_source(clips[0], SourceOptions(device="cuda"))
     assert any(text.startswith("decoded by FFmpeg on the host") and refused in text for text in source.info.notes)
     assert isinstance(next(source).planes[0], np.ndarray)
 
 
 def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     full = media.video(tmp_path / "444.mp4", pixel_format="yuv444p")
     jpeg = media.video(tmp_path / "mjpeg.avi", codec="mjpeg", pixel_format="yuvj420p")
     for path, reason in ((full, "no surface for yuv444p"), (jpeg, "NVDEC has no mjpeg")):
@@ -97,7 +97,7 @@ def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.Monk
 
 def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The host decodes the first one too, to see what it means."""
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     source = open_source(media.video(tmp_path / "444.h264", pixel_format="yuv444p"), SourceOptions(device="cuda"))
     count = len(list(source))
     notes = [text for text in source.info.notes if "without pts" in text]
@@ -119,7 +119,7 @@ def test_eight_files_at_once_give_what_each_gives_alone(
     monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path, batch: int
 ) -> None:
     expected = found(Pipeline(clips, model, device="cpu", engine="null"))
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     pipeline = Pipeline(clips, model, device="cuda", engine="null", batch=batch)
     assert len(pipeline.sources) == 8
     assert found(pipeline) == expected
@@ -129,7 +129,7 @@ def test_eight_files_at_once_give_what_each_gives_alone(
 def test_a_folder_is_read_side_by_side_and_readers_says_how_many(
     monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path
 ) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     pipeline = Pipeline(str(clips[0].parent / "*.mp4"), model, device="cuda", engine="null", readers=3)
     assert len(pipeline.sources) == 3
     assert "batch 8: several videos are read side by side" in pipeline.report.choices
@@ -146,7 +146,7 @@ def test_a_corrupt_stream_among_eight_is_the_only_one_that_suffers(
     damaged.write_bytes(clips[3].read_bytes())
     media.scramble(damaged, 0.4, 0.6)
     files = [*clips[:3], damaged, *clips[4:]]
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     expected = found(Pipeline(clips, model, device="cuda", engine="null", batch=4))
     pipeline = Pipeline(files, model, device="cuda", engine="null", batch=4)
     rows = found(pipeline)
@@ -170,7 +170,7 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
             joined.write(part.read_bytes())
     expected = [(frame.index, frame.width) for frame in open_source(stream)]
     assert len({width for _, width in expected}) == 2
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     pipeline = Pipeline(stream, model, device="cuda", engine="null", batch=batch)
     results = list(pipeline)
     assert [(result.frame.index, result.frame.width) for result in results] == expected
@@ -187,7 +187,7 @@ def test_pictures_of_many_sizes_share_one_graph(
     paths = [tmp_path / f"{number}.png" for number in range(3)]
     for path, size in zip(paths, sizes, strict=True):
         Image.new("RGB", size).save(path)
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     source = {"folder": tmp_path, "list": paths, "arrays": [np.zeros((*size[::-1], 3), np.uint8) for size in sizes]}
     pipeline = Pipeline(source[given], model, device="cuda", engine="null", imgsz=320, **options)
     found = [(result.frame.width, result.frame.height) for result in pipeline]
@@ -213,7 +213,7 @@ def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest
 
 
 def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips: list[Path], model: Path) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
     pipeline = Pipeline(clips, model, device="cuda", engine="null", batch=4)
     for number, _ in enumerate(pipeline):
         if number == 7:
@@ -225,7 +225,7 @@ def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips
 def test_nvdec_is_not_started_where_its_room_has_gone_meanwhile(
     monkeypatch: pytest.MonkeyPatch, clips: list[Path]
 ) -> None:
-    gpu = gpu_standin.install(monkeypatch)
+    gpu = fake_gpu.install(monkeypatch)
     monkeypatch.setattr(nvdec, "_started", set())
     source = open_source(clips[0], SourceOptions(device="cuda"))
     gpu.room = 84 * 10**6  # the model has taken the rest
@@ -243,19 +243,19 @@ def test_nvdec_that_does_not_start(monkeypatch: pytest.MonkeyPatch, clips: list[
     def create(**options: Any) -> Any:
         raise RuntimeError("cuvidCreateDecoder: out of sessions\nin file x.cpp")
 
-    module = gpu_standin.codec()
+    module = fake_gpu.codec()
     module.CreateDecoder = create
-    gpu_standin.install(monkeypatch, module)
+    fake_gpu.install(monkeypatch, module)
     with pytest.raises(EngineError, match=r"NVDEC does not start: cuvidCreateDecoder: out of sessions$"):
         next(open_source(clips[0], SourceOptions(device="cuda")))
 
 
 def test_what_cuda_says_in_a_readers_thread_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu_standin.install(monkeypatch)
+    fake_gpu.install(monkeypatch)
 
     def reader() -> Iterator[int]:
         yield 1
-        raise gpu_standin.CudaError(2)
+        raise fake_gpu.CudaError(2)
 
     frames = gpus.on(0, reader(), "decode")
     assert next(frames) == 1
@@ -265,9 +265,9 @@ def test_what_cuda_says_in_a_readers_thread_is_said_in_words(monkeypatch: pytest
 
 @pytest.mark.parametrize("held", [1, 4])
 def test_a_gpu_that_is_lost_ends_the_source(monkeypatch: pytest.MonkeyPatch, clips: list[Path], held: int) -> None:
-    gpu = gpu_standin.install(monkeypatch)
+    gpu = fake_gpu.install(monkeypatch)
     source = open_source(clips[0], SourceOptions(device="cuda", held=held))
     next(source).lease.release()
-    gpu.lost = gpu_standin.LAUNCH_FAILURE
+    gpu.lost = fake_gpu.LAUNCH_FAILURE
     with pytest.raises(GpuLostError):
         next(source)

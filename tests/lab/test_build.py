@@ -32,7 +32,7 @@ from framefuse.lab.lowering import BuildReport, _card_of, build_model
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
-from tests.small_models import HEIGHT, WIDTH, drawn_images, write, write_segmenter
+from small_models import HEIGHT, WIDTH, drawn_images, write, write_segmenter
 
 FRAMES = list(drawn_images(40, seed=1))
 

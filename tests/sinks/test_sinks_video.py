@@ -16,6 +16,7 @@ import av
 import numpy as np
 import pytest
 
+import sink_frames
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
@@ -292,7 +293,7 @@ def test_video_and_jsonl_survive_a_kill(tmp_path: Path) -> None:
     """SIGKILL in the middle: all but the last second of video, and every line."""
     script = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(sink_frames.__file__).parent)!r})
 from fractions import Fraction
 from pathlib import Path
 from framefuse.sinks import open_sink

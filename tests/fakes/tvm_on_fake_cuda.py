@@ -1,6 +1,6 @@
 """Engine tvm's executions on a CUDA that computes nothing and writes down what it is asked: run as a program.
 
-    python tests/tvm_on_fake_cuda.py MODEL.onnx FOLDER      # the last line of the output is JSON
+    python tests/fakes/tvm_on_fake_cuda.py MODEL.onnx FOLDER      # the last line of the output is JSON
 
 TVM's own runtime for CUDA is loaded over libraries that stand for CUDA's runtime and driver. What a capture would
 record must be launched on the stream that captures, and nothing may allocate, copy or wait there.
@@ -78,11 +78,11 @@ def main() -> None:
     load(folder, log)
     import tvm_ffi
 
+    from fake_gpu import Array, Gpu
     from framefuse.cuda import device
     from framefuse.engines.tvm import compiling, jit, offload, package, targets
     from framefuse.engines.tvm import cuda as on_gpu
     from framefuse.engines.tvm import importer as reading
-    from gpu_standin import Array, Gpu
 
     tvm, gpu = package.tvm(), Gpu()
     Array.gpu, cupy = gpu, gpu.cupy()

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from fake_gpu import LAUNCH_FAILURE, Array, Gpu
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
@@ -24,7 +25,6 @@ from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import warm_up
-from gpu_standin import LAUNCH_FAILURE, Array, Gpu
 
 SIZE = 96, 64
 """Width and height of the model's input."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cudnn_nets import Net, images, onnx_runtime
+from cudnn_nets import Net, images, onnx_runtime
 
 pytest.importorskip("tvm")
 
@@ -119,7 +119,7 @@ def test_what_is_captured_only_launches(tmp_path: Path) -> None:
     net = Net()
     x = net.conv(net.conv("images", 16, stride=2), 16)
     model = net.save(tmp_path / "net.onnx", net.node("Softmax", net.conv(x, 8, kernel=1, act=""), axis=1), net.pool(x))
-    program = Path(__file__).with_name("tvm_on_fake_cuda.py")
+    program = Path(__file__).parents[1] / "fakes" / "tvm_on_fake_cuda.py"
     done = subprocess.run([sys.executable, program, model, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

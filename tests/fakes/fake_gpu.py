@@ -148,7 +148,9 @@ class Gpu:
             self.worked.add((threading.current_thread().name, self.current_device()))
             return status(self.alive)
 
-        return SimpleNamespace(cuMemcpyDtoDAsync_v2=copy, cuEventRecord=order, cuStreamWaitEvent=order)
+        return SimpleNamespace(
+            cuMemcpyDtoDAsync_v2=copy, cuEventRecord=order, cuEventRecordWithFlags=order, cuStreamWaitEvent=order
+        )
 
     def limited(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def allocate(shape: Any, dtype: Any = np.float64) -> Any:
@@ -256,7 +258,7 @@ class Gpu:
             get_default_memory_pool=lambda: pool, get_default_pinned_memory_pool=lambda: pool,
             cuda=SimpleNamespace(
                 memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
-                runtime=runtime, Event=Event, Stream=Stream, Device=Device,
+                runtime=runtime, get_elapsed_time=lambda start, end: 0.25, Event=Event, Stream=Stream, Device=Device,
                 UnownedMemory=lambda address, size, owner, device: address,
                 MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory + offset),
             ),

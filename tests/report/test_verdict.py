@@ -173,3 +173,17 @@ def test_verdict_of_next_to_nothing(frames: int) -> None:
         found = verdict(stages, cores=1, frames=frames, seconds=1.0, cpu_ms=0.0)
         assert found.sentence
         assert all(math.isfinite(what_if.fps) for what_if in found.what_ifs)
+
+
+def test_the_gpu_limits_where_its_stages_fill_the_time() -> None:
+    """The host launches in 0.1 ms; the GPU needs 0.2 + 1.5 + 0.3 ms a frame, whatever thread waits for it."""
+
+    def stage(name: str, gpu: float) -> StageStats:
+        host = stats(name, 0.1, thread="program", wall=5.0)
+        return replace(host, overlapped=name == "inference", device_ms=Spread(mean=gpu, p50=gpu, total=gpu * 100))
+
+    stages = [stage("preprocess", 0.2), stage("inference", 1.5), stage("postprocess", 0.3)]
+    found = verdict(stages, cores=4, frames=100, seconds=0.21, cpu_ms=0.5)
+    assert found.limiter == "inference"
+    assert "it takes 1.50 of the 2.00 ms that a frame needs on the GPU" in found.sentence
+    assert found.what_ifs[0].factor == pytest.approx(4.0)

@@ -23,6 +23,7 @@ from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
+from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import warm_up
 
@@ -80,6 +81,18 @@ def test_masks_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
             assert same.shape == (part[0].height, part[0].width)
             assert same.mean() > 0.999  # two classes may be equal but for the order of additions
     program.close()
+
+
+def test_stages_are_timed_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
+    """The first batch of each captured one is timed; the fake GPU takes 0.25 ms for every stage."""
+    recorder = Recorder()
+    program = on_cuda(segmenter, recorder=recorder)
+    assert len(run(program, pictures(8), 2)) == 8
+    program.close()
+    stages = {stage.name: stage.device_ms for stage in recorder.snapshot().stages}
+    assert set(stages) == {"preprocess", "inference", "postprocess"}
+    for spread in stages.values():
+        assert spread is not None and spread.mean == pytest.approx(0.125)  # of a batch of two
 
 
 def test_scores_that_are_not_numbers_are_seen_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:

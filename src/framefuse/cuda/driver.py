@@ -14,6 +14,9 @@ from typing import Any
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 
+EXTERNAL = 1
+"""CU_EVENT_RECORD_EXTERNAL."""
+
 
 def driver() -> Any:
     """The driver, with the device's context current in this thread."""
@@ -37,6 +40,7 @@ def _library() -> Any:
     address, size = ctypes.c_uint64, ctypes.c_size_t
     library.cuMemcpyDtoDAsync_v2.argtypes = [address, address, size, address]
     library.cuEventRecord.argtypes = [address, address]
+    library.cuEventRecordWithFlags.argtypes = [address, address, ctypes.c_uint]
     library.cuStreamWaitEvent.argtypes = [address, address, ctypes.c_uint]
     return library
 
@@ -53,6 +57,11 @@ def copy(to: int, source: int, size: int, stream: Any) -> None:
 def record(event: Any, stream: Any) -> None:
     """`event` is when a stream has done all that is on it now."""
     _check(driver().cuEventRecord(event.ptr, stream.ptr), "record an event")
+
+
+def record_in_graph(event: Any, stream: Any) -> None:
+    """Record an event each time the graph is launched that the stream is capturing, so that the host can read it."""
+    _check(driver().cuEventRecordWithFlags(event.ptr, stream.ptr, EXTERNAL), "record an event in a graph")
 
 
 def wait(event: Any, stream: Any) -> None:

@@ -141,11 +141,15 @@ class ReportFacts:
             size = f" {source.width}x{source.height}" if source.width else ""
             drops = "".join(f", {count:,} {cause}" for cause, count in source.drops.items())
             lines.append(f"source   {source.uri}{size}{f' {source.fps:.3g} fps' if source.fps else ''}{drops}")
-        head = f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'wait in s':>11}{'blocked s':>11}"
+        on_gpu = any(stage.device_ms for stage in self.stages)
+        head = f"{'GPU ms':>9}" if on_gpu else ""
+        head += f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'wait in s':>11}{'blocked s':>11}"
         lines += ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
         for stage in self.stages:
             cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"
             busy = "".join(f"{value:>9.2f}" for value in (stage.busy_ms.p50, stage.busy_ms.p95, stage.busy_ms.p99))
+            if on_gpu:
+                busy = f"{f'{stage.device_ms.mean:.3f}' if stage.device_ms else '-':>9}{busy}"
             waits = f"{stage.wait_in_ms / 1e3:>11.2f}{stage.wait_out_ms / 1e3:>11.2f}"
             lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
         lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from framefuse.report.facts import ReportFacts
+from framefuse.runtime.profiling import StageStats
 
 MAX_CLASSES = 12
 _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postprocess": "post"}
@@ -300,6 +301,7 @@ def _classes(report: ReportFacts) -> str:
 def _stage_table(report: ReportFacts) -> str:
     colors = _colors(report)
     rows = []
+    on_gpu = any(stage.device_ms is not None for stage in report.stages)
     for stage in report.stages:
         busy = stage.busy_ms
         times = (busy.mean, busy.p50, busy.p95, busy.p99, busy.max)
@@ -309,19 +311,43 @@ def _stage_table(report: ReportFacts) -> str:
                 _text(stage.thread),
                 f"{stage.items:,}",
                 "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}",
+                *([_gpu_ms(stage)] if on_gpu else []),
                 *(f"{value:.2f}" for value in times),
                 f"{stage.wait_in_ms / 1e3:.2f}",
                 f"{stage.wait_out_ms / 1e3:.2f}",
             )
         )
-    head = ("stage", "thread", "frames", "CPU ms", "mean ms", "p50", "p95", "p99", "max", "wait in s", "blocked s")
+    gpu = ("GPU ms",) if on_gpu else ()
+    head = (
+        "stage",
+        "thread",
+        "frames",
+        "CPU ms",
+        *gpu,
+        "mean ms",
+        "p50",
+        "p95",
+        "p99",
+        "max",
+        "wait in s",
+        "blocked s",
+    )
     note = ""
     if any(stage.overlapped for stage in report.stages):
         note = (
             "<p class='note'>Times are per frame. Inference is the latency of a request, several of which run at the "
             "same time; its wait is what the program thread waited for it.</p>"
         )
+    if on_gpu:
+        note += (
+            "<p class='note'>GPU ms is the time on the GPU, measured by CUDA events in some of the batches. The other "
+            "times of such a stage are those of the host: to launch the work, or to wait for it.</p>"
+        )
     return _table(head, rows, texts=2) + note if rows else ""
+
+
+def _gpu_ms(stage: StageStats) -> str:
+    return "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
 
 
 def _copies(report: ReportFacts) -> str:

@@ -41,6 +41,8 @@ class _Load:
     pool: float
     """In its helper threads, spread over them."""
     cpu: float
+    gpu: float
+    """On the GPU, whose work of one run takes turns."""
 
 
 def verdict(
@@ -59,6 +61,7 @@ def verdict(
     share the work of one stage; all share the cores. A frame cannot take less than
         bound = max(for each thread: sum of its stages' own time,
                     for each stage:  time of its helper threads / their number,
+                    for the GPU:     sum of what the stages take on it,
                     for all:         CPU time / cores).
     Real runs are slower than the bound: work does not pack perfectly, other programs take their share. That loss is
     assumed to stay in proportion, so without stage S the run is bound / bound(without S) times as fast.
@@ -117,13 +120,17 @@ def verdict(
 def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load:
     wall = min(stage.busy_ms.total / frames / stage.copies, measured)
     own = min(stage.own_cpu_ms / stage.copies, measured)
+    if stage.device_ms is not None:  # the host launches and waits
+        return _Load(stage, own, 0.0, stage.cpu_ms or 0.0, min(stage.device_ms.mean, measured))
     if stage.cpu_ms is None:
         # Nothing but wall time is known. Requests that overlap say nothing of their thread.
-        return _Load(stage, own, wall / stage.parallel, 0.0) if stage.overlapped else _Load(stage, wall, 0.0, 0.0)
+        serial, pool = (own, wall / stage.parallel) if stage.overlapped else (wall, 0.0)
+        return _Load(stage, serial, pool, 0.0, 0.0)
     helpers = stage.cpu_ms - stage.own_cpu_ms
     if stage.overlapped:
-        return _Load(stage, own, min(max(helpers, idle * stage.busy_ms.min) / stage.parallel, measured), stage.cpu_ms)
-    return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms)
+        latency = max(helpers, idle * stage.busy_ms.min)
+        return _Load(stage, own, min(latency / stage.parallel, measured), stage.cpu_ms, 0.0)
+    return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms, 0.0)
 
 
 def _bound(loads: Sequence[_Load], cores: int, spare: float, known: bool) -> float:
@@ -131,12 +138,15 @@ def _bound(loads: Sequence[_Load], cores: int, spare: float, known: bool) -> flo
     for load in loads:
         threads[load.stage.thread] = threads.get(load.stage.thread, 0.0) + load.serial
     packed = (sum(load.cpu for load in loads) + spare) / cores if known else 0.0
-    return max([packed, *threads.values(), *(load.pool for load in loads)])
+    return max([packed, *threads.values(), *(load.pool for load in loads), sum(load.gpu for load in loads)])
 
 
 def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measured: float, known: bool) -> str:
     """The resource of the limiting stage that runs out first."""
     thread = sum(other.serial for other in loads if other.stage.thread == load.stage.thread)
+    gpu = sum(other.gpu for other in loads)
+    if load.gpu and gpu >= max(thread, load.pool, cpu_ms / cores if known else 0.0):
+        return f"it takes {load.gpu:.2f} of the {gpu:.2f} ms that a frame needs on the GPU"
     if known and cpu_ms / cores >= max(thread, load.pool):
         return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {cores} core{'s' if cores > 1 else ''}"
     if load.pool >= thread:

@@ -118,6 +118,9 @@ class StageStats:
     """Helper threads among which the rest is spread."""
     copies: int = 1
     """Threads that run this stage side by side, one a source."""
+    device_ms: Spread | None = None
+    """Per frame, on the GPU, between CUDA events in some of the batches; None: nothing ran there. `busy_ms` is then the
+    time in which the host launched the work, or waited for it."""
     overlapped: bool = False
     """Several items are busy at the same time, so busy time is latency and says nothing about throughput."""
 
@@ -134,6 +137,7 @@ class StageClock:
     copies: int = 1
     overlapped: bool = False
     busy: Histogram = field(default_factory=Histogram)
+    device: Histogram = field(default_factory=Histogram)
     wait_in: float = 0.0
     wait_out: float = 0.0
     cpu: float | None = None
@@ -158,6 +162,11 @@ class StageClock:
             self.wait_out += wait_out
             if cpu is not None:
                 self.cpu = (self.cpu or 0.0) + cpu
+
+    def add_device(self, seconds: float, *, items: int) -> None:
+        """Record how long a GPU worked on `items` frames."""
+        with self._lock:
+            self.device.add(seconds / items, items)
 
 
 _THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
@@ -213,7 +222,8 @@ class Recorder:
     def start(self) -> None:
         """Forget everything and begin to count: when the engine is loaded and no stage runs yet."""
         for clock in self._clocks.values():
-            clock.busy, clock.wait_in, clock.wait_out, clock.cpu = Histogram(), 0.0, 0.0, None
+            clock.busy, clock.device = Histogram(), Histogram()
+            clock.wait_in, clock.wait_out, clock.cpu = 0.0, 0.0, None
         self._latency = Histogram()
         self._frames = 0
         self._interval = 0.25
@@ -349,6 +359,7 @@ class Recorder:
             own_cpu_ms=own,
             parallel=clock.parallel,
             copies=clock.copies,
+            device_ms=Spread.of(clock.device) if clock.device.count else None,
             overlapped=clock.overlapped,
         )
 

@@ -133,13 +133,22 @@ class Stages:
         found: Sequence[tuple[Detections, Masks | None]],
         waiting: WallCpuTime,
         finished: WallCpuTime,
+        on_device: Sequence[float] | None = None,
     ) -> Iterator[FrameResult]:
-        """A batch that was waited for from `waiting` to `finished`, and post-processed from then to now."""
+        """Record a batch that was waited for from `waiting` to `finished`, and post-processed from then to now.
+
+        Args:
+            on_device: seconds that the three stages took on the GPU, where they were measured.
+        """
         ended, count = WallCpuTime.now(), len(batch.infos)
         inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
         self._postprocess.add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
+        for clock, seconds in zip(
+            (self._preprocess, self._inference, self._postprocess), on_device or (), strict=False
+        ):
+            clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
         for info, frame, arrival, (detections, masks) in rows:

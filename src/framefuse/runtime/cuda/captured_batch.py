@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, pairwise, zip_longest
 from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
@@ -28,6 +29,8 @@ from framefuse.runtime.program import Selection
 
 CAPTURES = 5
 """Tries to capture a graph: what a decoder does in another thread, such as setting itself up, can spoil one."""
+TIMED_EVERY = 64
+"""Launches from one whose stages are timed on the device to the next. Its events cost a few microseconds."""
 POLL_SECONDS = 0.0001
 """Between looks at a batch that may time out."""
 
@@ -105,11 +108,17 @@ class CapturedBatch:
             for step in steps:  # whatever is loaded at a first launch is loaded here
                 step()
             self._stream.synchronize()
+            self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
             with calls.owner() as self._launched_on:  # kept as long as the graphs
                 if getattr(model, "capturable", True):
                     self._launches = [self._recorded(steps)]
+                    marks = [partial(cuda_queue.record_in_graph, mark, stream) for mark in self._marks]
+                    self._timed_launches = [self._recorded(_between(marks, steps))]
                 else:
                     self._launches = [self._recorded([before]), run_model, self._recorded([after])]
+                    marks = [partial(mark.record, stream) for mark in self._marks]
+                    self._timed_launches = _between(marks, self._launches)
+        self._launched = 0
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
         """What launches these steps as one graph."""
@@ -147,7 +156,8 @@ class CapturedBatch:
         self._device_outputs.place(placements)
 
     def launch(self) -> None:
-        for launch in self._launches:
+        self._launched += 1
+        for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
         self.ended.record(self._stream)
         self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._device_outputs.sent)
@@ -165,6 +175,17 @@ class CapturedBatch:
             sleep(POLL_SECONDS)
         return True
 
+    @property
+    def _is_timed(self) -> bool:
+        return self._launched % TIMED_EVERY == 1  # the first is timed, so that short runs have one
+
+    def device_seconds(self) -> tuple[float, ...] | None:
+        """Seconds that preprocess, model and postprocess of a finished batch took on the GPU, if it was timed."""
+        if not self._is_timed:
+            return None
+        elapsed = device.cupy().cuda.get_elapsed_time
+        return tuple(elapsed(start, end) / 1e3 for start, end in pairwise(self._marks))
+
     def free(self) -> None:
         """Hold nothing any more, whoever holds this. Nothing may be in flight."""
         vars(self).clear()
@@ -176,3 +197,8 @@ class CapturedBatch:
             NonFiniteError: the model put out NaN or infinity for one of them.
         """
         return self._device_outputs.read(count)
+
+
+def _between(marks: Sequence[Callable[[], None]], steps: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+    """A mark, a step, a mark, ..., a mark."""
+    return [call for call in chain(*zip_longest(marks, steps)) if call is not None]

@@ -156,7 +156,7 @@ class CudaProgram:
             return
         finished = WallCpuTime.now()
         found = flight.lane.read(len(flight.batch.infos))
-        yield from self._stages.finished(flight.batch, found, waiting, finished)
+        yield from self._stages.finished(flight.batch, found, waiting, finished, flight.lane.device_seconds())
 
     def drain(self) -> Iterator[FrameResult]:
         while self._in_flight:

@@ -1,9 +1,9 @@
-"""A GPU and its decoder, fake: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
+"""A fake GPU and its decoder: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
 
-What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
-same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
-the place of the real ones. Kernels are those of the CPU or, if wanted, the CUDA kernels' own source
-(`cuda_fibres`). A test says what fails: the GPU is lost, or has only so much room.
+Launches run immediately on the CPU; captured work runs when its graph is launched. The decoder reuses the same few
+surfaces, as PyNvVideoCodec does, so a late reader sees another frame. `install` replaces the real modules. Kernels are
+those of the CPU or, if requested, the source of the CUDA kernels (`cuda_fibres`). A test chooses what fails: the GPU is
+lost, or has little memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from cuda_fibres import Fibres
 from framefuse import kernels
 from framefuse.cuda import device, kernel
-from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda import driver as cuda_driver
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes.reference import Found
 
@@ -132,7 +132,7 @@ class Gpu:
         self.do(stream, move)
 
     def driver(self) -> Any:
-        """What `cuda_queue` calls."""
+        """What `cuda_driver` calls."""
 
         def status(work: Work) -> int:
             try:
@@ -314,8 +314,8 @@ def _detections(gpu: Gpu) -> Callable[..., None]:
     return detections
 
 
-class Picture:
-    """A decoded picture in a surface."""
+class DecodedFrame:
+    """PyNvVideoCodec's, in a surface."""
 
     def __init__(self, memory: Any, width: int, height: int, pts: int) -> None:
         self.memory, self.height, self.pts = memory, height, pts
@@ -339,7 +339,7 @@ class Decoder:
         self.largest: tuple[int, int] | None = None
         self.surfaces: Iterator[Any] = iter(())
 
-    def Decode(self, data: Any) -> list[Picture]:
+    def Decode(self, data: Any) -> list[DecodedFrame]:
         packet = None
         if getattr(data, "bsl", 0):
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
@@ -347,9 +347,9 @@ class Decoder:
         decoded = self.context.decode(packet)
         if self.largest and (self.context.width > self.largest[0] or self.context.height > self.largest[1]):
             raise RuntimeError("HandleVideoSequence : Reconfigure Not supported when width/height > maxwidth/maxheight")
-        return [self._picture(frame) for frame in decoded]
+        return [self._surface(frame) for frame in decoded]
 
-    def _picture(self, frame: Any) -> Picture:
+    def _surface(self, frame: Any) -> DecodedFrame:
         width, height = frame.width, frame.height
         if self.largest is None:
             self.largest = width, height
@@ -358,7 +358,7 @@ class Decoder:
         memory = next(self.surfaces)
         planes = frame.reformat(format="nv12").to_ndarray()
         memory[: height * 3 // 2, :width] = planes
-        return Picture(memory, width, height, frame.pts)
+        return DecodedFrame(memory, width, height, frame.pts)
 
 
 def codec(**refused: str) -> Any:
@@ -404,7 +404,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "current_stream", gpu.current_stream)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
-    monkeypatch.setattr(cuda_queue, "driver", gpu.driver)
+    monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(decoders, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:

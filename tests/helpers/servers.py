@@ -1,7 +1,7 @@
 """Real video servers on 127.0.0.1 for tests: MPEG-TS over HTTP, TCP and UDP, and RTSP with H.264 over RTP.
 
 They send an endless H.264 clip in real time, and can be told to fall silent (`freeze`) and to die (`kill`); a new
-one on the same port (`port=`) takes its place, with another picture size if wanted.
+one on the same port (`port=`) takes its place, with another frame size if wanted.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.P
     packets: list[av.Packet[Any]] = []
     for number in range(frames):
         luma = np.add.outer(np.arange(size[1]), np.arange(size[0])) + 9 * number
-        picture = np.full((size[1] * 3 // 2, size[0]), 128, np.uint8)
-        picture[: size[1]] = luma % 200 + 20
-        frame = av.VideoFrame.from_ndarray(picture, format="yuv420p")
+        planes = np.full((size[1] * 3 // 2, size[0]), 128, np.uint8)
+        planes[: size[1]] = luma % 200 + 20
+        frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
         frame.pts = number
         packets += encoder.encode(frame)
     return (*packets, *encoder.encode(None))
@@ -52,10 +52,10 @@ def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tup
     """(Annex B bytes, pts, dts) of the clip again and again, in frame periods.
 
     Args:
-        damage: of every ten pictures, one is noise behind a valid start, and one ends in noise.
+        damage: of every ten frames, one is noise behind a valid start, and one ends in noise.
     """
     packets = access_units(size, FPS, b_frames)
-    for turn in count():
+    for lap in count():
         for number, packet in enumerate(packets):
             assert packet.pts is not None and packet.dts is not None
             data = bytes(packet)
@@ -63,7 +63,7 @@ def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tup
                 data = b"\x00\x00\x00\x01\x65" + 50 * b"\x5a"
             elif damage and number % 10 == 5:
                 data = data[: len(data) // 2] + len(data) // 2 * b"\x5a"
-            yield data, packet.pts + turn * FPS, packet.dts + turn * FPS
+            yield data, packet.pts + lap * FPS, packet.dts + lap * FPS
 
 
 def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[bytes]:

@@ -64,9 +64,9 @@ class TestTime:
                 packet.stream = stream
                 output.mux(packet)
         frames, info = read(scrambled)
-        assert [frame.pts for frame in frames] == [picture.pts for picture in decoded(scrambled)]
+        assert [frame.pts for frame in frames] == [one.pts for one in decoded(scrambled)]
         assert np.diff([frame.pts or 0 for frame in frames]).min() < 0
-        assert "frames whose pts is not after the one before, kept: 2" in info.notes
+        assert "frames whose pts does not increase, kept: 2" in info.notes
 
     def test_frames_that_an_edit_list_hides_are_not_missed(self, tmp_path: Path) -> None:
         path = media.video(
@@ -74,7 +74,7 @@ class TestTime:
         )
         frames, info = read(path)
         assert seconds(frames) == [0.0, 0.08, 0.16]
-        assert "announces" not in "; ".join(info.notes)
+        assert "header states" not in "; ".join(info.notes)
 
 
 class TestRange:

@@ -1,4 +1,4 @@
-"""Figures with joints: person, dog, bird. Each is a function of a fixed style and of a phase that moves it."""
+"""Articulated figures: person, dog, bird. Each has a fixed style and is animated by a phase."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD, TORSO, UPPER_ARM, LOWER_ARM, UPPER_LEG, LOWER_LEG, FOOT = range(1, 8)
 
 
 def _swung(joint: Solid, length: float, angle: float, out: float = 0.0) -> Solid:
-    """End of a bone that hangs from `joint`, swung forward by `angle` and sideways by `out` (radians)."""
+    """End of a bone that hangs from `joint`, rotated forward by `angle` and sideways by `out` (radians)."""
     forward, up, side = joint
     down = length * math.cos(out)
     return forward + down * math.sin(angle), up - down * math.cos(angle), side + length * math.sin(out)
@@ -52,8 +52,11 @@ class Person:
     sleeves: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance, *, facing: bool = False) -> Person:
-        """Args: facing: turned to the viewer, arms in motion, as in front of a camera."""
+    def sample(cls, chance: Chance, *, facing: bool = False) -> Person:
+        """
+        Args:
+            facing: towards the viewer, arms in motion, as in front of a camera.
+        """
         run = chance.happens(0.25) and not facing
         return cls(
             stout=chance.style(0.8, 1.45),
@@ -117,7 +120,7 @@ class Person:
         self, out: Sketch, strokes: list[tuple[float, int, Solid, Solid, float, float, int]],
         hip: float, neck: float, back: float,
     ) -> None:  # fmt: skip
-        """Strokes behind the torso, the torso and the head, then the strokes before it."""
+        """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it."""
         strokes.sort(key=lambda stroke: -stroke[0])
         for stroke in strokes:
             if stroke[0] > 0 or stroke[6] in (UPPER_LEG, LOWER_LEG, FOOT):
@@ -201,7 +204,7 @@ class Dog:
     socks: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Dog:
+    def sample(cls, chance: Chance) -> Dog:
         return cls(
             leg=chance.style(0.22, 0.48),
             stout=chance.style(0.085, 0.15),
@@ -261,7 +264,7 @@ class Dog:
 
 @dataclass(frozen=True)
 class Bird:
-    """1 from beak to tail; on the wing or on its feet."""
+    """1 long from beak to tail; flying or standing."""
 
     body: float
     wing: float
@@ -274,7 +277,7 @@ class Bird:
     forked: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bird:
+    def sample(cls, chance: Chance) -> Bird:
         return cls(
             body=chance.style(0.1, 0.19),
             wing=chance.style(0.4, 0.75),

@@ -1,4 +1,4 @@
-"""Simple solids: sign, ball, box, cone; and decoys, shapes that are none of the classes."""
+"""Simple solids: sign, ball, box, cone; and decoys, shapes of no class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sign:
     turn: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Sign:
+    def sample(cls, chance: Chance) -> Sign:
         return cls(
             plate=chance.integer(0, 6),
             radius=chance.style(0.17, 0.26),
@@ -84,7 +84,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Ball:
-    """Diameter 1: plain, beach ball, banded, spotted. It rolls."""
+    """Diameter 1, rolling: plain, beach ball, banded, spotted."""
 
     kind: int
     wedges: int
@@ -92,7 +92,7 @@ class Ball:
     light: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Ball:
+    def sample(cls, chance: Chance) -> Ball:
         return cls(chance.integer(0, 4), chance.integer(2, 5), chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0))
 
     def sketch(self, phase: float) -> Sketch:
@@ -141,7 +141,7 @@ class Box:
     kind: int
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Box:
+    def sample(cls, chance: Chance) -> Box:
         return cls(
             length=chance.style(0.6, 0.95),
             width=chance.style(0.5, 0.8),
@@ -178,7 +178,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Cone:
-    """1 high: with or without a foot, banded, blunt or pointed."""
+    """1 high: with or without a base, banded, blunt or pointed."""
 
     radius: float
     tip: float
@@ -188,7 +188,7 @@ class Cone:
     shift: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Cone:
+    def sample(cls, chance: Chance) -> Cone:
         return cls(
             radius=chance.style(0.26, 0.42),
             tip=chance.style(0.01, 0.09),
@@ -234,7 +234,7 @@ class Decoy:
     spin: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Decoy:
+    def sample(cls, chance: Chance) -> Decoy:
         kind, count = chance.integer(0, 4), chance.integer(4, 9)
         if kind == 0:  # a cross or an L
             arm = chance.style(0.1, 0.2)

@@ -1,4 +1,4 @@
-"""Figures on wheels: car, bus, bicycle. Their phase is the way they have rolled, in their own lengths."""
+"""Figures on wheels: car, bus, bicycle. Their phase is the distance travelled, in their own lengths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Car:
     spokes: int
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Car:
+    def sample(cls, chance: Chance) -> Car:
         return cls(
             body=chance.integer(0, 4),
             height=chance.style(0.29, 0.4),
@@ -137,7 +137,7 @@ class Bus:
     stripe: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bus:
+    def sample(cls, chance: Chance) -> Bus:
         kind = chance.integer(0, 3)
         return cls(
             kind=kind,
@@ -199,7 +199,7 @@ class Bicycle:
     basket: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bicycle:
+    def sample(cls, chance: Chance) -> Bicycle:
         moped = chance.happens(0.4)
         return cls(
             wheel=chance.style(0.15, 0.19) if moped else chance.style(0.2, 0.25),

@@ -1,4 +1,4 @@
-"""The pipeline: order, batches of mixed sizes, errors in any stage, leaving early, and what it costs in memory."""
+"""The pipeline: order, batches of mixed sizes, errors in any stage, early exit, and memory use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_BOXES = np.zeros((7, 100), np.float32)
 
 
 def marked(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-    """A model whose one box tells the grey level of each image's middle, so results can be told apart."""
+    """A model whose confidence encodes the grey level at the centre of each image, to tell results apart."""
     outputs = np.zeros((len(batch), 7, 100), np.float32)
     for row, image in enumerate(batch):
         _, height, width = image.shape
@@ -53,7 +53,7 @@ def level_of(result: Result) -> int:
 
 
 def images(count: int, *sizes: tuple[int, int]) -> list[NDArray[np.uint8]]:
-    """Grey images whose level is their number, of the given (width, height) in turn."""
+    """Grey images whose level is their number, cycling through the given (width, height)."""
     sizes = sizes or ((64, 48),)
     return [
         np.full((sizes[number % len(sizes)][1], sizes[number % len(sizes)][0], 3), number, np.uint8)
@@ -94,7 +94,7 @@ def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
 
 @pytest.mark.parametrize("batch", [3, 8])
 def test_sources_of_other_sizes_come_one_after_the_other(tmp_path: Path, batch: int) -> None:
-    """Each in one file of its own, and its images all before those of the next."""
+    """Each writes its own file, and all its frames come before those of the next."""
     clips = [tmp_path / f"{number}.mp4" for number in range(3)]
     for clip, size in zip(clips, ((96, 64), (64, 96), (96, 64)), strict=True):
         squares_clip(clip, frames=13, size=size)
@@ -245,7 +245,7 @@ def test_unknown_options_name_the_nearest() -> None:
 
 
 class Camera:
-    """A live source that gives one frame each time it is told to."""
+    """A live source that delivers a frame on request."""
 
     def __init__(self, count: int) -> None:
         self.info = SourceInfo("camera", "camera")
@@ -294,7 +294,7 @@ def test_a_live_source_keeps_the_latest_frame_and_counts_the_others() -> None:
 
 
 def test_frame_size_change_in_one_video(tmp_path: Path) -> None:
-    """An MPEG-TS made of two recordings: boxes stay right, and two playable files are written."""
+    """An MPEG-TS of two recordings: boxes stay correct, and two playable files are written."""
     truth = squares_clip(tmp_path / "a.ts", frames=10, size=(640, 360), seed=1)
     truth += squares_clip(tmp_path / "b.ts", frames=10, size=(480, 272), seed=2)
     joined = tmp_path / "joined.ts"

@@ -3,7 +3,7 @@
 FramefuseError                 1  base of all; `.remedy` says what to do, `.stage` where it happened
 |-- UsageError                 2  an option or argument is wrong (also a ValueError)
 |   `-- ConfigError            2  a configuration file is wrong
-|-- CapabilityError            3  this machine or installation lacks what was asked for
+|-- CapabilityError            3  this machine or installation lacks what was requested
 |-- QualityError               4  an accuracy or service-level gate failed
 |-- SourceError                1  a source cannot be opened or read
 |   |-- DecodeError            1  its data is damaged or of an unknown format

@@ -30,7 +30,7 @@ from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes.reference import Found
 
 PITCH = 256
-"""Rows of a surface begin at multiples of so many bytes."""
+"""Alignment of the rows of a surface in bytes."""
 SURFACES = 4
 DIRECTIONS = {1: "h2d", 2: "d2h", 3: "d2d"}
 """cudaMemcpyKind."""
@@ -54,12 +54,12 @@ LAUNCH_FAILURE = CudaError(719, "cudaErrorLaunchFailure: unspecified launch fail
 
 
 class Array(np.ndarray[Any, Any]):
-    """A NumPy array that passes for one of CuPy, and is made like one."""
+    """A NumPy array with the constructor and the interface of CuPy's."""
 
     gpu: Gpu
 
     def __new__(cls, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> Any:
-        """Over memory that lies somewhere."""
+        """An array over existing memory."""
         if strides is None:
             strides = np.empty(shape, dtype).strides
         size = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
@@ -100,7 +100,7 @@ class Gpu:
         self.copied: Counter[str] = Counter()
         self.worked: set[tuple[str, int]] = set()
         self.recordings: dict[int, list[Work]] = {}
-        """What a stream that is captured would do, by its pointer."""
+        """Pointer of a stream in capture mode -> its recorded work."""
         self._numbers = itertools.count(1)
         self._here = threading.local()
 
@@ -109,7 +109,7 @@ class Gpu:
             raise self.lost
 
     def do(self, stream: int | None, work: Work) -> None:
-        """Now, or whenever the graph that is being captured is launched."""
+        """Run `work` now, or record it if the stream is being captured."""
         self.alive()
         recording = self.recordings.get(self.current_stream() if stream is None else stream)
         if recording is None:
@@ -132,7 +132,7 @@ class Gpu:
         self.do(stream, move)
 
     def driver(self) -> Any:
-        """What `cuda_driver` calls."""
+        """The functions that `framefuse.cuda.driver` calls."""
 
         def status(work: Work) -> int:
             try:
@@ -162,7 +162,7 @@ class Gpu:
         return allocate
 
     def cupy(self) -> Any:
-        """The module."""
+        """The module CuPy."""
         gpu = self
 
         class Event:
@@ -315,7 +315,7 @@ def _detections(gpu: Gpu) -> Callable[..., None]:
 
 
 class DecodedFrame:
-    """PyNvVideoCodec's, in a surface."""
+    """A decoded frame in a surface of PyNvVideoCodec."""
 
     def __init__(self, memory: Any, width: int, height: int, pts: int) -> None:
         self.memory, self.height, self.pts = memory, height, pts
@@ -330,7 +330,7 @@ class DecodedFrame:
 
 
 class Decoder:
-    """PyNvVideoCodec's, over FFmpeg: it gives NV12, and refuses to grow."""
+    """PyNvVideoCodec's decoder over FFmpeg: it outputs NV12, and fails if the frame size grows."""
 
     def __init__(self, codec: str, **options: Any) -> None:
         self.options = options

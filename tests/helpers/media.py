@@ -1,4 +1,4 @@
-"""Tiny real media for tests, made on the fly: one function per kind, each returns the path it wrote."""
+"""Tiny real media files, generated on the fly: one function per kind, which returns the path it wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTAINERS: dict[str, dict[str, str]] = {
     "webm": {"codec": "libvpx-vp9"},
     "mjpeg": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
 }
-"""File suffix -> what `clip` is to encode for it."""
+"""File suffix -> arguments of `clip`."""
 RED, GREEN, BLUE = (200, 30, 40), (20, 180, 60), (30, 50, 210)
 
 
@@ -106,7 +106,7 @@ def cover_art(path: Path) -> Path:
         _silence(output, output.add_stream("libmp3lame", rate=8000, layout="mono"), samples=8000)
     body = b"\x00image/png\x00\x03\x00" + art.read_bytes()
     tag = b"APIC" + struct.pack(">I", len(body)) + b"\x00\x00" + body
-    # Sizes in an ID3 header have seven bits a byte.
+    # Sizes in an ID3 header have seven bits per byte.
     size = bytes((len(tag) >> shift) & 0x7F for shift in (21, 14, 7, 0))
     data = sound.read_bytes()
     path.write_bytes(b"ID3\x03\x00\x00" + size + tag + data[data.index(b"\xff\xe3") :])
@@ -144,7 +144,7 @@ def scramble(path: Path, first: float, last: float, *, seed: int = 1) -> Path:
 
 
 def truncate(path: Path, fraction: float) -> Path:
-    """Cut the end off."""
+    """Remove the end of a file."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * fraction)])
     return path

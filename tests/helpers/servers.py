@@ -49,7 +49,7 @@ def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.P
 
 
 def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tuple[bytes, int, int]]:
-    """(Annex B bytes, pts, dts) of the clip again and again, in frame periods.
+    """(Annex B bytes, pts, dts) of the clip in an endless loop, in frame periods.
 
     Args:
         damage: of every ten frames, one is noise behind a valid start, and one ends in noise.
@@ -67,7 +67,7 @@ def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tup
 
 
 def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[bytes]:
-    """The endless clip as MPEG-TS, the bytes of one frame at a time."""
+    """The endless clip as MPEG-TS, in chunks of one frame."""
     out = io.BytesIO()
     with av.open(out, "w", format="mpegts") as container:
         container.flags |= av.container.Flags.flush_packets.value
@@ -83,7 +83,7 @@ def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[byte
 
 
 def finite(container_format: str, size: Size, frames: int = FPS) -> bytes:
-    """A whole short file of `frames` frames, for example "mp4"."""
+    """A complete short file of `frames` frames, for example "mp4"."""
     out = io.BytesIO()
     with av.open(out, "w", format=container_format) as container:
         stream = container.add_mux_stream("h264", rate=FPS, width=size[0], height=size[1])
@@ -145,7 +145,7 @@ class Server:
         self._frozen.set()
 
     def kill(self) -> None:
-        """Die at once, as a process that is killed: every socket is closed."""
+        """Close every socket, as when a process is killed."""
         self._dead.set()
         for one in (self._listener, *self._sockets):
             with suppress(OSError):
@@ -163,7 +163,7 @@ class Server:
         self.kill()
 
     def paced(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items in real time, until the server is dead; nothing more once it is frozen."""
+        """The items in real time, until the server is killed; no more once it is frozen."""
         for item in items:
             if self._dead.wait(1 / FPS):
                 return
@@ -182,7 +182,7 @@ class Server:
 
 
 def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
-    """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is passed over."""
+    """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is skipped."""
     line = stream.readline()
     while line.startswith(b"$"):
         line += stream.read(4 - len(line)) if len(line) < 4 else b""

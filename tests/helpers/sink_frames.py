@@ -1,4 +1,4 @@
-"""Frames, clips and detections for sinks to write, and readers of the files that they wrote."""
+"""Frames, clips and detections as input of sinks, and readers of their outputs."""
 
 from __future__ import annotations
 

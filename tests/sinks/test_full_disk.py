@@ -1,4 +1,4 @@
-"""Outputs on a full disk, or where no folder is: what was written stays whole, and the error says why."""
+"""Outputs on a full disk or in a missing folder: finished data stays intact, and the error names the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DISK_KB = 256
 
 
 def take_space(disk: Path, *, but: int = 0) -> None:
-    """Somebody else's file takes all space that is left, but for some bytes."""
+    """Fill the disk with another file, except for some bytes."""
     space = os.statvfs(disk)
     (disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - but))
 

@@ -1,4 +1,4 @@
-"""Outputs where the world is in the way: files of the user, odd names, folders that vanish, other runs."""
+"""Outputs under difficult conditions: files of the user, odd names, folders that vanish, other runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_no_sink_overwrites_a_source_that_comes_later(tmp_path: Path, name: str,
 
 
 def test_outputs_of_one_run_never_meet(tmp_path: Path) -> None:
-    """Two groups of images with the same names; a video that goes on as clip_2 beside one that is called so."""
+    """Two groups of images with the same names; a video that continues as clip_2 next to one of that name."""
     sinks = SinkSet(lambda _: [open_sink(name) for name in ("images", "yolo_txt", "video")], tmp_path, NAMES)
     for number, shape in enumerate([(96, 64), (64, 96)]):
         one = frame(number, *shape)
@@ -108,7 +108,7 @@ def with_source(expected: list[Path], folder: Path) -> None:
 
 
 def test_pipeline_never_overwrites_what_it_reads(tmp_path: Path) -> None:
-    """Images written beside themselves: 1.bmp becomes 1.png, which is a source too."""
+    """Images written next to their source: 1.bmp becomes 1.png, which is a source too."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name in ("1.bmp", "1.png"):
@@ -206,7 +206,7 @@ def test_run_folder_with_a_null_byte(tmp_path: Path) -> None:
         make_run_folder(tmp_path, "a\0b")
 
 
-# Other runs, and people who tidy up
+# Other runs, and folders that are deleted
 
 
 def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_video_from_every_pixel_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 def test_video_and_boxes_are_upright(tmp_path: Path, rotation: int) -> None:
     one = frame(width=96, height=64, rotation=rotation)
-    # The top left corner of the frame as displayed is bright; here is where that corner is coded.
+    # The top left corner of the frame as displayed is bright; this is its coded position.
     corner = {0: (slice(0, 16), slice(0, 16)), 90: (slice(-16, None), slice(0, 16))}
     corner |= {180: (slice(-16, None), slice(-16, None)), 270: (slice(0, 16), slice(-16, None))}
     one.planes[0][corner[rotation]] = 220
@@ -290,7 +290,7 @@ def test_video_is_playable_after_an_error_upstream(tmp_path: Path) -> None:
 
 
 def test_video_and_jsonl_survive_a_kill(tmp_path: Path) -> None:
-    """SIGKILL in the middle: all but the last second of video, and every line."""
+    """After SIGKILL, all but the last second of video and every line of text survive."""
     script = f"""
 import os, sys
 sys.path.insert(0, {str(Path(sink_frames.__file__).parent)!r})

@@ -15,12 +15,12 @@ from framefuse.sources.annexb import START_CODE, AnnexB
 
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 SEI = 39
-"""Of HEVC; x265 writes one into the header."""
+"""NAL unit type of HEVC; x265 writes one into the header."""
 ENCODERS = {"h264": "libx264", "hevc": "libx265"}
 FLV_HEADER = 13
-"""Bytes."""
+"""Size of the header in bytes."""
 RECORD = b"\1\x64\0\x1f\xff\xe1\0\3\x67AB\1\0\2\x68C"
-"""Header of H.264 with a set of each kind; lengths have four bytes."""
+"""Header of H.264 with a parameter set of each type and four-byte lengths."""
 
 
 @pytest.fixture(scope="module", params=FILTERS)
@@ -123,7 +123,7 @@ def test_only_the_sets_that_are_missing_are_put_in_and_in_order() -> None:
 
 
 def test_frames_are_those_of_ffmpeg_where_another_stream_follows(folder: Path, codec: str) -> None:
-    """Its sets come once, before its first slice; key frames are not marked, or all packets are."""
+    """Its parameter sets come once, before its first slice; no packet, or every one, is marked as a key frame."""
     keys = "keyint=4:min-keyint=4:scenecut=0:open-gop=1:bframes=0"
     streams = []
     for number, size in enumerate([(64, 64), (96, 80)]):
@@ -140,7 +140,7 @@ def test_frames_are_those_of_ffmpeg_where_another_stream_follows(folder: Path, c
 
 
 def test_a_header_that_changes_in_the_stream_is_used(folder: Path) -> None:
-    """FLV sends it in a tag of its own; the demuxer hands it on with the next packet."""
+    """FLV sends it in a separate tag; the demuxer attaches it to the next packet."""
     parts = [
         media.video(
             folder / f"{width}.flv", codec="libx264", size=(width, 48), frames=4, options={"bf": "0"}

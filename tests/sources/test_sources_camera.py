@@ -22,7 +22,7 @@ class TestCamera:
             open_source(camera)
 
     def test_frames_of_a_device(self) -> None:
-        # FFmpeg's test pattern is a capture device to FFmpeg, as a camera is.
+        # To FFmpeg, its test pattern is a capture device like a camera.
         source = open_device("testsrc=size=64x48:rate=30", "lavfi", SourceOptions(vid_stride=3))
         assert (source.info.kind, source.info.live, source.info.width, source.info.fps) == ("camera", True, 64, 30)
         before = time.monotonic()
@@ -59,7 +59,7 @@ class TestCamera:
 
 
 class Silent:
-    """A device that is open and has no frame: what FFmpeg says then."""
+    """An open device without a frame, as FFmpeg reports it."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()

@@ -95,7 +95,7 @@ class TestPlanes:
         info = SourceInfo("clip", "file")
         frame = wrapped(original.reformat(format=name), info)
         assert frame.format.name == becomes
-        assert f"pixel format {name} is converted to {becomes} by FFmpeg, one copy a frame" in info.notes
+        assert f"pixel format {name} is converted to {becomes} by FFmpeg, one copy per frame" in info.notes
         assert_same_samples(frame, original)
 
     def test_other_formats_become_rgb(self) -> None:
@@ -166,7 +166,7 @@ class TestMeaning:
         assert [frame.rotation for frame in frames] == [rotation] * 3
         assert (frames[0].width, frames[0].height) == ((48, 64) if rotation in (90, 270) else (64, 48))
         assert (frames[0].coded_width, frames[0].coded_height) == (64, 48)
-        # What the matrix itself says: where the neighbour to the right comes to lie, with y downwards.
+        # (a, b) is where the matrix maps the neighbour to the right, with y downwards.
         a, b, _, _ = matrix
         turned = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[frames[0].rotation]
         assert turned == (a, b)
@@ -224,7 +224,7 @@ class TestClosing:
             assert list(source) == []
 
     def test_while_skipping_to_start(self, tmp_path: Path) -> None:
-        # Without a duration nothing can be sought: all frames before `start` are decoded and passed over.
+        # Without a duration there is no seeking: all frames before `start` are decoded and skipped.
         path = media.clip(tmp_path / "clip.h264", frames=400)
         source = open_source(path, SourceOptions(start=1000.0))
         thread = threading.Thread(target=list, args=(source,))
@@ -235,7 +235,7 @@ class TestClosing:
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
     def test_no_file_or_thread_is_left_open(self, tmp_path: Path) -> None:
-        """In a process of its own: threads of other tests end whenever they like."""
+        """Runs in its own process, as threads of other tests may end at any time."""
         path = media.clip(tmp_path / "clip.mp4", frames=3)
         bad = media.audio_only(tmp_path / "sound.m4a")
         done = subprocess.run([sys.executable, "-c", OPENED_AND_CLOSED, path, bad], capture_output=True, text=True)
@@ -291,7 +291,7 @@ def wrapped(av_frame: av.VideoFrame, info: SourceInfo | None = None) -> Frame:
 
 
 def assert_same_samples(frame: Frame, av_frame: av.VideoFrame) -> None:
-    """Compare with a reading of the planes that shares nothing with ours: bytes, row by row."""
+    """Compare with an independent reading of the planes, row by row."""
     for array, plane in zip(frame.planes, av_frame.planes, strict=False):
         rows = bytes(plane)
         used = int(np.prod(array.shape[1:])) * array.itemsize

@@ -1,4 +1,4 @@
-"""Video files that are damaged, odd, empty, missing or not to be read: a typed error, or all frames that there are."""
+"""Video files that are damaged, odd, empty, missing or unreadable: a typed error, or all readable frames."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestBadFiles:
         assert 5 < len(frames) < 50
         same = sum(np.array_equal(frame.planes[0], other) for frame, other in zip(frames, whole, strict=False))
         assert same >= len(frames) - 3
-        if suffix != "ts":  # A transport stream states nothing.
+        if suffix != "ts":  # a transport stream states no length
             assert "header states" in "; ".join(info.notes)
 
     def test_truncated_before_its_index(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Times of video files: exact, filled where they are missing, and `start`, `end` and `vid_stride` by them."""
+"""Timestamps of video files: exact, filled if missing; and `start`, `end` and `vid_stride`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestTime:
         assert seconds(frames) == [round(number / 25, 6) for number in range(-5, 5)]
         assert info.notes == ["frames with a negative pts, kept: 5"]
         assert info.frames == 10
-        # The seconds of a range count from the first frame.
+        # `start` and `end` count from the first frame.
         assert seconds(read(path, start=0.16, end=0.28)[0]) == [-0.04, 0.0, 0.04]
 
     def test_backward_pts_are_kept_and_said(self, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from reading import read
 
 
 def shown(frame: Frame) -> NDArray[Any]:
-    """The pixels as they are to be seen: turned clockwise by `rotation`."""
+    """The pixels as displayed, rotated clockwise by `rotation`."""
     return np.rot90(frame.planes[0], -frame.rotation // 90)
 
 
@@ -46,7 +46,7 @@ class TestImages:
         for suffix in ("png", "tif"):
             path = media.image(tmp_path / f"a.{suffix}", exif=exif)
             (frame,), info = read(path)
-            # What the orientations mean, in numpy (EXIF 2.32, 4.6.4 A): where row 0 and column 0 of the file are seen.
+            # The orientations in NumPy (EXIF 2.32, 4.6.4 A): where row 0 and column 0 of the file are displayed.
             upright = {
                 1: lambda a: a,
                 2: lambda a: a[:, ::-1],

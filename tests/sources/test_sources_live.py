@@ -1,4 +1,4 @@
-"""Live streams from real servers on 127.0.0.1 that are killed, frozen, restarted and refuse."""
+"""Live streams from real servers on 127.0.0.1 that are killed, frozen and restarted, and that refuse logins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from framefuse.sources.resume import Backoff, Timeline
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 
 SOON = 20.0
-"""Seconds within which everything here happens, even on a busy machine; only a hang takes longer."""
+"""Timeout in seconds, generous enough for a busy machine; only a hang takes longer."""
 EVERY = [Server, HttpServer, UdpSender, RtspServer]
 CONNECTED = [Server, HttpServer, RtspServer]
 QUICK = SourceOptions(timeout=0.5, reconnect_max_delay=0.25)
@@ -141,7 +141,7 @@ def test_a_server_that_starts_later_is_found() -> None:
 
 
 def silent_listener() -> socket.socket:
-    """Takes connections and never says a word."""
+    """Accepts connections and never sends anything."""
     return socket.create_server(("127.0.0.1", 0))
 
 

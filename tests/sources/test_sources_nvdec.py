@@ -1,4 +1,4 @@
-"""NVDEC's side of the sources and of the pipeline, on a fake GPU: what is decoded, shared, leased and released."""
+"""NVDEC in sources and pipelines, on a fake GPU: decoding, several readers, leases, errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clips(folder: Path) -> list[Path]:
-    """Eight clips, each with other squares."""
+    """Eight clips with different squares."""
     paths = [folder / f"clip{number}.mp4" for number in range(8)]
     for number, path in enumerate(paths):
         squares_clip(path, frames=FRAMES - number, size=(320, 192), seed=number)
@@ -96,7 +96,7 @@ def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.Monk
 
 
 def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The host decodes the first one too, to see what it means."""
+    """The host decodes the first frame too, for its colours and rotation."""
     fake_gpu.install(monkeypatch)
     source = open_source(media.video(tmp_path / "444.h264", pixel_format="yuv444p"), SourceOptions(device="cuda"))
     count = len(list(source))
@@ -105,7 +105,7 @@ def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatc
 
 
 def found(results: Any) -> dict[str, list[Any]]:
-    """Per file: index and boxes of each frame, in the order in which they came."""
+    """Per file: index and boxes of each frame, in order of arrival."""
     rows: dict[str, list[Any]] = {}
     for result in results:
         rows.setdefault(Path(result.frame.source_id).name, []).append(
@@ -182,7 +182,7 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
 def test_images_of_many_sizes_share_one_graph(
     monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, options: dict[str, Any], given: str
 ) -> None:
-    """Each size of the input has kernels to be measured and a graph of its own, and only a few are kept."""
+    """Each input size requires kernel measurements and its own graph, of which only a few are cached."""
     sizes = [(320, 192), (192, 128), (100, 300)]
     paths = [tmp_path / f"{number}.png" for number in range(3)]
     for path, size in zip(paths, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""The synthetic world: the same bytes every time, truth that matches the pixels, splits that share nothing."""
+"""The synthetic world: reproducible bytes, ground truth that matches the pixels, splits that share nothing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_calm_objects_are_large_and_slow_and_never_in_each_others_way(seed: int)
         assert np.all((truth.boxes[inside, 2:] - truth.boxes[inside, :2]).max(1) > 0.45 * height)
         for track in set(truth.track_id[inside].tolist()) & set(after.track_id.tolist()):
             moved = after.boxes[after.track_id == track] - truth.boxes[truth.track_id == track]
-            # Limbs swing; the pace of all four edges together is that of the scenery.
+            # Limbs swing, but the mean speed of the four edges is that of the background.
             assert abs(moved.mean()) < 0.05 * height
 
 
@@ -264,7 +264,7 @@ def test_awkward_worlds(changes: dict[str, Any]) -> None:
 
 
 def test_many_seeds() -> None:
-    """Chance meets every corner sooner or later."""
+    """Many seeds, to reach rare cases."""
     for seed in range(10_000, 10_060):
         world = World(seed=seed, size=(160, 90), split="val")
         assert world[seed % 900].truth.boxes.shape[1] == 4
@@ -292,7 +292,7 @@ def test_many_seeds() -> None:
     ],
 )  # fmt: skip
 def test_version_5_is_pinned(uri: str, objects: list[tuple[int, int, list[int]]], light: list[list[int]]) -> None:
-    """Who changes what worlds look like raises World.version, records this anew, and scores the shipped models anew."""
+    """A change of appearance requires a new World.version, new values here, and new scores of the shipped models."""
     assert World.version == 5
     world = World.parse(uri)
     snapshot = world[world.frames // 4]

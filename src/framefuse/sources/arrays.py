@@ -52,7 +52,7 @@ def open_arrays(source: Any, options: SourceOptions) -> PullSource:
         if isinstance(images, list | tuple):  # anything else may create each image on access
             info.mixed = len({_size(image) for image in images}) > 1
     else:
-        note(info, "images of an iterator: one copy a frame")
+        note(info, "images of an iterator: one copy per frame")
     return PullSource(info, lambda closed: _frames(images, info, options, closed))
 
 

@@ -313,7 +313,7 @@ class _Video:
         if self.concealed:
             note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")
         if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "left out"
+            how = "filled from the frame rate" if info.fps else "kept so, as the frame rate is unknown"
             note(info, f"frames without pts, {how}: {self.missing_pts}")
         if self.negative_pts:
             note(info, f"frames with a negative pts, kept: {self.negative_pts}")

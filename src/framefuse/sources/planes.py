@@ -140,7 +140,7 @@ def _meaning(
     target = CONVERSIONS.get(plain, plain.removesuffix("be"))
     found = PIXEL_FORMATS.get(target, PIXEL_FORMATS["rgb24"])
     if convert:
-        notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy a frame")
+        notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy per frame")
 
     rgb = av.VideoFormat(name).is_rgb
     if rgb:
@@ -179,7 +179,7 @@ def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: Sourc
     samples = (dtype.itemsize,) if len(shape) == 2 else (shape[2] * dtype.itemsize, dtype.itemsize)
     if pitch > 0:
         return np.ndarray(shape, dtype, plane, 0, (pitch, *samples))
-    note(info, "rows are stored bottom-up: one copy a frame")
+    note(info, "rows are stored bottom-up: one copy per frame")
     return np.ndarray(shape, dtype, plane, -pitch * (shape[0] - 1), (pitch, *samples)).copy()
 
 

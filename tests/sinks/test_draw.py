@@ -12,8 +12,9 @@ from av.video.reformatter import ColorRange
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat
 from framefuse.prediction import Detections
-from framefuse.sinks.canvas import SWS_MATRIX, planes_of
+from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
+from framefuse.sources.planes import SWS_MATRIX
 
 EIGHT_BITS = sorted(name for name, pixels in PIXEL_FORMATS.items() if pixels.bits == 8)
 NAMES = {0: "person", 1: "bicycle", 2: "car"}

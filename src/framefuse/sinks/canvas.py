@@ -11,19 +11,13 @@ from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
-from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
+from av.video.reformatter import ColorRange, VideoReformatter
 from numpy.typing import NDArray
 
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
+from framefuse.sources.planes import SWS_MATRIX
 
 Plane = NDArray[Any]
-
-SWS_MATRIX = {
-    "bt601": Colorspace.ITU601,
-    "bt709": Colorspace.ITU709,
-    "bt2020": Colorspace.BT2020,
-    "rgb": Colorspace.ITU709,
-}
 
 
 class Yuv(NamedTuple):

@@ -29,7 +29,7 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.files import NOT_VIDEO, exact
+from framefuse.sources.files import NOT_VIDEO, configure_decoder, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
 
 FFMPEG_OPTIONS = {
@@ -234,7 +234,8 @@ class Connection:
                 if other is not stream:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
             facts = _facts(container, stream)
-            _configure(stream.codec_context, self._options, live=facts.seconds is None)
+            low_latency = self._options.low_latency or facts.seconds is None
+            configure_decoder(stream.codec_context, self._options.decode_threads, low_latency)
             with self._changed:
                 self.facts = facts
                 self._changed.notify_all()
@@ -278,12 +279,3 @@ def _facts(container: Any, stream: Any) -> Facts:
         container.duration / 1_000_000 if container.duration else None,
         exact(stream.sample_aspect_ratio) or Fraction(1),
     )
-
-
-def _configure(context: Any, options: SourceOptions, *, live: bool) -> None:
-    """Set the decoder's threads. Frame threads delay a frame each, so live streams use slice threads only."""
-    fast = live or options.low_latency
-    context.thread_count = options.decode_threads
-    context.thread_type = "SLICE" if fast else "AUTO"
-    if fast:
-        context.flags |= av.codec.context.Flags.low_delay

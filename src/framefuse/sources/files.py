@@ -101,6 +101,14 @@ def exact(value: Any) -> Fraction | None:
     return Fraction(value.numerator, value.denominator) if value else None
 
 
+def configure_decoder(context: Any, threads: int, low_latency: bool) -> None:
+    """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
+    context.thread_count = threads
+    context.thread_type = "SLICE" if low_latency else "AUTO"
+    if low_latency:
+        context.flags |= av.codec.context.Flags.low_delay
+
+
 @dataclass
 class _Video:
     """One video stream of an open container."""
@@ -148,11 +156,7 @@ class _Video:
             raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
         check_size(context.width, context.height, uri)
 
-        context.thread_count = options.decode_threads
-        context.thread_type = "SLICE" if options.low_latency else "AUTO"
-        if options.low_latency:
-            context.flags |= av.codec.context.Flags.low_delay
-
+        configure_decoder(context, options.decode_threads, options.low_latency)
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
         info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))

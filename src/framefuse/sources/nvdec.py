@@ -260,8 +260,7 @@ class NvDecoder:
         luma = surface.pitch * surface.height
         if self._unused:
             memory = self._unused.pop()
-            start = memory.data.ptr
-            planes = self._arrays(start, start + luma, surface)
+            planes = self._arrays(memory.data.ptr, memory.data.ptr + luma, surface)
             copy = _Copy(memory, planes, self._cupy.cuda.Event(disable_timing=True), lease)
         else:
             copy = self._ring.popleft()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 
 from framefuse.errors import SourceError
@@ -25,6 +26,13 @@ SIMILAR_MATRICES: dict[int, tuple[str, Matrix]] = {
     7: ("SMPTE 240M", "bt709"),
     10: ("BT.2020 constant luminance", "bt2020"),
 }
+SWS_MATRIX = {
+    "bt601": Colorspace.ITU601,
+    "bt709": Colorspace.ITU709,
+    "bt2020": Colorspace.BT2020,
+    "rgb": Colorspace.ITU709,
+}
+"""Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 UNSPECIFIED_MATRIX = 2
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
@@ -79,7 +87,7 @@ def wrap(
         # As in the kernels, an unspecified matrix means BT.601.
         av_frame = av_frame.reformat(
             format=meaning.format.name,
-            src_colorspace=None if meaning.matrix == "rgb" else _SWSCALE_MATRIX[meaning.matrix],
+            src_colorspace=None if meaning.matrix == "rgb" else SWS_MATRIX[meaning.matrix],
             src_color_range=FULL if meaning.full_range else LIMITED,
             dst_color_range=FULL if packed or meaning.full_range else LIMITED,
         )
@@ -116,9 +124,6 @@ def check_size(width: int, height: int, source_id: str) -> None:
             f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels a side",
             remedy="check that the file is not damaged, or scale it down first",
         )
-
-
-_SWSCALE_MATRIX = {"bt709": "ITU709", "bt601": "ITU601", "bt2020": "BT2020"}
 
 
 @lru_cache(maxsize=64)

@@ -24,11 +24,7 @@ LONGEST = 10_000_000
 
 
 def parse(uri: str) -> dict[str, Any]:
-    """The arguments of World in an address.
-
-    Raises:
-        UsageError: not a synthetic:// address, an unknown scene or key, or an unreadable value.
-    """
+    """The arguments of World in an address; see `World.parse`."""
     parts = urlsplit(uri)
     if parts.scheme.lower() != "synthetic":
         raise UsageError(f"{uri!r} is not a synthetic:// address", remedy=f"for example {EXAMPLE}")

@@ -21,6 +21,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Sketch,
     Solid,
+    rectangle,
 )
 
 BODY_PARTS = ("background", "head", "torso", "upper arms", "lower arms", "upper legs", "lower legs", "feet")
@@ -53,10 +54,7 @@ class Person:
 
     @classmethod
     def sample(cls, chance: Chance, *, facing: bool = False) -> Person:
-        """
-        Args:
-            facing: towards the viewer, arms in motion, as in front of a camera.
-        """
+        """A random person; if `facing`, towards the viewer with arms in motion, as in front of a camera."""
         run = chance.happens(0.25) and not facing
         return cls(
             stout=chance.style(0.8, 1.45),
@@ -141,16 +139,7 @@ class Person:
             shape = [(hip_x - 1.5 * waist, low), (hip_x + 1.5 * waist, low), *shape[2:]]
         out.flat(MAIN, shape, TORSO)
         if self.dress == 3:
-            out.flat(
-                THIRD,
-                [
-                    (hip_x - waist, hip_y),
-                    (hip_x + waist, hip_y),
-                    (hip_x + waist, hip_y + 0.035),
-                    (hip_x - waist, hip_y + 0.035),
-                ],
-                TORSO,
-            )
+            out.flat(THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
         self._head(out, (neck_x + 0.2 * back, neck_y + self.head * 0.95))
         for stroke in strokes:
             if stroke[0] <= 0 and stroke[6] not in (UPPER_LEG, LOWER_LEG, FOOT):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Person
@@ -26,9 +27,9 @@ class People:
     seconds: float
     aspect: float
     complexity: float | None = None
-    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._track = lru_cache(KEPT)(self._enter)
         chance = Chance(self.split, f"bodies/{self.seed}")
         self.horizon = chance.style(0.3, 0.6)
         self.speed = chance.sign() * chance.uniform(0.0, 0.04)
@@ -61,12 +62,7 @@ class People:
             begin = number * duration - offset
             middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
             if 1 + (CROWD - 1) * self.level(middle) > slot:
-                key = slot, number
-                if key not in self._tracks:
-                    if len(self._tracks) > KEPT:
-                        self._tracks.clear()
-                    self._tracks[key] = self._enter(slot, number, begin, duration)
-                found.append(self._tracks[key])
+                found.append(self._track(slot, number, begin, duration))
         found.sort(key=lambda track: (track.size, track.track_id))
         return found
 

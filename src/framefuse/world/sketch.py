@@ -33,6 +33,11 @@ Solid = tuple[float, float, float]
 """forward, up, side"""
 
 
+def rectangle(left: float, low: float, right: float, high: float) -> list[Point]:
+    """Its corners, anticlockwise."""
+    return [(left, low), (right, low), (right, high), (left, high)]
+
+
 @dataclass
 class Sketch:
     """Polygons in drawing order; x to the right, y up.

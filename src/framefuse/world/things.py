@@ -18,6 +18,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Point,
     Sketch,
+    rectangle,
 )
 
 
@@ -49,7 +50,7 @@ class Sign:
         out = Sketch(self.yaw, 0.0)
         radius = self.radius
         middle = 1 - radius
-        out.flat(DARK, [(-self.pole, 0), (self.pole, 0), (self.pole, middle), (-self.pole, middle)])
+        out.flat(DARK, rectangle(-self.pole, 0, self.pole, middle))
         corners = {0: 18, 1: 3, 2: 8, 3: 4, 4: 4, 5: 3}[self.plate]
         start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
 
@@ -64,8 +65,7 @@ class Sign:
         plate(MAIN, self.border)
 
         def bar(left: float, low: float, right: float, high: float) -> None:
-            corner = [(left, low), (right, low), (right, high), (left, high)]
-            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in corner])
+            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in rectangle(left, low, right, high)])
 
         if self.mark == 0:
             bar(-0.5, -0.12, 0.5, 0.14)
@@ -154,13 +154,11 @@ class Box:
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
         half, top = self.length / 2, self.height
-        profile = [(-half, 0.0), (half, 0.0), (half, top), (-half, top)]
-        out.extrude(profile, [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
+        out.extrude(rectangle(-half, 0.0, half, top), [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
         near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
 
         def front(ink: int, left: float, low: float, right: float, high: float) -> None:
-            corner = [(left, low), (right, low), (right, high), (left, high)]
-            out.face(ink, [(x * half, y * top, near) for x, y in corner])
+            out.face(ink, [(x * half, y * top, near) for x, y in rectangle(left, low, right, high)])
 
         if self.kind == 1:  # tape
             front(THIRD, -0.12, 0.0, 0.12, 1.0)

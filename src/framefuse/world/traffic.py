@@ -6,7 +6,8 @@ Positions are in frame heights: x from the left edge, y from the top. Nothing he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from framefuse.world.chance import Chance, Split
@@ -131,9 +132,9 @@ class Traffic:
     seconds: float
     aspect: float
     complexity: float | None = None
-    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._track = lru_cache(KEPT)(self._enter)
         chance = Chance(self.split, f"street/{self.seed}")
         self.horizon = chance.style(0.28, 0.46)
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
@@ -198,12 +199,7 @@ class Traffic:
         middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
         if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
             return None
-        key = slot, number
-        if key not in self._tracks:
-            if len(self._tracks) > KEPT:
-                self._tracks.clear()
-            self._tracks[key] = self._enter(slot, number, standing, begin, duration)
-        return self._tracks[key]
+        return self._track(slot, number, standing, begin, duration)
 
     def _enter(self, slot: int, number: int, standing: bool, begin: float, duration: float) -> Track:
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")

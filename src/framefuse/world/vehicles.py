@@ -21,6 +21,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Point,
     Sketch,
+    rectangle,
 )
 
 
@@ -99,8 +100,7 @@ class Car:
         ]
         out.face(GLASS, [(*point, near) for point in front_window])
         if self.stripe:
-            band = [(-0.49, low + 0.055), (0.49, low + 0.055), (0.49, low + 0.085), (-0.49, low + 0.085)]
-            out.face(SECOND, [(*point, near) for point in band])
+            out.face(SECOND, [(*point, near) for point in rectangle(-0.49, low + 0.055, 0.49, low + 0.085)])
         end = 0.5 if math.sin(self.yaw) > 0 else -0.5
         for side in (-0.36, 0.36):
             middle_side = side * self.width
@@ -156,11 +156,11 @@ class Bus:
         near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
 
         def panel(ink: int, left: float, bottom: float, right: float, upper: float) -> None:
-            out.face(ink, [(left, bottom, near), (right, bottom, near), (right, upper, near), (left, upper, near)])
+            out.face(ink, [(*point, near) for point in rectangle(left, bottom, right, upper)])
 
         if self.kind == 2:
             cab = top * 0.82
-            load = [(-0.5, low + 0.03), (0.22, low + 0.03), (0.22, top), (-0.5, top)]
+            load = rectangle(-0.5, low + 0.03, 0.22, top)
             front: list[Point] = [(0.25, low), (0.5, low), (0.5, cab * 0.6), (0.44, cab), (0.25, cab)]
             parts = [(load, [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], MAIN),
                      (front, [DARK, SECOND_DARK, GLASS, SECOND, SECOND_DARK], SECOND)]  # fmt: skip

@@ -87,7 +87,7 @@ def undo(changes: tuple[str, ...]) -> None:
 
         def make(self: Any, module: Any, stream: Any, *arguments: Any, **options: Any) -> None:
             made(self, module, stream, *arguments, **options)
-            self._start_codes = Filter(stream)
+            self._annexb = Filter(stream)
 
         nvdec.NvDecoder.__init__ = make  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""The pipeline: order, batches of mixed sizes, errors in any stage, leaving early, and what it costs in memory."""
+"""The pipeline: order, batches of mixed sizes, errors in any stage, early exit, and memory use."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ NO_BOXES = np.zeros((7, 100), np.float32)
 
 
 def marked(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-    """A model whose one box tells the grey level of each picture's middle, so results can be told apart."""
+    """A model whose confidence encodes the grey level at the centre of each image, to tell results apart."""
     outputs = np.zeros((len(batch), 7, 100), np.float32)
-    for row, picture in enumerate(batch):
-        _, height, width = picture.shape
-        level = picture[0, height // 2, width // 2]
+    for row, image in enumerate(batch):
+        _, height, width = image.shape
+        level = image[0, height // 2, width // 2]
         outputs[row, :5, 0] = (width / 2, height / 2, 32, 32, 0.5 + level / 4)
     return [outputs]
 
@@ -52,8 +52,8 @@ def level_of(result: Result) -> int:
     return round(float(result.detections.confidence[0] - 0.5) * 4 * 255)
 
 
-def pictures(count: int, *sizes: tuple[int, int]) -> list[NDArray[np.uint8]]:
-    """Grey pictures whose level is their number, of the given (width, height) in turn."""
+def images(count: int, *sizes: tuple[int, int]) -> list[NDArray[np.uint8]]:
+    """Grey images whose level is their number, cycling through the given (width, height)."""
     sizes = sizes or ((64, 48),)
     return [
         np.full((sizes[number % len(sizes)][1], sizes[number % len(sizes)][0], 3), number, np.uint8)
@@ -68,7 +68,7 @@ def our_threads() -> list[str]:
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_results_come_in_order_whatever_the_batch(batch: int, slots: int) -> None:
-    pipeline = Pipeline(pictures(20), engine=NullEngine(marked), batch=batch, slots=slots)
+    pipeline = Pipeline(images(20), engine=NullEngine(marked), batch=batch, slots=slots)
     results = list(pipeline)
     assert [result.frame.index for result in results] == list(range(20))
     assert [level_of(result) for result in results] == list(range(20))
@@ -81,7 +81,7 @@ def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
         shapes.append(batch.shape)
         return marked(batch)
 
-    frames = pictures(24, (64, 48), (64, 48), (64, 48), (32, 96), (96, 32))
+    frames = images(24, (64, 48), (64, 48), (64, 48), (32, 96), (96, 32))
     results = list(Pipeline(frames, engine=NullEngine(spy), batch=2))
     assert [level_of(result) for result in results] == list(range(24))
     assert {shape[2:] for shape in shapes} == {(480, 640), (640, 224), (224, 640)}
@@ -94,7 +94,7 @@ def test_mixed_sizes_are_bucketed_and_stay_in_order() -> None:
 
 @pytest.mark.parametrize("batch", [3, 8])
 def test_sources_of_other_sizes_come_one_after_the_other(tmp_path: Path, batch: int) -> None:
-    """Each in one file of its own, and its pictures all before those of the next."""
+    """Each writes its own file, and all its frames come before those of the next."""
     clips = [tmp_path / f"{number}.mp4" for number in range(3)]
     for clip, size in zip(clips, ((96, 64), (64, 96), (96, 64)), strict=True):
         squares_clip(clip, frames=13, size=size)
@@ -107,15 +107,15 @@ def test_sources_of_other_sizes_come_one_after_the_other(tmp_path: Path, batch: 
     assert written == {f"{number}.jsonl": 13 for number in range(3)}
 
 
-def test_a_folder_of_pictures_of_other_sizes_stays_in_order(tmp_path: Path) -> None:
-    for number, picture in enumerate(pictures(9, (96, 64), (64, 96), (64, 96))):
-        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+def test_a_folder_of_images_of_other_sizes_stays_in_order(tmp_path: Path) -> None:
+    for number, image in enumerate(images(9, (96, 64), (64, 96), (64, 96))):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
     results = list(Pipeline(tmp_path, "squares", engine="null", batch=4))
     assert [result.frame.index for result in results] == list(range(9))
 
 
 def test_more_shapes_than_lanes() -> None:
-    frames = pictures(40, *((64, 32 * number) for number in range(1, 9)))
+    frames = images(40, *((64, 32 * number) for number in range(1, 9)))
     assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))
 
 
@@ -164,7 +164,7 @@ def test_close_from_another_thread_ends_the_loop() -> None:
 
 
 def test_a_pipeline_runs_once() -> None:
-    pipeline = Pipeline(pictures(2), engine=NullEngine(marked))
+    pipeline = Pipeline(images(2), engine=NullEngine(marked))
     pipeline.run()
     with pytest.raises(UsageError, match="already run"):
         list(pipeline)
@@ -172,7 +172,7 @@ def test_a_pipeline_runs_once() -> None:
 
 def test_an_error_of_the_source_comes_after_all_earlier_results(tmp_path: Path) -> None:
     def damaged() -> Iterator[NDArray[np.uint8]]:
-        yield from pictures(7)
+        yield from images(7)
         raise DecodeError("cable cut")
 
     results: list[Result] = []
@@ -196,7 +196,7 @@ def test_non_finite_outputs_are_an_error_not_an_empty_result() -> None:
         return [outputs]
 
     with pytest.raises(NonFiniteError, match=r"\[program\]"):
-        list(Pipeline(pictures(4), engine=NullEngine(broken)))
+        list(Pipeline(images(4), engine=NullEngine(broken)))
     assert our_threads() == []
 
 
@@ -206,7 +206,7 @@ def test_too_little_memory_is_said_with_the_sizes_after_all_earlier_results(tmp_
     def hungry(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
         return marked(batch) if next(batches) < 3 else [np.empty(2**52)]
 
-    pipeline = Pipeline(pictures(5), engine=NullEngine(hungry), slots=1, save_jsonl=True, project=tmp_path)
+    pipeline = Pipeline(images(5), engine=NullEngine(hungry), slots=1, save_jsonl=True, project=tmp_path)
     with pytest.raises(HostMemoryError, match=r"not enough memory at batch 1 of \d+x\d+: Unable to alloc") as caught:
         pipeline.run()
     assert "--imgsz" in (caught.value.remedy or "") and isinstance(caught.value.__cause__, MemoryError)
@@ -223,29 +223,29 @@ def test_an_error_of_a_sink_names_the_stage_and_ends_the_run() -> None:
             raise SinkError("disk full: /data")
 
     with pytest.raises(SinkError, match=r"\[write\] disk full"):
-        list(Pipeline(pictures(9), engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
+        list(Pipeline(images(9), engine=NullEngine(marked), sinks=[lambda: CallbackSink(fail)]))
     assert our_threads() == []
 
 
 def test_an_error_of_the_callers_loop_leaves_nothing_running() -> None:
     with pytest.raises(ZeroDivisionError):
-        for _ in Pipeline(pictures(50), engine=NullEngine(marked)):
+        for _ in Pipeline(images(50), engine=NullEngine(marked)):
             raise ZeroDivisionError
     assert our_threads() == []
 
 
 def test_cuda_without_cuda_says_what_is_missing() -> None:
     with pytest.raises(CapabilityError, match=r"libcuda\.so\.1|no CUDA engine"):
-        Pipeline(pictures(1), device="cuda")
+        Pipeline(images(1), device="cuda")
 
 
 def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(UsageError, match="max_det"):
-        Pipeline(pictures(1), max_dets=3)
+        Pipeline(images(1), max_dets=3)
 
 
 class Camera:
-    """A live source that gives one frame each time it is told to."""
+    """A live source that delivers a frame on request."""
 
     def __init__(self, count: int) -> None:
         self.info = SourceInfo("camera", "camera")
@@ -259,8 +259,8 @@ class Camera:
             self.go.acquire()
             if self._closed:
                 return
-            picture = np.full((48, 64, 3), number, np.uint8)
-            yield Frame.from_array(picture, index=number, source_id="camera")
+            image = np.full((48, 64, 3), number, np.uint8)
+            yield Frame.from_array(image, index=number, source_id="camera")
             self.given.release()
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ def test_a_live_source_keeps_the_latest_frame_and_counts_the_others() -> None:
 
 
 def test_frame_size_change_in_one_video(tmp_path: Path) -> None:
-    """An MPEG-TS made of two recordings: boxes stay right, and two playable files are written."""
+    """An MPEG-TS of two recordings: boxes stay correct, and two playable files are written."""
     truth = squares_clip(tmp_path / "a.ts", frames=10, size=(640, 360), seed=1)
     truth += squares_clip(tmp_path / "b.ts", frames=10, size=(480, 272), seed=2)
     joined = tmp_path / "joined.ts"
@@ -331,7 +331,7 @@ def test_no_frame_sized_allocation_in_steady_state(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipeline_says_so() -> None:
-    with Pipeline(pictures(2), engine=NullEngine(marked)) as pipeline:
+    with Pipeline(images(2), engine=NullEngine(marked)) as pipeline:
         pass
     with pytest.raises(UsageError, match="closed"):
         list(pipeline)
@@ -340,7 +340,7 @@ def test_a_closed_pipeline_says_so() -> None:
 @pytest.mark.parametrize("sink", [print, CallbackSink(print), CallbackSink, lambda frame: None, 3])
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
     with pytest.raises(UsageError, match="makes no sink"):
-        Pipeline(pictures(1), engine=NullEngine(marked), sinks=[sink])
+        Pipeline(images(1), engine=NullEngine(marked), sinks=[sink])
 
 
 @pytest.mark.parametrize(
@@ -356,27 +356,27 @@ def test_what_makes_no_sink_is_refused(sink: Any) -> None:
 )
 def test_arguments_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        Pipeline(pictures(1), **options)
+        Pipeline(images(1), **options)
     assert caught.value.remedy
 
 
 @pytest.mark.parametrize("source", [[], ()])
 def test_an_empty_list_is_no_source(source: Any) -> None:
-    with pytest.raises(SourceError, match="holds no pictures"):
+    with pytest.raises(SourceError, match="has no images"):
         Pipeline(source)
 
 
 def test_a_class_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="0 red, 1 green, 2 blue"):
-        Pipeline(pictures(1), classes=[9])
+        Pipeline(images(1), classes=[9])
 
 
 def test_images_are_named_in_their_lines_and_reported_once(tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     for number in range(3):
-        Image.fromarray(pictures(1)[0]).save(folder / f"{number}.png")
-    (folder / "broken.png").write_bytes(b"no picture")
+        Image.fromarray(images(1)[0]).save(folder / f"{number}.png")
+    (folder / "broken.png").write_bytes(b"not an image")
     squares_clip(folder / "clip.mp4", frames=2, size=(320, 240))
     pipeline = Pipeline(folder, save_jsonl=True, save_csv=True, project=tmp_path / "runs")
     report = pipeline.run()
@@ -404,7 +404,7 @@ def test_nothing_phones_home() -> None:
     assert done.stdout.strip() == "None ['MainThread']"
 
 
-def test_an_iterator_that_refills_one_array_gives_each_picture() -> None:
+def test_an_iterator_that_refills_one_array_gives_each_image() -> None:
     """As `capture.read(array)` does."""
 
     def reused() -> Iterator[NDArray[np.uint8]]:
@@ -427,7 +427,7 @@ def test_a_model_may_put_out_no_boxes_at_all(engine: str, tmp_path: Path) -> Non
                 onnx.helper.make_node("Compress", ["box", "is_dark"], ["kept"], axis=0),
                 onnx.helper.make_node("Unsqueeze", ["kept", "front"], ["output"]),
             ],
-            "bright pictures have no boxes",
+            "bright images have no boxes",
             [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [1, 3, 64, 64])],
             [onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [1, "boxes", 6])],
             [

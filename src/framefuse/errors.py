@@ -1,21 +1,21 @@
-"""Every error framefuse raises, and the exit code that the command line gives it.
+"""Every error that framefuse raises, and its exit code on the command line.
 
-FramefuseError                 1  anything below; `.remedy` says what to do, `.stage` where it happened
+FramefuseError                 1  base of all; `.remedy` says what to do, `.stage` where it happened
 |-- UsageError                 2  an option or argument is wrong (also a ValueError)
 |   `-- ConfigError            2  a configuration file is wrong
-|-- CapabilityError            3  this machine or installation lacks what was asked for
+|-- CapabilityError            3  this machine or installation lacks what was requested
 |-- QualityError               4  an accuracy or service-level gate failed
 |-- SourceError                1  a source cannot be opened or read
-|   |-- DecodeError            1  its bytes are damaged or in no known format
-|   |-- StreamError            1  a live stream could not be reached, or was lost for good
+|   |-- DecodeError            1  its data is damaged or of an unknown format
+|   |-- StreamError            1  a live stream could not be reached, or was lost and given up
 |   `-- AuthenticationError    1  a login was refused (never retried)
 |-- ModelError                 1  a model file cannot be used
-|   `-- CardError              1  what the model means is unknown: the message names the key to add
+|   `-- CardError              1  a fact about the model is unknown; the message names the key to add
 |-- EngineError                1  an engine failed to build or to run
-|   |-- NonFiniteError         1  the model put out NaN or infinity
-|   |-- HostMemoryError        1  this machine has not enough memory
-|   |-- GpuMemoryError         1  the GPU has not enough memory
-|   `-- GpuLostError           1  the GPU is lost to this process: every later call would fail too
+|   |-- NonFiniteError         1  the model's output contains NaN or infinity
+|   |-- HostMemoryError        1  not enough host memory
+|   |-- GpuMemoryError         1  not enough GPU memory
+|   `-- GpuLostError           1  the GPU is unusable in this process: every later call would fail too
 `-- SinkError                  1  a result could not be written; what was written before is complete
 """
 
@@ -26,11 +26,11 @@ class FramefuseError(Exception):
     """Base of all errors of framefuse.
 
     Args:
-        message: what was wrong, with the value that was wrong.
-        remedy: what the reader can do about it, one sentence.
+        message: what is wrong, including the wrong value.
+        remedy: what the user can do about it, in one sentence.
 
     Attributes:
-        stage: name of the pipeline stage in which the error surfaced, set once by the pipeline.
+        stage: name of the pipeline stage in which the error was raised, set once by the pipeline.
     """
 
     exit_code = 1
@@ -57,13 +57,13 @@ class ConfigError(UsageError):
 
 
 class CapabilityError(FramefuseError):
-    """A device, engine or package that was asked for explicitly is missing here."""
+    """A device, engine or package that was requested explicitly is not available."""
 
     exit_code = 3
 
 
 class QualityError(FramefuseError):
-    """A measured accuracy or service level is below what was demanded."""
+    """A measured accuracy or service level is below the required one."""
 
     exit_code = 4
 
@@ -73,11 +73,11 @@ class SourceError(FramefuseError):
 
 
 class DecodeError(SourceError):
-    """Bytes of a source are damaged, or in no format that can be decoded."""
+    """The data of a source is damaged, or of a format that cannot be decoded."""
 
 
 class StreamError(SourceError):
-    """A live stream could not be reached, or was lost and did not come back."""
+    """A live stream could not be reached, or was lost and given up."""
 
 
 class AuthenticationError(SourceError):
@@ -85,11 +85,11 @@ class AuthenticationError(SourceError):
 
 
 class ModelError(FramefuseError):
-    """A model file is missing, damaged, or of a kind that framefuse does not know."""
+    """A model file is missing, damaged, or of an unknown kind."""
 
 
 class CardError(ModelError):
-    """The model does not say something that must be known to use it."""
+    """A fact that is needed to use the model is unknown."""
 
 
 class EngineError(FramefuseError):
@@ -101,15 +101,15 @@ class NonFiniteError(EngineError):
 
 
 class HostMemoryError(EngineError):
-    """This machine has not enough memory; the message names the sizes."""
+    """There is not enough host memory; the message names the sizes."""
 
 
 class GpuMemoryError(EngineError):
-    """The GPU has not enough memory; the message names the sizes."""
+    """There is not enough GPU memory; the message names the sizes."""
 
 
 class GpuLostError(EngineError):
-    """A CUDA error after which nothing works on the GPU in this process. What was finished before stays."""
+    """A CUDA error after which the GPU is unusable in this process. Finished results are kept."""
 
 
 class SinkError(FramefuseError):

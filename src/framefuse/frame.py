@@ -1,7 +1,7 @@
-"""Frame: one decoded picture, still in the decoder's own planes.
+"""Frame: one decoded image in the decoder's own planes.
 
-Nothing here converts pixels. A Frame says what its bytes mean (format, colour matrix, range, rotation, time), and
-`kernels.preprocess` reads them where they lie.
+Nothing here converts pixels. A Frame describes its bytes (format, colour matrix, range, rotation, time), and
+`kernels.preprocess` reads them in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rotation = Literal[0, 90, 180, 270]
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """What the samples of the planes are. Names are FFmpeg's, without the endianness suffix."""
+    """Layout and depth of the samples. Names are FFmpeg's, without the endianness suffix."""
 
     name: str
     layout: Layout
@@ -33,7 +33,7 @@ class PixelFormat:
     channels: str = ""
     """Packed formats: the order of the channels in memory, one letter each (x: ignored)."""
     shift: int = 0
-    """Unused low bits of a sample (P010 keeps its 10 bits at the top of 16: 6)."""
+    """Unused low bits of a sample (6 for P010, which uses the high 10 of 16 bits)."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -44,7 +44,7 @@ class PixelFormat:
         return {"planar": 3, "semiplanar": 2, "packed": 1, "gray": 1}[self.layout]
 
     def plane_shapes(self, width: int, height: int) -> tuple[tuple[int, ...], ...]:
-        """Shape of each plane's array for a coded picture of width x height pixels."""
+        """Shape of each plane's array for a coded frame of width x height pixels."""
         sx, sy = self.subsample
         chroma = (-(-height // sy), -(-width // sx))
         return {
@@ -83,61 +83,61 @@ PIXEL_FORMATS: dict[str, PixelFormat] = _table()
 
 
 class Lease(Protocol):
-    """How long the planes stay valid, when a source reuses the memory (NVDEC hands out one address again and again)."""
+    """The right to read planes whose memory the source reuses, as NVDEC's surfaces."""
 
     def release(self, after: Any = None) -> None:
-        """The reader is done; the source may overwrite the memory.
+        """Allow the source to overwrite the memory.
 
         Args:
-            after: a CUDA event that says when the reader is done; None: it is.
+            after: CUDA event after which the reader is done; None: it is done now.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """An immutable decoded picture in the decoder's own planes.
+    """An immutable decoded image in the decoder's own planes.
 
-    `width` and `height` are those of the picture as it is to be shown, after `rotation`; the planes keep the coded
-    orientation (`coded_width`, `coded_height`). Boxes in results are in shown pixels.
+    `width` and `height` are those of the frame as displayed, after `rotation`; the planes keep the coded orientation
+    (`coded_width`, `coded_height`). Boxes in results are in display pixels.
 
     Raises:
-        UsageError: planes do not fit the pixel format.
-        SourceError: the picture has no pixels.
+        UsageError: the planes do not fit the pixel format.
+        SourceError: the frame has no pixels.
     """
 
     planes: tuple[np.ndarray[Any, Any], ...]
-    """One array a plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The samples of a row are
+    """One array per plane: (h, w), (h, w, 2) for interleaved chroma, (h, w, c) for packed. The samples of a row are
     adjacent; rows may have any pitch. NumPy arrays on the host, CuPy arrays on a GPU."""
     format: PixelFormat
     index: int = 0
     """Position among the frames that the source delivered or skipped, from 0."""
     pts: int | None = None
-    """Presentation time in units of time_base; None: the source does not know."""
+    """Presentation time in units of time_base; None: unknown."""
     time_base: Fraction = Fraction(1, 1000)
     source_id: str = ""
-    """Name of the source; never holds a password."""
+    """Name of the source, without passwords."""
     matrix: Matrix = "bt601"
-    """Colour matrix. Unspecified means BT.601, as OpenCV and the training frameworks read it."""
+    """Colour matrix. Unspecified means BT.601, as in OpenCV and the training frameworks."""
     full_range: bool = False
     """False: luma 16..235 (limited); True: 0..255. RGB formats, packed or planar, are always full range."""
     rotation: Rotation = 0
-    """Degrees clockwise by which the coded picture must be turned to be shown upright."""
+    """Clockwise rotation in degrees that displays the coded frame upright."""
     sample_aspect_ratio: Fraction = Fraction(1)
-    """Width of a pixel over its height. Pixels are used as they are coded; boxes are in coded pixels."""
+    """Width of a pixel over its height. Frames are not rescaled for it, and boxes are in coded pixels."""
     arrival: float | None = None
-    """time.monotonic() at which the frame was received or decoded; None: the pipeline stamps it. The age limit of live
+    """time.monotonic() at which the frame was received or decoded; None: the pipeline sets it. The age limit of live
     sources counts from it."""
     owner: object = field(default=None, repr=False)
-    """Keeps the memory of the planes alive for as long as this Frame lives."""
+    """Keeps the memory of the planes alive as long as this Frame."""
     ready: Any = field(default=None, repr=False)
-    """Planes on a GPU: the CUDA event after which they hold the picture; None: they do."""
+    """Planes on a GPU: the CUDA event after which they may be read; None: now."""
     lease: Lease | None = field(default=None, repr=False)
-    """None: the planes are valid as long as this Frame lives. Else the last stage that reads them releases it."""
+    """None: the planes are valid as long as this Frame. Otherwise the last stage that reads them releases the lease."""
 
     def replace_unchecked(self, **facts: Any) -> Frame:
-        """This frame with other facts, unchecked, such as the next of its decoder. Planes are to have the same shapes.
+        """A copy with other attributes, not validated; new planes must have the same shapes and dtypes.
 
-        It takes a tenth of the time of making one, which counts where thousands come a second.
+        This takes a tenth of the time of the constructor, which matters at thousands of frames a second.
         """
         made = object.__new__(Frame)
         vars(made).update(vars(self), **facts)
@@ -183,10 +183,13 @@ class Frame:
     def from_array(
         cls, image: np.ndarray[Any, Any], *, channels: str = "bgr", index: int = 0, source_id: str = "array"
     ) -> Frame:
-        """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy where rows are contiguous.
+        """Wrap a packed (h, w, 3|4) or gray (h, w) uint8 or uint16 image, without a copy if rows are contiguous.
 
         Args:
-            channels: order of the channels of a 3-channel array, "bgr" (as OpenCV) or "rgb".
+            channels: order of the colour channels, "bgr" (as in OpenCV) or "rgb".
+
+        Raises:
+            UsageError: the dtype or shape is not supported.
         """
         if image.dtype not in (np.uint8, np.uint16) or image.ndim not in (2, 3):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What comes out: Predictions (a batch, where the model ran); Detections, Masks and Result (one frame, on the host)."""
+"""Outputs: Predictions (a batch, on the model's device); Detections, Masks and Result (one frame, on the host)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 class Predictions(NamedTuple):
     """Boxes of a batch, padded to K = max_det rows so that no shape depends on the data.
 
-    Coordinates are source pixels, clipped to the picture. Rows at and beyond `counts[b]` are undefined.
+    Coordinates are in source pixels, clipped to the frame. Rows from `counts[b]` on are undefined.
     """
 
     boxes: Array
@@ -28,7 +28,7 @@ class Predictions(NamedTuple):
     classes: Array
     """(batch, K) int32."""
     counts: Array
-    """(batch,) int32: valid rows."""
+    """(batch,) int32: number of valid rows."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Detections:
     """Objects of one frame, on the host, as a struct of arrays of equal length n."""
 
     xyxy: Array
-    """(n, 4) float32: x1, y1, x2, y2 in pixels of the shown picture; 0 <= x1 <= x2 <= width."""
+    """(n, 4) float32: x1, y1, x2, y2 in pixels of the frame as displayed; 0 <= x1 <= x2 <= width."""
     confidence: Array
     """(n,) float32 in 0..1, descending."""
     class_id: Array
@@ -57,11 +57,11 @@ class Detections:
         return len(self.xyxy)
 
     def name(self, class_id: int) -> str:
-        """Name of a class; its number as text when the model has no name for it."""
+        """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
 
     def to_supervision(self) -> Any:
-        """The same objects as `supervision.Detections` (needs the package supervision)."""
+        """The same objects as `supervision.Detections` (requires the package supervision)."""
         import supervision
 
         return supervision.Detections(
@@ -78,7 +78,7 @@ class Detections:
 
         Args:
             image_id: id of the image in the COCO file.
-            category_ids: category id of each class; the class number itself when left out.
+            category_ids: category id of each class; default: the class number.
         """
         rows = []
         for (x1, y1, x2, y2), score, class_id in zip(
@@ -92,19 +92,19 @@ class Detections:
 
 @dataclass(eq=False)
 class Masks:
-    """What each pixel of one frame shows, on the host."""
+    """The class of each pixel of one frame, on the host."""
 
     class_id: Array
-    """(height, width) uint8: the class of each pixel of the shown picture."""
+    """(height, width) uint8: the class of each pixel of the frame as displayed."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Class names by class_id."""
 
     def name(self, class_id: int) -> str:
-        """Name of a class; its number as text when the model has no name for it."""
+        """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
 
     def shares(self) -> dict[str, float]:
-        """The part of the picture, 0..1, that each class covers; classes that cover nothing are left out."""
+        """Fraction of the frame, 0..1, that each present class covers."""
         counts = np.bincount(self.class_id.ravel(), minlength=1)
         return {self.name(n): count / self.class_id.size for n, count in enumerate(counts.tolist()) if count}
 
@@ -122,7 +122,7 @@ class FrameInfo:
 
     @property
     def seconds(self) -> float | None:
-        """Presentation time in seconds; None when the source does not know."""
+        """Presentation time in seconds; None: unknown."""
         return None if self.pts is None else float(self.pts * self.time_base)
 
     @classmethod
@@ -132,16 +132,16 @@ class FrameInfo:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What framefuse knows about one frame."""
+    """All results for one frame."""
 
     frame: FrameInfo
     detections: Detections
-    """None found where the model is a segmenter."""
+    """Empty if the model is a semantic segmenter."""
     rung: str = ""
-    """Which model, size and precision produced it."""
+    """Model, size and precision that produced it."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds that this frame (or its batch) spent in each stage."""
     arrival: float | None = None
     """time.monotonic() at which the frame was decoded, or received from a live source."""
     masks: Masks | None = None
-    """Where the model gives each pixel a class (task: semantic)."""
+    """Only from a semantic segmenter."""

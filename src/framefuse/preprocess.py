@@ -1,4 +1,4 @@
-"""Preprocess: what a model means by its input, where an image lands in it, and the one call that puts it there."""
+"""Preprocess: how a model expects its input, where an image is placed in it, and the call that fills it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Fit = Literal["letterbox", "stretch", "crop"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an image lies in the model input: model position = source position * scale + offset, of pixel edges."""
+    """Where an image lies in the model input: model position = source position * scale + offset, at pixel edges."""
 
     source: tuple[int, int]
-    """Width and height of the shown image."""
+    """Width and height of the image as displayed."""
     size: tuple[int, int]
     """Width and height of the model input."""
     content: tuple[int, int, int, int]
-    """left, top, width, height of the resized image in the model input; when cropping it reaches beyond the input."""
+    """left, top, width, height of the resized image in the model input; with fit "crop" it extends beyond the input."""
     roi: Region | None = None
-    """x, y, width, height of the part of the shown image that was used, where it is not all of it."""
+    """x, y, width, height of the part of the displayed image that is used; None: all of it."""
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -37,7 +37,7 @@ class Placement:
         return self.content[2] / width, self.content[3] / height
 
     def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
-        """Boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the image."""
+        """Map boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the image."""
         left, top, _, _ = self.content
         scale_x, scale_y = self.scale
         x, y = self.roi[:2] if self.roi else (0, 0)
@@ -49,7 +49,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How the model's training framework turned an image into the model's input. It comes from the model's card.
+    """How the model's training framework converts an image to the model's input; part of the model's card.
 
     output = (resized RGB in 0..255 - mean) / std, padded with `pad_value` (0..255, normalised the same way).
     """
@@ -57,15 +57,15 @@ class Preprocess:
     width: int = 640
     height: int = 640
     fit: Fit = "letterbox"
-    """letterbox: scale to fit, centre, pad. stretch: scale each axis alone. crop: scale to cover, cut the rest off."""
+    """letterbox: scale to fit, centre, pad. stretch: scale each axis independently. crop: scale to cover, crop."""
     rectangular: bool = False
     """Letterbox only: shrink the padded axis to the next multiple of `stride` (1080p at 640 becomes 640x384)."""
     stride: int = 32
     interpolation: Interpolation = "linear"
-    """linear: as cv2.INTER_LINEAR. area: as cv2.INTER_AREA. antialias: as Pillow's BILINEAR. nearest: whole pixels."""
+    """linear: as cv2.INTER_LINEAR. area: as cv2.INTER_AREA. antialias: as Pillow's BILINEAR. nearest: nearest pixel."""
     pad_value: float = 114.0
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Per output channel, in grey levels 0..255."""
+    """Per output channel, in pixel values 0..255."""
     std: tuple[float, float, float] = (255.0, 255.0, 255.0)
     channel_order: Literal["rgb", "bgr"] = "rgb"
 
@@ -80,10 +80,10 @@ class Preprocess:
             raise UsageError(f"std {self.std} has a zero")
 
     def place(self, width: int, height: int, roi: Region | None = None) -> Placement:
-        """Where a shown image of width x height pixels lands, or the part `roi` of it.
+        """Placement of a displayed image of width x height pixels, or of its part `roi`.
 
-        Letterbox follows the YOLO training frameworks: content rounds half to even, the odd pixel of padding goes right
-        and to the bottom; with `rectangular`, padding is what remains modulo the stride.
+        Letterbox follows the YOLO training frameworks: content rounds half to even, an odd pixel of padding goes to the
+        right or bottom; with `rectangular`, padding is the remainder modulo the stride.
         """
         source = width, height
         if roi is not None:
@@ -108,11 +108,11 @@ class Preprocess:
         *,
         memory_format: MemoryFormat = "nchw",
     ) -> Placement:
-        """Fill `out` from the frame's own planes in one pass; returns where the image landed.
+        """Fill `out` from the frame's planes in one pass; returns the placement.
 
         Args:
-            out: (3, height, width), or (height, width, channels) for memory format nhwc, as `kernels.preprocess` says.
-            placement: where to; default: `place` of the whole frame. Pass `place(..., roi)` for a part of it.
+            out: (3, height, width), or (height, width, channels) with memory format nhwc; see `kernels.preprocess`.
+            placement: default: `place` of the whole frame. Pass `place(..., roi)` for a part of it.
         """
         placement = placement or self.place(frame.width, frame.height)
         kernels.preprocess(

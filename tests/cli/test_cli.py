@@ -97,8 +97,8 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
         (["predict", "{clip}", "squares", "--start", "99"], 1, "beyond the end", "an earlier start"),
         (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
         (["predict", "{clip}", "--save", "--encode-preset", "no"], 1, "with crf=23 preset=no: Invalid", "--encoder"),
-        (["predict", "rtsp://"], 1, "no host", "write scheme://host:port/path, a login (name, colon, password, @)"),
-        (["predict", "notes.jpg"], 1, "notes.jpg: it is no image, or damaged", "image viewer"),
+        (["predict", "rtsp://"], 1, "no host", "with any login (name, colon, password, @) before the host"),
+        (["predict", "notes.jpg"], 1, "notes.jpg: not an image, or damaged", "image viewer"),
         (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
         (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
         (["kernels", "show", "draw_box"], 2, "no kernel is named 'draw_box'", "did you mean draw_boxes"),
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
 def test_bad_input_is_one_line_with_a_remedy(
     run: Any, clip: Path, words: list[str], code: int, message: str, remedy: str
 ) -> None:
-    Path("notes.jpg").write_text("no picture")
+    Path("notes.jpg").write_text("not an image")
     record = {"id": 0, "name": "red"}
     Path("truth.json").write_text(json.dumps({key: [record] for key in ("images", "annotations", "categories")}))
     got, _, err = run(*[word.format(clip=clip) for word in words])
@@ -179,7 +179,7 @@ def test_passwords_do_not_show_in_anything_that_a_run_writes(run: Any, source: s
 def test_empty_names_mean_nothing(run: Any, words: list[str]) -> None:
     code, _, err = run("predict", *words)
     assert code == (2 if len(words) == 1 else 1)
-    assert "empty text" in err or "there is no model ''" in err
+    assert "empty string" in err or "there is no model ''" in err
 
 
 def test_device_cuda_without_cuda_is_a_missing_capability(clip: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_command_line_starts_without_the_heavy_packages() -> None:
 
 
 def test_what_libraries_print_does_not_stand_between_data() -> None:
-    """As NVIDIA's decoder does on stdout where a picture is damaged."""
+    """As NVIDIA's decoder does on stdout where a frame is damaged."""
     program = """
 import ctypes
 import framefuse.cli.app

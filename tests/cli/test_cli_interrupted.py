@@ -86,9 +86,9 @@ def test_what_a_silent_server_is_waited_for_is_said(scheme: str, quiet: bool) ->
         words = ["predict", address, "--timeout", "4", "--reconnect", "0", *(["--quiet"] if quiet else [])]
         done = spawn(*words)
     assert done.returncode == 1 and "secret" not in done.stderr
-    waiting = "no answer for 3 s; it counts as lost without data for 4 s (option timeout)"
+    waiting = "no answer for 3 s; the connection counts as lost after 4 s (option timeout)"
     assert (waiting in done.stderr) != quiet
-    assert "gave no picture, failures in a row: 1: no data for 4 s" in done.stderr
+    assert "delivered no frame, consecutive failures: 1: no data for 4 s" in done.stderr
     assert not quiet or len(done.stderr.splitlines()) == 2  # the error and its remedy
 
 
@@ -98,11 +98,11 @@ def test_that_a_server_cannot_be_reached_is_said_once() -> None:
     with subprocess.Popen([*COMMAND, "predict", address], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
-        time.sleep(1)  # in which it is tried again more than once
+        time.sleep(1)  # in which it retries more than once
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=20)[1]
-    assert said == f"{address}: no picture yet: Connection refused; it is tried again for ever (option reconnect)\n"
-    assert "tried again" not in rest
+    assert said == f"{address}: no frame yet: Connection refused; retrying without limit (option reconnect)\n"
+    assert "retrying" not in rest
 
 
 def test_a_signal_after_another_thread_freed_the_engine() -> None:

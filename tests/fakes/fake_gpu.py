@@ -1,9 +1,9 @@
-"""A GPU and its decoder, fake: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
+"""A fake GPU and its decoder: CuPy's streams, events and graphs over NumPy, and PyNvVideoCodec over FFmpeg.
 
-What is launched runs at once, on the CPU; what is captured runs when its graph is launched. The decoder hands out the
-same few surfaces again and again, as NVDEC does, so a reader that is late sees another picture. `install` puts both in
-the place of the real ones. Kernels are those of the CPU or, if wanted, the CUDA kernels' own source
-(`cuda_fibres`). A test says what fails: the GPU is lost, or has only so much room.
+Launches run immediately on the CPU; captured work runs when its graph is launched. The decoder reuses the same few
+surfaces, as PyNvVideoCodec does, so a late reader sees another frame. `install` replaces the real modules. Kernels are
+those of the CPU or, if requested, the source of the CUDA kernels (`cuda_fibres`). A test chooses what fails: the GPU is
+lost, or has little memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import pytest
 from cuda_fibres import Fibres
 from framefuse import kernels
 from framefuse.cuda import device, kernel
-from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda import driver as cuda_driver
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes.reference import Found
 
 PITCH = 256
-"""Rows of a surface begin at multiples of so many bytes."""
+"""Alignment of the rows of a surface in bytes."""
 SURFACES = 4
 DIRECTIONS = {1: "h2d", 2: "d2h", 3: "d2d"}
 """cudaMemcpyKind."""
@@ -54,12 +54,12 @@ LAUNCH_FAILURE = CudaError(719, "cudaErrorLaunchFailure: unspecified launch fail
 
 
 class Array(np.ndarray[Any, Any]):
-    """A NumPy array that passes for one of CuPy, and is made like one."""
+    """A NumPy array with the constructor and the interface of CuPy's."""
 
     gpu: Gpu
 
     def __new__(cls, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> Any:
-        """Over memory that lies somewhere."""
+        """An array over existing memory."""
         if strides is None:
             strides = np.empty(shape, dtype).strides
         size = sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
@@ -100,7 +100,7 @@ class Gpu:
         self.copied: Counter[str] = Counter()
         self.worked: set[tuple[str, int]] = set()
         self.recordings: dict[int, list[Work]] = {}
-        """What a stream that is captured would do, by its pointer."""
+        """Pointer of a stream in capture mode -> its recorded work."""
         self._numbers = itertools.count(1)
         self._here = threading.local()
 
@@ -109,7 +109,7 @@ class Gpu:
             raise self.lost
 
     def do(self, stream: int | None, work: Work) -> None:
-        """Now, or whenever the graph that is being captured is launched."""
+        """Run `work` now, or record it if the stream is being captured."""
         self.alive()
         recording = self.recordings.get(self.current_stream() if stream is None else stream)
         if recording is None:
@@ -132,7 +132,7 @@ class Gpu:
         self.do(stream, move)
 
     def driver(self) -> Any:
-        """What `cuda_queue` calls."""
+        """The functions that `framefuse.cuda.driver` calls."""
 
         def status(work: Work) -> int:
             try:
@@ -164,7 +164,7 @@ class Gpu:
         return allocate
 
     def cupy(self) -> Any:
-        """The module."""
+        """The module CuPy."""
         gpu = self
 
         class Event:
@@ -316,8 +316,8 @@ def _detections(gpu: Gpu) -> Callable[..., None]:
     return detections
 
 
-class Picture:
-    """A decoded picture in a surface."""
+class DecodedFrame:
+    """A decoded frame in a surface of PyNvVideoCodec."""
 
     def __init__(self, memory: Any, width: int, height: int, pts: int) -> None:
         self.memory, self.height, self.pts = memory, height, pts
@@ -332,7 +332,7 @@ class Picture:
 
 
 class Decoder:
-    """PyNvVideoCodec's, over FFmpeg: it gives NV12, and refuses to grow."""
+    """PyNvVideoCodec's decoder over FFmpeg: it outputs NV12, and fails if the frame size grows."""
 
     def __init__(self, codec: str, **options: Any) -> None:
         self.options = options
@@ -341,7 +341,7 @@ class Decoder:
         self.largest: tuple[int, int] | None = None
         self.surfaces: Iterator[Any] = iter(())
 
-    def Decode(self, data: Any) -> list[Picture]:
+    def Decode(self, data: Any) -> list[DecodedFrame]:
         packet = None
         if getattr(data, "bsl", 0):
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
@@ -349,9 +349,9 @@ class Decoder:
         decoded = self.context.decode(packet)
         if self.largest and (self.context.width > self.largest[0] or self.context.height > self.largest[1]):
             raise RuntimeError("HandleVideoSequence : Reconfigure Not supported when width/height > maxwidth/maxheight")
-        return [self._picture(frame) for frame in decoded]
+        return [self._surface(frame) for frame in decoded]
 
-    def _picture(self, frame: Any) -> Picture:
+    def _surface(self, frame: Any) -> DecodedFrame:
         width, height = frame.width, frame.height
         if self.largest is None:
             self.largest = width, height
@@ -360,7 +360,7 @@ class Decoder:
         memory = next(self.surfaces)
         planes = frame.reformat(format="nv12").to_ndarray()
         memory[: height * 3 // 2, :width] = planes
-        return Picture(memory, width, height, frame.pts)
+        return DecodedFrame(memory, width, height, frame.pts)
 
 
 def codec(**refused: str) -> Any:
@@ -406,7 +406,7 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
     monkeypatch.setattr(device, "current_stream", gpu.current_stream)
     monkeypatch.setattr(device, "stream_at", contextlib.nullcontext)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
-    monkeypatch.setattr(cuda_queue, "driver", gpu.driver)
+    monkeypatch.setattr(cuda_driver, "driver", gpu.driver)
     monkeypatch.setattr(decoders, "load_nvdec", lambda: module)
     monkeypatch.setattr(choices, "check_driver", lambda: None)
     if not sources:

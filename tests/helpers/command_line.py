@@ -15,5 +15,5 @@ def spawn(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def importable() -> str:
-    """The PYTHONPATH with which another Python imports what this one does."""
+    """The PYTHONPATH with which another Python process imports the same modules."""
     return os.pathsep.join(filter(None, sys.path))

@@ -1,4 +1,4 @@
-"""Tiny real media for tests, made on the fly: one function per kind, each returns the path it wrote."""
+"""Tiny real media files, generated on the fly: one function per kind, which returns the path it wrote."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONTAINERS: dict[str, dict[str, str]] = {
     "webm": {"codec": "libvpx-vp9"},
     "mjpeg": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
 }
-"""File suffix -> what `clip` is to encode for it."""
+"""File suffix -> arguments of `clip`."""
 RED, GREEN, BLUE = (200, 30, 40), (20, 180, 60), (30, 50, 210)
 
 
-def picture(number: int, width: int = 64, height: int = 48) -> NDArray[np.uint8]:
+def rgb_image(number: int, width: int = 64, height: int = 48) -> NDArray[np.uint8]:
     """(height, width, 3) RGB: a gradient, a saturated square that moves with `number`, no symmetry."""
     y, x = np.mgrid[0:height, 0:width]
     image = np.stack([40 + 150 * x / width, 30 + 170 * y / height, 90 + 0 * x], axis=-1).astype(np.uint8)
@@ -54,7 +54,7 @@ def video(
     container_format: str | None = None,
     audio: bool = False,
 ) -> Path:
-    """Encode `picture(0)`, `picture(1)`, ...
+    """Encode `rgb_image(0)`, `rgb_image(1)`, ...
 
     Args:
         pts: presentation times in units of `time_base`; 0, 1, 2, ... in units of 1/rate when left out.
@@ -75,7 +75,7 @@ def video(
         sound: Any = output.add_stream("aac", rate=8000, layout="mono") if audio else None
         times = range(frames) if pts is None else pts
         for number, time in enumerate(times):
-            frame = av.VideoFrame.from_ndarray(picture(number, width, height), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(rgb_image(number, width, height), format="rgb24")
             frame = frame.reformat(format=pixel_format)
             frame.pts, frame.time_base = time, time_base
             output.mux(stream.encode(frame))
@@ -99,14 +99,14 @@ def audio_only(path: Path) -> Path:
 
 
 def cover_art(path: Path) -> Path:
-    """An MP3 whose ID3 tag holds a picture: FFmpeg shows it as a video stream."""
+    """An MP3 whose ID3 tag holds an image: FFmpeg shows it as a video stream."""
     art, sound = path.with_suffix(".art.png"), path.with_suffix(".plain.mp3")
-    Image.fromarray(picture(0)).save(art)
+    Image.fromarray(rgb_image(0)).save(art)
     with av.open(str(sound), "w") as output:
         _silence(output, output.add_stream("libmp3lame", rate=8000, layout="mono"), samples=8000)
     body = b"\x00image/png\x00\x03\x00" + art.read_bytes()
     tag = b"APIC" + struct.pack(">I", len(body)) + b"\x00\x00" + body
-    # Sizes in an ID3 header have seven bits a byte.
+    # Sizes in an ID3 header have seven bits per byte.
     size = bytes((len(tag) >> shift) & 0x7F for shift in (21, 14, 7, 0))
     data = sound.read_bytes()
     path.write_bytes(b"ID3\x03\x00\x00" + size + tag + data[data.index(b"\xff\xe3") :])
@@ -144,7 +144,7 @@ def scramble(path: Path, first: float, last: float, *, seed: int = 1) -> Path:
 
 
 def truncate(path: Path, fraction: float) -> Path:
-    """Cut the end off."""
+    """Remove the end of a file."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * fraction)])
     return path
@@ -162,14 +162,14 @@ def damage_packet(path: Path, number: int) -> Path:
 
 
 def image(path: Path, number: int = 0, *, size: tuple[int, int] = (64, 48), mode: str = "RGB", **save: Any) -> Path:
-    """`picture(number)` as an image of a Pillow mode."""
-    Image.fromarray(picture(number, *size)).convert(mode).save(path, **save)
+    """`rgb_image(number)` as an image of a Pillow mode."""
+    Image.fromarray(rgb_image(number, *size)).convert(mode).save(path, **save)
     return path
 
 
 def animation(path: Path, durations: Sequence[int], *, size: tuple[int, int] = (64, 48)) -> Path:
-    """An animated GIF, WebP or PNG: one picture per duration (ms)."""
-    first, *others = [Image.fromarray(picture(number, *size)) for number in range(len(durations))]
+    """An animated GIF, WebP or PNG: one frame per duration (ms)."""
+    first, *others = [Image.fromarray(rgb_image(number, *size)) for number in range(len(durations))]
     first.save(path, save_all=True, append_images=others, duration=list(durations), loop=0)
     return path
 

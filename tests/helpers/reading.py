@@ -1,4 +1,4 @@
-"""Videos read to their end: by a source of framefuse, and by PyAV alone."""
+"""Read videos to their end, with framefuse or with PyAV alone."""
 
 from __future__ import annotations
 

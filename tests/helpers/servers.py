@@ -1,7 +1,7 @@
 """Real video servers on 127.0.0.1 for tests: MPEG-TS over HTTP, TCP and UDP, and RTSP with H.264 over RTP.
 
 They send an endless H.264 clip in real time, and can be told to fall silent (`freeze`) and to die (`kill`); a new
-one on the same port (`port=`) takes its place, with another picture size if wanted.
+one on the same port (`port=`) takes its place, with another frame size if wanted.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.P
     packets: list[av.Packet[Any]] = []
     for number in range(frames):
         luma = np.add.outer(np.arange(size[1]), np.arange(size[0])) + 9 * number
-        picture = np.full((size[1] * 3 // 2, size[0]), 128, np.uint8)
-        picture[: size[1]] = luma % 200 + 20
-        frame = av.VideoFrame.from_ndarray(picture, format="yuv420p")
+        planes = np.full((size[1] * 3 // 2, size[0]), 128, np.uint8)
+        planes[: size[1]] = luma % 200 + 20
+        frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
         frame.pts = number
         packets += encoder.encode(frame)
     return (*packets, *encoder.encode(None))
 
 
 def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tuple[bytes, int, int]]:
-    """(Annex B bytes, pts, dts) of the clip again and again, in frame periods.
+    """(Annex B bytes, pts, dts) of the clip in an endless loop, in frame periods.
 
     Args:
-        damage: of every ten pictures, one is noise behind a valid start, and one ends in noise.
+        damage: of every ten frames, one is noise behind a valid start, and one ends in noise.
     """
     packets = access_units(size, FPS, b_frames)
-    for turn in count():
+    for lap in count():
         for number, packet in enumerate(packets):
             assert packet.pts is not None and packet.dts is not None
             data = bytes(packet)
@@ -63,11 +63,11 @@ def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tup
                 data = b"\x00\x00\x00\x01\x65" + 50 * b"\x5a"
             elif damage and number % 10 == 5:
                 data = data[: len(data) // 2] + len(data) // 2 * b"\x5a"
-            yield data, packet.pts + turn * FPS, packet.dts + turn * FPS
+            yield data, packet.pts + lap * FPS, packet.dts + lap * FPS
 
 
 def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[bytes]:
-    """The endless clip as MPEG-TS, the bytes of one frame at a time."""
+    """The endless clip as MPEG-TS, in chunks of one frame."""
     out = io.BytesIO()
     with av.open(out, "w", format="mpegts") as container:
         container.flags |= av.container.Flags.flush_packets.value
@@ -83,7 +83,7 @@ def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[byte
 
 
 def finite(container_format: str, size: Size, frames: int = FPS) -> bytes:
-    """A whole short file of `frames` frames, for example "mp4"."""
+    """A complete short file of `frames` frames, for example "mp4"."""
     out = io.BytesIO()
     with av.open(out, "w", format=container_format) as container:
         stream = container.add_mux_stream("h264", rate=FPS, width=size[0], height=size[1])
@@ -145,7 +145,7 @@ class Server:
         self._frozen.set()
 
     def kill(self) -> None:
-        """Die at once, as a process that is killed: every socket is closed."""
+        """Close every socket, as when a process is killed."""
         self._dead.set()
         for one in (self._listener, *self._sockets):
             with suppress(OSError):
@@ -163,7 +163,7 @@ class Server:
         self.kill()
 
     def paced(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The items in real time, until the server is dead; nothing more once it is frozen."""
+        """The items in real time, until the server is killed; no more once it is frozen."""
         for item in items:
             if self._dead.wait(1 / FPS):
                 return
@@ -182,7 +182,7 @@ class Server:
 
 
 def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
-    """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is passed over."""
+    """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is skipped."""
     line = stream.readline()
     while line.startswith(b"$"):
         line += stream.read(4 - len(line)) if len(line) < 4 else b""

@@ -1,4 +1,4 @@
-"""Frames, clips and detections for sinks to write, and readers of the files that they wrote."""
+"""Frames, clips and detections as input of sinks, and readers of their outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NONE = detections()
 
 
 def gray_yuv(width: int, height: int, *, name: str = "yuv420p", value: int = 100, seed: int | None = None) -> list[Any]:
-    """Planes of a flat picture, or of noise that does not compress."""
+    """Planes of a flat image, or of noise that does not compress."""
     pixels = PIXEL_FORMATS[name]
     shapes = pixels.plane_shapes(width, height)
     if seed is not None:
@@ -101,11 +101,11 @@ def make_clip(path: Path, *, seconds: float = 2, audio: str | None = "aac", star
         video.width, video.height = 96, 64
         sound: Any = container.add_stream(audio, rate=48000, layout="stereo") if audio else None
         for i in range(round(seconds * 25)):
-            picture = av.VideoFrame(96, 64, "yuv420p")
-            for plane in planes_of(picture):
+            av_frame = av.VideoFrame(96, 64, "yuv420p")
+            for plane in planes_of(av_frame):
                 plane[:] = 100
-            picture.pts, picture.time_base = start + i, Fraction(1, 25)
-            container.mux(video.encode(picture))
+            av_frame.pts, av_frame.time_base = start + i, Fraction(1, 25)
+            container.mux(video.encode(av_frame))
         if sound:
             formats = {"pcm_u8": ("u8", np.uint8), "libmp3lame": ("fltp", np.float32), "aac": ("fltp", np.float32)}
             name, dtype = formats[audio or ""]
@@ -125,7 +125,8 @@ def make_clip(path: Path, *, seconds: float = 2, audio: str | None = "aac", star
 def frames_of(path: Path) -> list[Frame]:
     pixels = PIXEL_FORMATS["yuv420p"]
     with av.open(path) as container:
-        pictures: list[Any] = list(container.decode(video=0))
+        decoded_frames: list[Any] = list(container.decode(video=0))
     return [
-        Frame(planes_of(one), pixels, i, one.pts, one.time_base, str(path), owner=one) for i, one in enumerate(pictures)
+        Frame(planes_of(one), pixels, i, one.pts, one.time_base, str(path), owner=one)
+        for i, one in enumerate(decoded_frames)
     ]

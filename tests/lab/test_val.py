@@ -97,7 +97,7 @@ def test_where_the_scores_go_is_tried_before_anything_is_measured(
     monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
     for project in ("truth.json", "/proc/runs"):
         code, _, err = run(capsys, "squares", "-d", "truth.json", "--project", project)
-        assert code == 1 and f"cannot make the run folder {project}" in err
+        assert code == 1 and f"cannot create the run folder {project}" in err
 
 
 def test_what_was_scored_before_an_interruption_is_kept(

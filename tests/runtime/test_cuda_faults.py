@@ -157,7 +157,7 @@ def test_a_surface_that_nvdec_does_not_give() -> None:
     module = SimpleNamespace()
     shapes = PIXEL_FORMATS["yuv444p"].plane_shapes(64, 48)
     frame = Frame(tuple(np.zeros(shape, np.uint8) for shape in shapes), PIXEL_FORMATS["yuv444p"])
-    assert _refusal(module, "H264", frame) == "NVDEC gives no surface for yuv444p"
+    assert _refusal(module, "H264", frame) == "NVDEC has no surface for yuv444p"
 
 
 def test_nvdec_is_not_asked_where_it_would_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_nvdec_is_not_asked_where_it_would_crash(monkeypatch: pytest.MonkeyPatch
     shapes = PIXEL_FORMATS["yuv420p"].plane_shapes(64, 48)
     frame = Frame(tuple(np.zeros(shape, np.uint8) for shape in shapes), PIXEL_FORMATS["yuv420p"])
     module = SimpleNamespace(cudaVideoCodec=SimpleNamespace(H264=4))
-    assert _refusal(module, "H264", frame) == "84 MB of the GPU's memory are free, and NVDEC wants 600"
+    assert _refusal(module, "H264", frame) == "NVDEC needs 600 MB of GPU memory, and 84 MB are free"
 
 
 # On a GPU. Each fault is made in a process of its own: most of them end it.

@@ -174,7 +174,7 @@ def test_a_run_on_a_gpu_says_what_encodes(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     report = pipeline.run()
     (said,) = (text for text in report.choices if text.startswith("encoder "))
-    assert re.fullmatch(r"encoder (h264_nvenc: the GPU has one|libx264: on the CPU, since .*NVENC.*)", said)
+    assert re.fullmatch(r"encoder (h264_nvenc: supported by the GPU|libx264: on the CPU, because .*NVENC.*)", said)
     assert any(path.endswith(".mp4") for path in report.outputs)
 
 

@@ -1,4 +1,4 @@
-"""Drawing: the right pixels in the right planes, nothing outside the picture, labels that can be read."""
+"""Drawing: the right pixels in the right planes, nothing outside the frame, labels that can be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from av.video.reformatter import ColorRange
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat
 from framefuse.prediction import Detections
-from framefuse.sinks.canvas import SWS_MATRIX, planes_of
+from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
+from framefuse.sources.planes import SWS_MATRIX
 
 EIGHT_BITS = sorted(name for name, pixels in PIXEL_FORMATS.items() if pixels.bits == 8)
 NAMES = {0: "person", 1: "bicycle", 2: "car"}
@@ -25,12 +26,12 @@ def detections(*rows: tuple[float, ...], **more: Any) -> Detections:
     return Detections(table[:, :4], table[:, 4], table[:, 5].astype(np.int64), NAMES, **more)
 
 
-def picture(pixels: PixelFormat, width: int, height: int, value: int = 77) -> list[np.ndarray[Any, Any]]:
+def blank(pixels: PixelFormat, width: int, height: int, value: int = 77) -> list[np.ndarray[Any, Any]]:
     return [np.full(shape, value, np.uint8) for shape in pixels.plane_shapes(width, height)]
 
 
 def drawn(width: int, height: int, found: Detections, name: str = "rgb24") -> np.ndarray[Any, Any]:
-    planes = picture(PIXEL_FORMATS[name], width, height)
+    planes = blank(PIXEL_FORMATS[name], width, height)
     Annotator(width, height, PIXEL_FORMATS[name]).draw(planes, found)
     return planes[0]
 
@@ -38,7 +39,7 @@ def drawn(width: int, height: int, found: Detections, name: str = "rgb24") -> np
 @pytest.mark.parametrize("name", EIGHT_BITS)
 def test_a_box_in_every_pixel_format(name: str) -> None:
     pixels = PIXEL_FORMATS[name]
-    planes = picture(pixels, 320, 240)
+    planes = blank(pixels, 320, 240)
     annotator = Annotator(320, 240, pixels, matrix="bt709")
     annotator.draw(planes, detections((100, 80, 220, 200, 0.9, 2)))
     values = encode_colour(class_colour(2), "bt709", False)
@@ -88,19 +89,19 @@ def test_no_box_breaks_the_drawing(name: str, size: tuple[int, int]) -> None:
     corners = np.sort(rng.uniform(-0.1, 1.1, (60, 2, 2)), axis=1).reshape(60, 4).clip(0, 1) * (size * 2)
     edges = [(0, 0, width, height), (0, 0, 0, 0), (width, height, width, height), (width - 0.4, 0, width, height)]
     rows = [(*box, 0.5, i % 3) for i, box in enumerate([*corners.tolist(), *edges])]
-    planes = picture(PIXEL_FORMATS[name], width, height)
+    planes = blank(PIXEL_FORMATS[name], width, height)
     Annotator(width, height, PIXEL_FORMATS[name]).draw(planes, detections(*rows))
     assert (planes[0] != 77).any()
 
 
-def test_nothing_found_leaves_the_picture_alone() -> None:
-    planes = picture(PIXEL_FORMATS["yuv420p"], 64, 48)
+def test_nothing_found_leaves_the_frame_alone() -> None:
+    planes = blank(PIXEL_FORMATS["yuv420p"], 64, 48)
     for plane in planes:
         plane.flags.writeable = False
     Annotator(64, 48, PIXEL_FORMATS["yuv420p"]).draw(planes, detections())
 
 
-def test_boxes_are_seen_at_the_edge_of_the_picture() -> None:
+def test_boxes_are_seen_at_the_edge_of_the_frame() -> None:
     image = drawn(320, 240, detections((0, 0, 320, 240, 0.5, 1)))
     colour = class_colour(1)
     for edge in (image[239], image[30:, 0], image[:, 319], image[0, 200:]):
@@ -182,7 +183,7 @@ def test_the_surest_detection_is_on_top() -> None:
     assert (image[199, 60:190] == class_colour(1)).all()
 
 
-def test_size_follows_the_picture() -> None:
+def test_size_follows_the_frame() -> None:
     sizes = [(320, 240), (640, 480), (1920, 1080), (3840, 2160)]
     annotators = [Annotator(*size, PIXEL_FORMATS["yuv420p"]) for size in sizes]
     assert [annotator.line_width for annotator in annotators] == [2, 2, 4, 8]
@@ -191,7 +192,7 @@ def test_size_follows_the_picture() -> None:
 
 def test_labels_kept_are_bounded() -> None:
     annotator = Annotator(320, 240, PIXEL_FORMATS["gray"])
-    planes = picture(PIXEL_FORMATS["gray"], 320, 240)
+    planes = blank(PIXEL_FORMATS["gray"], 320, 240)
     for number in range(TILES_KEPT + 100):
         annotator.draw(planes, detections((10, 10, 50, 50, 0.5, 0), tracker_id=np.array([number])))
     assert len(annotator._tiles) == TILES_KEPT

@@ -1,4 +1,4 @@
-"""Outputs on a full disk, or where no folder is: what was written stays whole, and the error says why."""
+"""Outputs on a full disk or in a missing folder: finished data stays intact, and the error names the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DISK_KB = 256
 
 
 def take_space(disk: Path, *, but: int = 0) -> None:
-    """Somebody else's file takes all space that is left, but for some bytes."""
+    """Fill the disk with another file, except for some bytes."""
     space = os.statvfs(disk)
     (disk / "others").write_bytes(bytes(space.f_bavail * space.f_bsize - but))
 
@@ -138,7 +138,7 @@ def test_video_stays_fragmented_where_there_is_no_room_for_the_copy(full_disk: P
         sink.write(result(one), one)
     take_space(full_disk, but=65536)
     sink.close()
-    assert "stays a fragmented MP4: No space left on device" in sink.notes[0]
+    assert "remains a fragmented MP4: No space left on device" in sink.notes[0]
     assert times(sink.paths[0]) == [i * 40 * MS for i in range(40)]
     assert sorted(os.listdir(full_disk)) == ["clip.mp4", "others"]
 
@@ -152,7 +152,7 @@ def test_unwritable_folder_is_a_sink_error(tmp_path: Path, name: str) -> None:
 
 
 def test_video_that_does_not_fit_at_its_end_is_an_error(full_disk: Path) -> None:
-    """All pictures were taken, but the last fragment is written by `close`: FFmpeg must not hide that it failed."""
+    """All frames are encoded, but `close` writes the last fragment: FFmpeg must not hide that this failed."""
     sink = open_sink("video", crf=35)
     sink.open(context(full_disk))
     for i in range(20):

@@ -1,4 +1,4 @@
-"""Outputs where the world is in the way: files of the user, odd names, folders that vanish, other runs."""
+"""Outputs under difficult conditions: files of the user, odd names, folders that vanish, other runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_no_sink_overwrites_a_source_that_comes_later(tmp_path: Path, name: str,
 
 
 def test_outputs_of_one_run_never_meet(tmp_path: Path) -> None:
-    """Two groups of images with the same names; a video that goes on as clip_2 beside one that is called so."""
+    """Two groups of images with the same names; a video that continues as clip_2 next to one of that name."""
     sinks = SinkSet(lambda _: [open_sink(name) for name in ("images", "yolo_txt", "video")], tmp_path, NAMES)
     for number, shape in enumerate([(96, 64), (64, 96)]):
         one = frame(number, *shape)
@@ -108,8 +108,8 @@ def with_source(expected: list[Path], folder: Path) -> None:
 
 
 def test_pipeline_never_overwrites_what_it_reads(tmp_path: Path) -> None:
-    """Pictures written beside themselves: 1.bmp becomes 1.png, which is a source too."""
-    folder = tmp_path / "pictures"
+    """Images written next to their source: 1.bmp becomes 1.png, which is a source too."""
+    folder = tmp_path / "images"
     folder.mkdir()
     for name in ("1.bmp", "1.png"):
         media.image(folder / name, 1)
@@ -120,7 +120,7 @@ def test_pipeline_never_overwrites_what_it_reads(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_world_writes_over_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_world_overwrites_no_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "street-train-0_1.png"
     kept.write_text("mine")
     assert main(["synth", "street?frames=2&size=320x192", "--out", str(tmp_path), "--images"]) == 1
@@ -129,7 +129,7 @@ def test_a_world_writes_over_no_picture(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_audio_without_a_description_is_left_out(tmp_path: Path) -> None:
-    """A file whose index is cut off inside the audio track: FFmpeg knows that there is audio, but not which."""
+    """A file whose index is truncated inside the audio track: FFmpeg knows that there is audio, but not which."""
     clip = media.video(tmp_path / "clip.mp4", audio=True)
     whole = clip.read_bytes()
     clip.write_bytes(whole[: whole.index(b"stsd", whole.index(b"soun"))])
@@ -137,7 +137,7 @@ def test_audio_without_a_description_is_left_out(tmp_path: Path) -> None:
     with av.open(clip) as container:
         assert [stream.type for stream in container.streams if stream.codec_context is None] == ["audio"]
     sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), frames)
-    assert any("audio stream 1 left out: its description is missing" in note for note in sink.notes)
+    assert any("audio stream 1 omitted: its description is missing" in note for note in sink.notes)
     assert len(decoded(sink.paths[0])) == len(frames)
 
 
@@ -202,11 +202,11 @@ def test_encoder_that_is_no_video_encoder(tmp_path: Path, encoder: str) -> None:
 
 
 def test_run_folder_with_a_null_byte(tmp_path: Path) -> None:
-    with pytest.raises(SinkError, match="cannot make the run folder"):
+    with pytest.raises(SinkError, match="cannot create the run folder"):
         make_run_folder(tmp_path, "a\0b")
 
 
-# Other runs, and people who tidy up
+# Other runs, and folders that are deleted
 
 
 def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:

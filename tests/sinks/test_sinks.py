@@ -67,9 +67,9 @@ def test_run_folders_are_never_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exist_ok", [False, True])
 def test_run_folder_that_cannot_be_made(tmp_path: Path, exist_ok: bool) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SinkError, match=r"cannot make the run folder .*file"):
+    with pytest.raises(SinkError, match=r"cannot create the run folder .*file"):
         make_run_folder(tmp_path / "file", exist_ok=exist_ok)
-    with pytest.raises(SinkError, match="cannot make the run folder /proc/"):
+    with pytest.raises(SinkError, match="cannot create the run folder /proc/"):
         make_run_folder(Path("/proc/runs"), exist_ok=exist_ok)
 
 

@@ -27,15 +27,15 @@ def test_images_are_annotated_one_by_one(tmp_path: Path, name: str) -> None:
         sink.write(result(named), named)
     sink.close()
     assert sorted(os.listdir(tmp_path)) == ["photo.png", "photo_2.jpg", "photo_3.png"]
-    with Image.open(tmp_path / "photo.png") as picture:
-        picture.load()
-        found = np.asarray(picture).astype(int)
+    with Image.open(tmp_path / "photo.png") as image:
+        image.load()
+        found = np.asarray(image).astype(int)
     assert found.shape == (64, 96, 3)
     assert np.abs(found[49, 20:50] - class_colour(1)).max() == 0
     assert np.abs(found[40, 30:50] - 100).max() <= 2
-    with Image.open(tmp_path / "photo_2.jpg") as picture:
-        assert picture.format == "JPEG"
-        assert np.abs(np.asarray(picture).astype(int)[49, 20:50] - class_colour(1)).max() < 24
+    with Image.open(tmp_path / "photo_2.jpg") as image:
+        assert image.format == "JPEG"
+        assert np.abs(np.asarray(image).astype(int)[49, 20:50] - class_colour(1)).max() < 24
 
 
 def test_images_are_upright(tmp_path: Path) -> None:
@@ -43,6 +43,6 @@ def test_images_are_upright(tmp_path: Path) -> None:
     one.planes[0][-16:, :16] = 220
     sink = run(open_sink("images"), context(tmp_path), [one], NONE)
     assert sink.paths == [tmp_path]
-    with Image.open(tmp_path / "clip_0.png") as picture:
-        found = np.asarray(picture)
+    with Image.open(tmp_path / "clip_0.png") as image:
+        found = np.asarray(image)
     assert found.shape == (64, 96, 3) and found[:14, :14].min() > 200 and found[:, 20:].max() < 120

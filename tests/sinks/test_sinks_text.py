@@ -95,9 +95,7 @@ def test_yolo_labels_are_normalised(tmp_path: Path, confidence: bool) -> None:
 
 
 @pytest.mark.parametrize("order", [("clip.mp4", "clip_1.png"), ("clip_1.png", "clip.mp4")])
-def test_labels_of_a_video_and_of_a_picture_that_is_called_like_one_of_its_frames(
-    tmp_path: Path, order: tuple[str, str]
-) -> None:
+def test_labels_of_a_video_and_of_an_image_named_like_one_of_its_frames(tmp_path: Path, order: tuple[str, str]) -> None:
     squares_clip(tmp_path / "clip.mp4", frames=3, size=(96, 64))
     Image.new("RGB", (96, 64)).save(tmp_path / "clip_1.png")
     sources = [tmp_path / name for name in order]

@@ -22,7 +22,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.sinks import open_sink
 from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import class_colour, encode_colour
-from framefuse.sinks.encoders import choose_encoder, nvenc_refuses, options_of
+from framefuse.sinks.encoders import choose_encoder, encoder_options, nvenc_refuses
 from reading import decoded
 from sink_frames import (
     MS,
@@ -57,7 +57,7 @@ def test_video_plays_everywhere_and_shows_the_boxes(tmp_path: Path) -> None:
     luma, u, v = planes_of(decoded(sink.paths[0])[7])
     for plane, role, row, columns in ((luma, "y", 49, (30, 58)), (u, "u", 24, (15, 28)), (v, "v", 24, (15, 28))):
         assert np.abs(plane[row, slice(*columns)].astype(int) - expected[role]).max() < 24, role
-    assert np.abs(luma[35:45, 30:50].astype(int) - 100).max() < 12, "inside the box the picture is untouched"
+    assert np.abs(luma[35:45, 30:50].astype(int) - 100).max() < 12, "inside the box the frame is untouched"
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_video_keeps_times_exactly(tmp_path: Path, time_base: Fraction, stamps: 
 @pytest.mark.parametrize(
     "stamps,expected,note",
     [
-        ([-100, -60, -20, 20], [0, 40, 80, 120], "moved by 0.100 s"),
-        ([60000, 60040, 60080], [0, 40, 80], "moved by -60.000 s"),
-        ([0, 40, 40, 30, 160], [0, 40, 41, 42, 160], "2 frames not later"),
-        ([1000, 1040, None, None, 1160], [1000, 1040, 1080, 1120, 1160], "2 frames without a time"),
-        ([1000, 1040, None, None], [1000, 1040, 1080, 1120], "2 frames without a time"),
-        ([2000, 2040, 3, 43], [2000, 2040, 2080, 2120], "time jumped back 1 times"),
+        ([-100, -60, -20, 20], [0, 40, 80, 120], "shifted by 0.100 s"),
+        ([60000, 60040, 60080], [0, 40, 80], "shifted by -60.000 s"),
+        ([0, 40, 40, 30, 160], [0, 40, 41, 42, 160], "2 frames with non-increasing pts"),
+        ([1000, 1040, None, None, 1160], [1000, 1040, 1080, 1120, 1160], "2 frames without pts"),
+        ([1000, 1040, None, None], [1000, 1040, 1080, 1120], "2 frames without pts"),
+        ([2000, 2040, 3, 43], [2000, 2040, 2080, 2120], "pts jumped back 1 times"),
     ],
     ids=["negative", "late start", "backwards", "missing", "missing at the end", "jump"],
 )
@@ -142,11 +142,11 @@ def test_video_of_a_part_gets_the_audio_of_that_part(tmp_path: Path) -> None:
 def test_video_leaves_out_audio_that_mp4_cannot_hold(tmp_path: Path) -> None:
     clip = make_clip(tmp_path / "clip.avi", audio="pcm_u8")
     sink = run(open_sink("video"), context(tmp_path, stem="out", path=clip), frames_of(clip))
-    assert "do not know pcm_u8" in sink.notes[0]
+    assert "do not support pcm_u8" in sink.notes[0]
     with av.open(sink.paths[0]) as container:
         assert not container.streams.audio
     gone = run(open_sink("video"), context(tmp_path, stem="gone", path=tmp_path / "deleted.mp4"), frames_of(clip))
-    assert "audio left out" in gone.notes[0]
+    assert "audio omitted" in gone.notes[0]
     assert len(decoded(gone.paths[0])) == 50
 
 
@@ -162,7 +162,7 @@ def test_video_pads_odd_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(2, 2), (17, 31), (1, 1)])
-def test_video_of_tiny_pictures(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_video_of_tiny_frames(tmp_path: Path, size: tuple[int, int]) -> None:
     sink = run(open_sink("video"), context(tmp_path), [frame(i, *size) for i in range(3)])
     assert len(decoded(sink.paths[0])) == 3
 
@@ -188,7 +188,7 @@ def test_video_from_every_pixel_format(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 def test_video_and_boxes_are_upright(tmp_path: Path, rotation: int) -> None:
     one = frame(width=96, height=64, rotation=rotation)
-    # The top left corner of the picture as shown is bright; here is where that corner is coded.
+    # The top left corner of the frame as displayed is bright; this is its coded position.
     corner = {0: (slice(0, 16), slice(0, 16)), 90: (slice(-16, None), slice(0, 16))}
     corner |= {180: (slice(-16, None), slice(-16, None)), 270: (slice(0, 16), slice(-16, None))}
     one.planes[0][corner[rotation]] = 220
@@ -207,9 +207,9 @@ def test_video_carries_the_colour_description(tmp_path: Path, matrix: Any, code:
     sink = run(open_sink("video"), context(tmp_path), [one])
     with av.open(sink.paths[0]) as container:
         stream = container.streams.video[0]
-        picture = next(container.decode(stream))
-        assert picture.colorspace == code
-        assert picture.color_range == (2 if full_range else 1)
+        av_frame = next(container.decode(stream))
+        assert av_frame.colorspace == code
+        assert av_frame.color_range == (2 if full_range else 1)
         assert stream.sample_aspect_ratio == Fraction(4, 3)
 
 
@@ -217,7 +217,7 @@ def test_video_goes_on_in_a_second_file_when_the_size_changes(tmp_path: Path) ->
     frames = [frame(i) for i in range(5)] + [frame(i, 64, 96) for i in range(5, 9)]
     sink = run(open_sink("video"), context(tmp_path), frames)
     assert [path.name for path in sink.paths] == ["clip.mp4", "clip_2.mp4"]
-    assert "became 64x96" in sink.notes[0]
+    assert "changed to 64x96" in sink.notes[0]
     assert [len(decoded(path)) for path in sink.paths] == [5, 4]
     assert times(sink.paths[1]) == [i * 40 * MS for i in range(5, 9)]
 
@@ -236,33 +236,33 @@ def test_video_with_another_encoder(tmp_path: Path) -> None:
     with av.open(sink.paths[0]) as container:
         assert container.streams.video[0].codec_context.name == "mpeg4"
     assert times(sink.paths[0]) == [Fraction(1001 * i, 30000) for i in range(10)]
-    assert "as mpeg4 needs" in sink.notes[0]
+    assert "as mpeg4 requires" in sink.notes[0]
 
 
 def test_the_encoder_is_the_gpus_where_it_opens() -> None:
-    assert choose_encoder("auto", None) == ("libx264", "encoder libx264: on the CPU, where the run is")
-    assert choose_encoder("mpeg4", 0) == ("mpeg4", "encoder mpeg4: as asked")
+    assert choose_encoder("auto", None) == ("libx264", "encoder libx264: the run is on the CPU")
+    assert choose_encoder("mpeg4", 0) == ("mpeg4", "encoder mpeg4: as requested")
     name, reason = choose_encoder("auto", 0)
     why = nvenc_refuses(0)
     if why is None:
-        assert (name, reason) == ("h264_nvenc", "encoder h264_nvenc: the GPU has one")
+        assert (name, reason) == ("h264_nvenc", "encoder h264_nvenc: supported by the GPU")
     else:
-        assert (name, reason) == ("libx264", f"encoder libx264: on the CPU, since {why}")
+        assert (name, reason) == ("libx264", f"encoder libx264: on the CPU, because {why}")
         assert "NVENC" in why
 
 
 def test_x264s_words_for_nvenc() -> None:
-    found = options_of("h264_nvenc", 23, "ultrafast", 1)
+    found = encoder_options("h264_nvenc", 23, "ultrafast", 1)
     assert found == {"rc": "vbr", "cq": "23", "b": "0", "preset": "p1", "gpu": "1"}
-    assert options_of("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
-    assert options_of("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
+    assert encoder_options("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
+    assert encoder_options("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
 
 
 def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="no video encoder 'h266'") as caught:
         open_sink("video", encoder="h266").open(context(tmp_path))
     assert "libx264" in str(caught.value) and "mpeg4" in str(caught.value)
-    with pytest.raises(SinkError, match=r"refuses 96x64.*nonsense"):
+    with pytest.raises(SinkError, match=r"rejects 96x64.*nonsense"):
         run(open_sink("video", preset="nonsense"), context(tmp_path), [frame()])
     assert os.listdir(tmp_path) == []
 
@@ -290,7 +290,7 @@ def test_video_is_playable_after_an_error_upstream(tmp_path: Path) -> None:
 
 
 def test_video_and_jsonl_survive_a_kill(tmp_path: Path) -> None:
-    """SIGKILL in the middle: all but the last second of video, and every line."""
+    """After SIGKILL, all but the last second of video and every line of text survive."""
     script = f"""
 import os, sys
 sys.path.insert(0, {str(Path(sink_frames.__file__).parent)!r})

@@ -1,4 +1,4 @@
-"""Units of MP4 and Matroska with start codes: the same bytes as FFmpeg's own filter gives, or a refusal."""
+"""Annex B from MP4 and Matroska: the same NAL units as from FFmpeg's own filters, or an error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import av
 import pytest
 
 import media
-from framefuse.sources.annexb import START, AnnexB
+from framefuse.sources.annexb import START_CODE, AnnexB
 
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 SEI = 39
-"""Of HEVC; x265 writes one into the header."""
+"""NAL unit type of HEVC; x265 writes one into the header."""
 ENCODERS = {"h264": "libx264", "hevc": "libx265"}
 FLV_HEADER = 13
-"""Bytes."""
+"""Size of the header in bytes."""
 RECORD = b"\1\x64\0\x1f\xff\xe1\0\3\x67AB\1\0\2\x68C"
-"""Header of H.264 with a set of each kind; lengths have four bytes."""
+"""Header of H.264 with a parameter set of each type and four-byte lengths."""
 
 
 @pytest.fixture(scope="module", params=FILTERS)
@@ -30,7 +30,7 @@ def codec(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("start_codes")
+    return tmp_path_factory.mktemp("annexb")
 
 
 def units(data: Any) -> list[bytes]:
@@ -62,7 +62,7 @@ def test_a_key_frame_gets_parameter_sets_once_and_before_its_first_slice() -> No
     assert units(ours(key)) == [b"\x09\xf0", b"\x67AB", b"\x68C", b"\x65\1", b"\x65\2"]
     assert units(ours(packet(lengths(b"\x67XY", b"\x68Z", b"\x65\1"), key=True))) == [b"\x67XY", b"\x68Z", b"\x65\1"]
     assert units(ours(packet(b"\0\0\0\2\x41\1", key=False))) == [b"\x41\1"]
-    assert ours(packet(b"\0\0\0\0\0\0\0\2\x41\1\0\0\0\0", key=False)) == START + b"\x41\1"
+    assert ours(packet(b"\0\0\0\0\0\0\0\2\x41\1\0\0\0\0", key=False)) == START_CODE + b"\x41\1"
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\x09\x41\1", b"\0\0\0\2\x41\1\0\0", b"\0\0"])
@@ -72,7 +72,7 @@ def test_lengths_that_do_not_fit_are_refused(data: bytes) -> None:
         ours(packet(data, key=False))
 
 
-def test_a_header_that_is_cut_off_is_refused(codec: str) -> None:
+def test_a_truncated_header_is_refused(codec: str) -> None:
     with pytest.raises(av.error.InvalidDataError):
         AnnexB(codec, b"\1\x64\0\x1f\xff\xe1\0\3\x67A")
 
@@ -85,8 +85,9 @@ def test_headers_of_an_unknown_version_are_refused(codec: str) -> None:
 
 def test_a_stream_that_has_start_codes_stays_as_it_is_but_for_sets_that_it_lacks() -> None:
     data = b"\0\0\1\x65\1\2"
-    for header in (b"", START + b"\x67A" + START + b"\x68C"):
-        assert AnnexB("h264", header)(packet(START + b"\x67A" + START + b"\x68C" + data, key=True)).endswith(data)
+    sets = START_CODE + b"\x67A" + START_CODE + b"\x68C"
+    for header in (b"", sets):
+        assert AnnexB("h264", header)(packet(sets + data, key=True)).endswith(data)
         assert AnnexB("h264", header)(packet(b"\0\0\1\x41\1", key=False)) == b"\0\0\1\x41\1"
         assert AnnexB("h264", header)(packet(b"no start", key=True)) == b"no start"
     assert AnnexB("h264", b"")(packet(data, key=True)) == data
@@ -95,7 +96,7 @@ def test_a_stream_that_has_start_codes_stays_as_it_is_but_for_sets_that_it_lacks
 
 def test_start_codes_in_spite_of_the_header_are_read() -> None:
     ours = AnnexB("h264", RECORD)
-    assert units(ours(packet(START + b"\x65\1\2", key=True))) == [b"\x67AB", b"\x68C", b"\x65\1\2"]
+    assert units(ours(packet(START_CODE + b"\x65\1\2", key=True))) == [b"\x67AB", b"\x68C", b"\x65\1\2"]
 
 
 def test_sets_that_come_in_a_packet_are_those_of_later_key_frames() -> None:
@@ -121,8 +122,8 @@ def test_only_the_sets_that_are_missing_are_put_in_and_in_order() -> None:
     ]
 
 
-def test_pictures_are_those_of_ffmpeg_where_another_stream_follows(folder: Path, codec: str) -> None:
-    """Its sets come once, before its first slice; key frames are not marked, or all packets are."""
+def test_frames_are_those_of_ffmpeg_where_another_stream_follows(folder: Path, codec: str) -> None:
+    """Its parameter sets come once, before its first slice; no packet, or every one, is marked as a key frame."""
     keys = "keyint=4:min-keyint=4:scenecut=0:open-gop=1:bframes=0"
     streams = []
     for number, size in enumerate([(64, 64), (96, 80)]):
@@ -131,15 +132,15 @@ def test_pictures_are_those_of_ffmpeg_where_another_stream_follows(folder: Path,
     (header, first), (other, second) = map(packets, streams)
     head = b"".join(lengths(unit) for unit in units(AnnexB(codec, other)(packet(second[0][0], key=True))))
     second[0] = head, True
-    expected = pictures(codec, [data for data, _ in first + second], header)
+    expected = decode(codec, [data for data, _ in first + second], header)
     assert len(expected) == len(first + second)
     for mark in (lambda key: key, lambda key: False, lambda key: True):
         ours = AnnexB(codec, header)
-        assert pictures(codec, [ours(packet(data, key=mark(key))) for data, key in first + second]) == expected
+        assert decode(codec, [ours(packet(data, key=mark(key))) for data, key in first + second]) == expected
 
 
 def test_a_header_that_changes_in_the_stream_is_used(folder: Path) -> None:
-    """FLV sends it in a tag of its own; the demuxer hands it on with the next packet."""
+    """FLV sends it in a separate tag; the demuxer attaches it to the next packet."""
     parts = [
         media.video(
             folder / f"{width}.flv", codec="libx264", size=(width, 48), frames=4, options={"bf": "0"}
@@ -155,7 +156,7 @@ def test_a_header_that_changes_in_the_stream_is_used(folder: Path) -> None:
         assert any(one.has_sidedata("new_extradata") for one in found)
         data = [ours(one) for one in found]
     with av.open(str(path)) as container:
-        assert pictures("h264", data) == [frame.to_ndarray().tobytes() for frame in container.decode(video=0)]
+        assert decode("h264", data) == [frame.to_ndarray().tobytes() for frame in container.decode(video=0)]
 
 
 def test_damaged_headers_and_packets_are_refused_or_passed_on(folder: Path, codec: str) -> None:
@@ -187,7 +188,7 @@ def packets(path: Path) -> tuple[bytes, list[tuple[bytes, bool]]]:
         return stream.codec_context.extradata or b"", found
 
 
-def pictures(codec: str, stream: list[Any], header: bytes | None = None) -> list[bytes]:
+def decode(codec: str, stream: list[Any], header: bytes | None = None) -> list[bytes]:
     decoder: Any = av.CodecContext.create(codec, "r")
     if header is not None:
         decoder.extradata = header

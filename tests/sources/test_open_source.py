@@ -22,7 +22,7 @@ class TestLists:
     def test_one_after_the_other(self, tmp_path: Path) -> None:
         first = media.video(tmp_path / "a.mp4", frames=2)
         second = media.video(tmp_path / "b.mkv", frames=3, size=(32, 32))
-        frames, info = read([first, str(second), media.picture(0)])
+        frames, info = read([first, str(second), media.rgb_image(0)])
         assert [(frame.source_id, frame.index) for frame in frames] == [
             *((str(first), index) for index in range(2)),
             *((str(second), index) for index in range(3)),
@@ -35,7 +35,7 @@ class TestLists:
 
     def test_sources_in_a_list(self, tmp_path: Path) -> None:
         path = media.video(tmp_path / "a.mp4", frames=2)
-        frames, _ = read([open_source(path), media.picture(0), open_source([media.picture(1)] * 2)])
+        frames, _ = read([open_source(path), media.rgb_image(0), open_source([media.rgb_image(1)] * 2)])
         assert [frame.source_id for frame in frames] == [str(path), str(path), "array", "array#2", "array#2"]
 
     def test_a_list_of_one_is_that_one(self, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ class TestLists:
 
 class TestDispatch:
     def test_a_source_is_passed_through(self) -> None:
-        source = open_source(media.picture(0))
+        source = open_source(media.rgb_image(0))
         assert open_source(source) is source
 
     def test_file_addresses(self, tmp_path: Path) -> None:
@@ -143,5 +143,5 @@ class TestDispatch:
     @pytest.mark.parametrize("options", [{}, {"vid_stride": 2}, [], 3, SourceOptions])
     def test_options_of_another_kind_are_refused(self, options: Any) -> None:
         with pytest.raises(UsageError, match="options is ") as caught:
-            open_source(media.picture(0), options)
+            open_source(media.rgb_image(0), options)
         assert "SourceOptions(...)" in (caught.value.remedy or "")

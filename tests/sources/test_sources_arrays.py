@@ -20,7 +20,7 @@ from reading import read
 
 class TestArrays:
     def test_bgr_in_place(self) -> None:
-        image = media.picture(0)
+        image = media.rgb_image(0)
         (frame,), info = read(image)
         assert frame.format.name == "bgr24"
         assert frame.planes[0].ctypes.data == image.ctypes.data
@@ -40,17 +40,17 @@ class TestArrays:
         assert (frame.format.name, frame.width, frame.height) == (name, 7, 5)
 
     def test_stack(self) -> None:
-        stack = np.stack([media.picture(number) for number in range(5)])
+        stack = np.stack([media.rgb_image(number) for number in range(5)])
         frames, info = read(stack, vid_stride=2)
         assert [frame.index for frame in frames] == [0, 2, 4]
         assert info.frames == 3
         np.testing.assert_array_equal(frames[2].planes[0], stack[4])
 
     def test_mixed_sizes_in_a_list(self) -> None:
-        frames, _ = read([media.picture(0, 20, 10), Image.fromarray(media.picture(1, 30, 15)), media.picture(2)])
+        frames, _ = read([media.rgb_image(0, 20, 10), Image.fromarray(media.rgb_image(1, 30, 15)), media.rgb_image(2)])
         assert [(frame.width, frame.format.name) for frame in frames] == [(20, "bgr24"), (30, "rgb24"), (64, "bgr24")]
 
-    def test_only_the_first_picture_is_made_before_it_is_asked_for(self) -> None:
+    def test_only_the_first_image_is_made_in_advance(self) -> None:
         made: list[int] = []
 
         class Made:
@@ -68,7 +68,7 @@ class TestArrays:
         assert len(list(source)) == 5
 
     def test_views_and_read_only_arrays(self) -> None:
-        image = media.picture(0)
+        image = media.rgb_image(0)
         np.testing.assert_array_equal(read(image[:, ::-1])[0][0].planes[0], image[:, ::-1])
         image.flags.writeable = False
         plane = read(image)[0][0].planes[0]
@@ -78,12 +78,12 @@ class TestArrays:
     def test_generators_are_pulled_lazily(self) -> None:
         pulled = []
 
-        def pictures() -> Iterator[NDArray[Any]]:
+        def images() -> Iterator[NDArray[Any]]:
             for number in range(100):
                 pulled.append(number)
-                yield media.picture(number)
+                yield media.rgb_image(number)
 
-        source = open_source(pictures())
+        source = open_source(images())
         assert pulled == []
         assert source.info.frames is None
         iterator = iter(source)
@@ -93,11 +93,11 @@ class TestArrays:
         assert list(source) == []
 
     def test_errors_of_the_generator_come_through(self) -> None:
-        def pictures() -> Iterator[NDArray[Any]]:
-            yield media.picture(0)
+        def images() -> Iterator[NDArray[Any]]:
+            yield media.rgb_image(0)
             raise KeyError("mine")
 
-        source = open_source(pictures())
+        source = open_source(images())
         next(iter(source))
         with pytest.raises(KeyError, match="mine"):
             next(iter(source))
@@ -107,21 +107,21 @@ class TestArrays:
         "source",
         [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 5), np.uint8), [1, 2], {"a": 1}, iter([Path("a.png")])],
     )
-    def test_not_pictures(self, source: Any) -> None:
+    def test_not_images(self, source: Any) -> None:
         with pytest.raises(UsageError):
             read(source)
 
     @pytest.mark.parametrize("source", [None, 3.5, True, object()])
     def test_not_sources(self, source: Any) -> None:
-        with pytest.raises(UsageError, match="no source of frames"):
+        with pytest.raises(UsageError, match="is not a source of frames"):
             open_source(source)
 
     @pytest.mark.parametrize("source", [[], np.zeros((0, 4, 4, 3), np.uint8)])
     def test_nothing(self, source: Any) -> None:
-        with pytest.raises(SourceError, match="no pictures"):
+        with pytest.raises(SourceError, match="no images"):
             open_source(source)
 
     def test_times_do_not_apply_and_it_says_so(self) -> None:
-        frames, info = read([media.picture(0)], start=1.0)
+        frames, info = read([media.rgb_image(0)], start=1.0)
         assert len(frames) == 1
-        assert info.notes == ["start and end are ignored: arrays have no time"]
+        assert info.notes == ["start and end are ignored: arrays have no timestamps"]

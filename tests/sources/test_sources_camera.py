@@ -1,4 +1,4 @@
-"""Cameras: FFmpeg's test picture as a device, one that ends, and one that is silent."""
+"""Cameras: FFmpeg's test pattern as a device, one that ends, and one that is silent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from framefuse.errors import SourceError, StreamError
 from framefuse.sources import SourceInfo, SourceOptions, open_source
-from framefuse.sources.camera import _pictures, open_device
+from framefuse.sources.camera import _decoded_frames, open_device
 
 
 class TestCamera:
@@ -22,7 +22,7 @@ class TestCamera:
             open_source(camera)
 
     def test_frames_of_a_device(self) -> None:
-        # FFmpeg's test picture is a capture device to FFmpeg, as a camera is.
+        # To FFmpeg, its test pattern is a capture device like a camera.
         source = open_device("testsrc=size=64x48:rate=30", "lavfi", SourceOptions(vid_stride=3))
         assert (source.info.kind, source.info.live, source.info.width, source.info.fps) == ("camera", True, 64, 30)
         before = time.monotonic()
@@ -36,16 +36,17 @@ class TestCamera:
 
     def test_a_device_that_ends(self) -> None:
         source = open_device("testsrc=size=64x48:rate=30:duration=0.1", "lavfi", SourceOptions())
-        with pytest.raises(StreamError, match="went away"):
+        with pytest.raises(StreamError, match="was disconnected"):
             list(source)
 
     def test_a_silent_device(self) -> None:
-        with pytest.raises(StreamError, match=r"gave no frame for 0\.05 s"):
-            list(_pictures(Silent(), None, SourceInfo("cam", "camera"), 0.05, threading.Event()))
+        with pytest.raises(StreamError, match=r"delivered no frame for 0\.05 s"):
+            list(_decoded_frames(Silent(), None, SourceInfo("cam", "camera"), 0.05, threading.Event()))
 
     def test_closing_while_a_device_is_silent(self) -> None:
         silent, closed = Silent(), threading.Event()
-        wait = threading.Thread(target=list, args=(_pictures(silent, None, SourceInfo("", "camera"), 60, closed),))
+        frames = _decoded_frames(silent, None, SourceInfo("", "camera"), 60, closed)
+        wait = threading.Thread(target=list, args=(frames,))
         wait.start()
         assert silent.asked.wait(30)
         closed.set()
@@ -58,7 +59,7 @@ class TestCamera:
 
 
 class Silent:
-    """A device that is open and has no frame: what FFmpeg says then."""
+    """An open device without a frame, as FFmpeg reports it."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()

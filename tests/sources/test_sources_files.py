@@ -54,71 +54,71 @@ class TestPlanes:
     ) -> None:
         path = media.video(tmp_path / f"clip.{suffix}", codec=codec, pixel_format=pixel_format, size=(62, 46), frames=3)
         frames, info = read(path)
-        pictures = decoded(path)
-        assert len(frames) == len(pictures) == 3
+        av_frames = decoded(path)
+        assert len(frames) == len(av_frames) == 3
         assert (info.width, info.height) == (62, 46)
         assert info.fps == 25
-        for index, (frame, picture) in enumerate(zip(frames, pictures, strict=True)):
+        for index, (frame, av_frame) in enumerate(zip(frames, av_frames, strict=True)):
             assert frame.format.name == name
             assert frame.index == index
             assert frame.full_range == (
                 pixel_format.startswith("yuvj") or name in ("gbrp", "gbrp10", "rgb24", "gray16")
             )
-            assert_same_samples(frame, picture)
+            assert_same_samples(frame, av_frame)
 
     @pytest.mark.parametrize("name", sorted(PIXEL_FORMATS))
     @pytest.mark.parametrize("size", [(64, 48), (37, 21), (1, 1)])
     def test_every_format_is_read_in_place(self, name: str, size: tuple[int, int]) -> None:
         width, height = size
         try:
-            picture = av.VideoFrame(width, height, name)
+            av_frame = av.VideoFrame(width, height, name)
         except ValueError:
             pytest.skip(f"this FFmpeg has no {name}")
         generator = np.random.default_rng(3)
-        for plane in picture.planes:
+        for plane in av_frame.planes:
             plane.update(generator.integers(0, 256, plane.buffer_size, dtype=np.uint8).tobytes())
-        frame = wrapped(picture)
+        frame = wrapped(av_frame)
         assert frame.format.name == name
-        assert frame.owner is picture
+        assert frame.owner is av_frame
         assert (frame.width, frame.height) == size
-        for array, plane in zip(frame.planes, picture.planes, strict=True):
+        for array, plane in zip(frame.planes, av_frame.planes, strict=True):
             assert array.ctypes.data == plane.buffer_ptr
             assert array.strides[0] == plane.line_size
-        assert_same_samples(frame, picture)
+        assert_same_samples(frame, av_frame)
 
     @pytest.mark.parametrize(
         ("name", "becomes"),
         [("yuyv422", "yuv422p"), ("uyvy422", "yuv422p"), ("yuv420p10be", "yuv420p10"), ("gray16be", "gray16")],
     )
     def test_other_layouts_are_converted_without_loss(self, name: str, becomes: str) -> None:
-        original = av.VideoFrame.from_ndarray(media.picture(1), format="rgb24").reformat(format=f"{becomes}")
+        original = av.VideoFrame.from_ndarray(media.rgb_image(1), format="rgb24").reformat(format=f"{becomes}")
         info = SourceInfo("clip", "file")
         frame = wrapped(original.reformat(format=name), info)
         assert frame.format.name == becomes
-        assert f"pixel format {name} is converted to {becomes} by FFmpeg, one copy a frame" in info.notes
+        assert f"pixel format {name} is converted to {becomes} by FFmpeg, one copy per frame" in info.notes
         assert_same_samples(frame, original)
 
     def test_other_formats_become_rgb(self) -> None:
         info = SourceInfo("clip", "file")
-        picture = av.VideoFrame.from_ndarray(media.picture(1), format="rgb24").reformat(format="rgb565le")
-        frame = wrapped(picture, info)
+        av_frame = av.VideoFrame.from_ndarray(media.rgb_image(1), format="rgb24").reformat(format="rgb565le")
+        frame = wrapped(av_frame, info)
         assert frame.format.name == "rgb24"
         assert frame.full_range and frame.matrix == "rgb"
         assert "rgb565le is converted to rgb24" in info.notes[0]
-        assert np.abs(frame.planes[0].astype(int) - media.picture(1)).mean() < 4
+        assert np.abs(frame.planes[0].astype(int) - media.rgb_image(1)).mean() < 4
 
     def test_rows_stored_bottom_up(self, tmp_path: Path) -> None:
         path = media.video(tmp_path / "clip.avi", codec="rawvideo", pixel_format="bgr24", frames=1, size=(60, 20))
         (frame,), _ = read(path)
-        np.testing.assert_array_equal(frame.planes[0][:, :, ::-1], media.picture(0, 60, 20))
+        np.testing.assert_array_equal(frame.planes[0][:, :, ::-1], media.rgb_image(0, 60, 20))
 
     def test_frames_outlive_the_source(self, tmp_path: Path) -> None:
         path = media.clip(tmp_path / "clip.mp4")
         source = open_source(path)
         frames = [next(iter(source)) for _ in range(20)]
         source.close()
-        for frame, picture in zip(frames, decoded(path), strict=False):
-            assert_same_samples(frame, picture)
+        for frame, av_frame in zip(frames, decoded(path), strict=False):
+            assert_same_samples(frame, av_frame)
 
     def test_dropped_frames_give_their_memory_back_at_once(self, tmp_path: Path) -> None:
         path = media.with_display_matrix(media.clip(tmp_path / "clip.mp4", frames=150), 0, 1, -1, 0)
@@ -166,7 +166,7 @@ class TestMeaning:
         assert [frame.rotation for frame in frames] == [rotation] * 3
         assert (frames[0].width, frames[0].height) == ((48, 64) if rotation in (90, 270) else (64, 48))
         assert (frames[0].coded_width, frames[0].coded_height) == (64, 48)
-        # What the matrix itself says: where the neighbour to the right comes to lie, with y downwards.
+        # (a, b) is where the matrix maps the neighbour to the right, with y downwards.
         a, b, _, _ = matrix
         turned = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[frames[0].rotation]
         assert turned == (a, b)
@@ -176,7 +176,7 @@ class TestMeaning:
         path = media.with_display_matrix(media.video(tmp_path / "clip.mp4", frames=2), *matrix)
         frames, info = read(path)
         assert [frame.rotation for frame in frames] == [0, 0]
-        assert "mirrors the picture" in "; ".join(info.notes)
+        assert "mirrors the video" in "; ".join(info.notes)
 
     def test_anamorphic(self, tmp_path: Path) -> None:
         frames, info = read(media.video(tmp_path / "clip.mp4", frames=1, aspect=Fraction(4, 3)))
@@ -224,7 +224,7 @@ class TestClosing:
             assert list(source) == []
 
     def test_while_skipping_to_start(self, tmp_path: Path) -> None:
-        # Without a duration nothing can be sought: all frames before `start` are decoded and passed over.
+        # Without a duration there is no seeking: all frames before `start` are decoded and skipped.
         path = media.clip(tmp_path / "clip.h264", frames=400)
         source = open_source(path, SourceOptions(start=1000.0))
         thread = threading.Thread(target=list, args=(source,))
@@ -235,7 +235,7 @@ class TestClosing:
 
     @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
     def test_no_file_or_thread_is_left_open(self, tmp_path: Path) -> None:
-        """In a process of its own: threads of other tests end whenever they like."""
+        """Runs in its own process, as threads of other tests may end at any time."""
         path = media.clip(tmp_path / "clip.mp4", frames=3)
         bad = media.audio_only(tmp_path / "sound.m4a")
         done = subprocess.run([sys.executable, "-c", OPENED_AND_CLOSED, path, bad], capture_output=True, text=True)
@@ -279,9 +279,9 @@ def consume(source: Source, delay: int, reached: threading.Event, finished: thre
     finished.set()
 
 
-def wrapped(picture: av.VideoFrame, info: SourceInfo | None = None) -> Frame:
+def wrapped(av_frame: av.VideoFrame, info: SourceInfo | None = None) -> Frame:
     return wrap(
-        picture,
+        av_frame,
         info or SourceInfo("clip", "file"),
         index=0,
         source_id="clip",
@@ -290,9 +290,9 @@ def wrapped(picture: av.VideoFrame, info: SourceInfo | None = None) -> Frame:
     )
 
 
-def assert_same_samples(frame: Frame, picture: av.VideoFrame) -> None:
-    """Compare with a reading of the planes that shares nothing with ours: bytes, row by row."""
-    for array, plane in zip(frame.planes, picture.planes, strict=False):
+def assert_same_samples(frame: Frame, av_frame: av.VideoFrame) -> None:
+    """Compare with an independent reading of the planes, row by row."""
+    for array, plane in zip(frame.planes, av_frame.planes, strict=False):
         rows = bytes(plane)
         used = int(np.prod(array.shape[1:])) * array.itemsize
         for number in range(array.shape[0]):

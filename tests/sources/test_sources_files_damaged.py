@@ -1,4 +1,4 @@
-"""Video files that are damaged, odd, empty, missing or not to be read: a typed error, or all frames that there are."""
+"""Video files that are damaged, odd, empty, missing or unreadable: a typed error, or all readable frames."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestBadFiles:
 
     @pytest.mark.parametrize(("width", "height"), [(20000, 2), (2, 16385)])
     def test_absurd_size(self, tmp_path: Path, width: int, height: int) -> None:
-        with pytest.raises(SourceError, match=f"{width}x{height} is beyond 16384"):
+        with pytest.raises(SourceError, match=f"{width}x{height} exceeds 16384"):
             open_source(media.y4m(tmp_path / "clip.y4m", width, height))
 
     def test_no_size(self, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ class TestBadFiles:
         assert 5 < len(frames) < 50
         same = sum(np.array_equal(frame.planes[0], other) for frame, other in zip(frames, whole, strict=False))
         assert same >= len(frames) - 3
-        if suffix != "ts":  # A transport stream announces nothing.
-            assert "announces" in "; ".join(info.notes)
+        if suffix != "ts":  # a transport stream states no length
+            assert "header states" in "; ".join(info.notes)
 
     def test_truncated_before_its_index(self, tmp_path: Path) -> None:
         path = media.truncate(media.clip(tmp_path / "clip.mp4"), 0.6)
@@ -127,7 +127,7 @@ class TestBadFiles:
         assert [round(25 * (frame.seconds or 0)) for frame in frames] == [n for n in range(12) if n != victim]
         assert info.drops == {"corrupt": 1}
         assert "damaged packets skipped: 1 (Invalid data found when processing input)" in info.notes
-        assert "the file announces 12 frames, 11 could be decoded" in info.notes
+        assert "the header states 12 frames, 11 could be decoded" in info.notes
 
     @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi", "webm"])
     @pytest.mark.parametrize("part", [(0.4, 0.45), (0.3, 1.0), (0.0, 1.0), (0.02, 0.04)])
@@ -143,7 +143,7 @@ class TestBadFiles:
             assert str(path) in error.message
         else:
             assert 0 < len(frames) <= 51
-            assert part != (0.3, 1.0) or suffix == "ts" or "; ".join(info.notes).count("announces") == 1
+            assert part != (0.3, 1.0) or suffix == "ts" or "; ".join(info.notes).count("header states") == 1
 
     def test_nothing_decodes(self, tmp_path: Path) -> None:
         path = media.video(tmp_path / "clip.mov", codec="prores_ks", pixel_format="yuv422p10le", frames=2)

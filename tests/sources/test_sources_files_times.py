@@ -1,4 +1,4 @@
-"""Times of video files: exact, filled where they are missing, and `start`, `end` and `vid_stride` by them."""
+"""Timestamps of video files: exact, filled if missing; and `start`, `end` and `vid_stride`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestTime:
         assert seconds(frames) == [round(number / 25, 6) for number in range(-5, 5)]
         assert info.notes == ["frames with a negative pts, kept: 5"]
         assert info.frames == 10
-        # The seconds of a range count from the first frame.
+        # `start` and `end` count from the first frame.
         assert seconds(read(path, start=0.16, end=0.28)[0]) == [-0.04, 0.0, 0.04]
 
     def test_backward_pts_are_kept_and_said(self, tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ class TestTime:
                 packet.stream = stream
                 output.mux(packet)
         frames, info = read(scrambled)
-        assert [frame.pts for frame in frames] == [picture.pts for picture in decoded(scrambled)]
+        assert [frame.pts for frame in frames] == [one.pts for one in decoded(scrambled)]
         assert np.diff([frame.pts or 0 for frame in frames]).min() < 0
-        assert "frames whose pts is not after the one before, kept: 2" in info.notes
+        assert "frames whose pts does not increase, kept: 2" in info.notes
 
     def test_frames_that_an_edit_list_hides_are_not_missed(self, tmp_path: Path) -> None:
         path = media.video(
@@ -74,7 +74,7 @@ class TestTime:
         )
         frames, info = read(path)
         assert seconds(frames) == [0.0, 0.08, 0.16]
-        assert "announces" not in "; ".join(info.notes)
+        assert "header states" not in "; ".join(info.notes)
 
 
 class TestRange:

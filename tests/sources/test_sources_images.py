@@ -20,7 +20,7 @@ from reading import read
 
 
 def shown(frame: Frame) -> NDArray[Any]:
-    """The pixels as they are to be seen: turned clockwise by `rotation`."""
+    """The pixels as displayed, rotated clockwise by `rotation`."""
     return np.rot90(frame.planes[0], -frame.rotation // 90)
 
 
@@ -32,12 +32,12 @@ class TestImages:
         assert frame.format.name == "rgb24"
         assert (frame.matrix, frame.full_range, frame.pts, frame.source_id) == ("rgb", True, None, str(path))
         assert (info.width, info.height, info.frames, info.kind) == (64, 48, 1, "images")
-        np.testing.assert_array_equal(frame.planes[0], media.picture(2))
+        np.testing.assert_array_equal(frame.planes[0], media.rgb_image(2))
 
     @pytest.mark.parametrize("suffix", ["jpg", "webp"])
     def test_lossy(self, tmp_path: Path, suffix: str) -> None:
         (frame,), _ = read(media.image(tmp_path / f"a.{suffix}", quality=95))
-        assert np.abs(frame.planes[0].astype(int) - media.picture(0)).mean() < 6
+        assert np.abs(frame.planes[0].astype(int) - media.rgb_image(0)).mean() < 6
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_exif_orientation(self, tmp_path: Path, orientation: int) -> None:
@@ -46,7 +46,7 @@ class TestImages:
         for suffix in ("png", "tif"):
             path = media.image(tmp_path / f"a.{suffix}", exif=exif)
             (frame,), info = read(path)
-            # What the orientations mean, in numpy (EXIF 2.32, 4.6.4 A): where row 0 and column 0 of the file are seen.
+            # The orientations in NumPy (EXIF 2.32, 4.6.4 A): where row 0 and column 0 of the file are displayed.
             upright = {
                 1: lambda a: a,
                 2: lambda a: a[:, ::-1],
@@ -56,7 +56,7 @@ class TestImages:
                 6: lambda a: np.rot90(a, -1),
                 7: lambda a: np.rot90(a.swapaxes(0, 1), 2),
                 8: lambda a: np.rot90(a, 1),
-            }[orientation](media.picture(0))
+            }[orientation](media.rgb_image(0))
             np.testing.assert_array_equal(shown(frame), upright)
             assert (frame.height, frame.width) == upright.shape[:2]
             assert ("mirrored" in "; ".join(info.notes)) == (orientation in (2, 4, 5, 7) and suffix == "png")
@@ -67,7 +67,7 @@ class TestImages:
         exif[0x0112] = 6
         (frame,), _ = read(media.image(tmp_path / "a.png", exif=exif))
         assert frame.rotation == 90
-        np.testing.assert_array_equal(frame.planes[0], media.picture(0))
+        np.testing.assert_array_equal(frame.planes[0], media.rgb_image(0))
 
     def test_gray(self, tmp_path: Path) -> None:
         (frame,), _ = read(media.image(tmp_path / "a.png", mode="L"))
@@ -88,11 +88,11 @@ class TestImages:
         assert set(np.unique(frame.planes[0])) == {0, 255}
 
     def test_transparency_is_ignored_and_said(self, tmp_path: Path) -> None:
-        rgba = np.dstack([media.picture(0), np.full((48, 64), 7, np.uint8)])
+        rgba = np.dstack([media.rgb_image(0), np.full((48, 64), 7, np.uint8)])
         Image.fromarray(rgba).save(tmp_path / "a.png")
         (frame,), info = read(tmp_path / "a.png")
         assert frame.format.name == "rgba"
-        np.testing.assert_array_equal(frame.planes[0][:, :, :3], media.picture(0))
+        np.testing.assert_array_equal(frame.planes[0][:, :, :3], media.rgb_image(0))
         assert info.notes == ["transparency is ignored"]
 
     @pytest.mark.parametrize("mode", ["P", "LA", "CMYK"])
@@ -105,7 +105,7 @@ class TestImages:
         assert info.notes == ["transparency is ignored" if mode == "LA" else f"{mode} images are converted to RGB"]
 
     def test_palette_with_transparency(self, tmp_path: Path) -> None:
-        image = Image.fromarray(media.picture(0)).quantize(16)
+        image = Image.fromarray(media.rgb_image(0)).quantize(16)
         image.save(tmp_path / "a.png", transparency=bytes(range(16)))
         (frame,), _ = read(tmp_path / "a.png")
         np.testing.assert_array_equal(frame.planes[0][:, :, :3], np.array(image.convert("RGB")))
@@ -125,7 +125,7 @@ class TestImages:
         assert {frame.source_id for frame in frames} == {str(path)}
         assert info.frames is None
         for number, frame in enumerate(frames):
-            assert np.abs(frame.planes[0].astype(int) - media.picture(number)).mean() < 20
+            assert np.abs(frame.planes[0].astype(int) - media.rgb_image(number)).mean() < 20
         assert [frame.pts for frame in read(path, start=0.1, end=0.39)[0]] == [100, 350]
 
     @pytest.mark.parametrize("suffix", ["gif", "png"])
@@ -138,16 +138,16 @@ class TestImages:
 
     def test_pages(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tif"
-        first, second = (Image.fromarray(media.picture(number)) for number in range(2))
+        first, second = (Image.fromarray(media.rgb_image(number)) for number in range(2))
         first.save(path, save_all=True, append_images=[second])
         frames, _ = read(path)
         assert [frame.pts for frame in frames] == [None, None]
-        np.testing.assert_array_equal(frames[1].planes[0], media.picture(1))
+        np.testing.assert_array_equal(frames[1].planes[0], media.rgb_image(1))
 
     def test_not_an_image(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jpg"
         path.write_text("no image")
-        with pytest.raises(DecodeError, match="no image, or damaged"):
+        with pytest.raises(DecodeError, match="not an image, or damaged"):
             open_source(path)
 
     def test_truncated(self, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ class TestImages:
 
     @pytest.mark.parametrize("size", [(20000, 1), (1, 17000)])
     def test_absurd_size(self, tmp_path: Path, size: tuple[int, int]) -> None:
-        with pytest.raises(SourceError, match=f"{size[0]}x{size[1]} is beyond 16384"):
+        with pytest.raises(SourceError, match=f"{size[0]}x{size[1]} exceeds 16384"):
             open_source(media.image(tmp_path / "a.png", size=size))
 
     def test_decompression_bomb(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Live streams from real servers on 127.0.0.1 that are killed, frozen, restarted and refuse."""
+"""Live streams from real servers on 127.0.0.1 that are killed, frozen and restarted, and that refuse logins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from framefuse.sources.resume import Backoff, Timeline
 from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender
 
 SOON = 20.0
-"""Seconds within which everything here happens, even on a busy machine; only a hang takes longer."""
+"""Timeout in seconds, generous enough for a busy machine; only a hang takes longer."""
 EVERY = [Server, HttpServer, UdpSender, RtspServer]
 CONNECTED = [Server, HttpServer, RtspServer]
 QUICK = SourceOptions(timeout=0.5, reconnect_max_delay=0.25)
@@ -85,7 +85,7 @@ def test_delivers_frames_in_time_order(kind: type[Server]) -> None:
     assert source.info.kind == "live" and source.info.live
     assert [frame.index for frame in frames] == list(range(12))
     assert rises(frames) and frames[0].pts == 0
-    # RTSP has no time for the pictures before the first reference; later distances are exact.
+    # RTSP has no time for the frames before the first reference; later distances are exact.
     assert {b.pts - a.pts for a, b in pairwise(frames[2:])} == {90000 // 25}  # type: ignore[operator]
     assert all(frame.arrival is not None and began <= frame.arrival <= time.monotonic() for frame in frames)
     assert {(frame.width, frame.height) for frame in frames} == {SMALL}
@@ -103,7 +103,7 @@ def test_comes_back_with_another_resolution_after_the_server_died(kind: type[Ser
             frames += until_size(iter(source), LARGE)
     assert rises(frames) and [frame.index for frame in frames] == list(range(len(frames)))
     told = " | ".join(source.info.notes)
-    assert "loss 1" in told and "connected again" in told and "160x96" in told
+    assert "loss 1" in told and "reconnected" in told and "160x96" in told
 
 
 @pytest.mark.parametrize("kind", CONNECTED)
@@ -133,15 +133,15 @@ def test_a_server_that_starts_later_is_found() -> None:
         port = first.port
     source = open_live(f"tcp://127.0.0.1:{port}", QUICK)
     with reading(source) as (frames, errors, _):
-        wait_until(lambda: any("no picture yet" in note for note in source.info.notes))
+        wait_until(lambda: any("no frame yet" in note for note in source.info.notes))
         with Server(port=port):
             wait_until(lambda: len(frames) > 2)
     assert not errors and frames[0].pts == 0
-    assert any("connected again (attempt" in note for note in source.info.notes)
+    assert any("reconnected (attempt" in note for note in source.info.notes)
 
 
 def silent_listener() -> socket.socket:
-    """Takes connections and never says a word."""
+    """Accepts connections and never sends anything."""
     return socket.create_server(("127.0.0.1", 0))
 
 
@@ -218,14 +218,14 @@ def test_gives_up_after_the_attempts_asked_for() -> None:
     source = open_live(server.url(), SourceOptions(reconnect=2, reconnect_max_delay=0.05, timeout=0.5))
     with server:
         next(iter(source))
-    with pytest.raises(StreamError, match=r"was lost, failures in a row: 3: Connection refused"):
+    with pytest.raises(StreamError, match=r"was lost, consecutive failures: 3: Connection refused"):
         list(source)
 
 
 def test_never_reached_is_a_stream_error() -> None:
     with Server() as server:
         url = server.url()
-    with pytest.raises(StreamError, match=r"gave no picture, failures in a row: 1: Connection refused") as caught:
+    with pytest.raises(StreamError, match=r"delivered no frame, consecutive failures: 1: Connection refused") as caught:
         list(open_live(url, SourceOptions(reconnect=0)))
     assert caught.value.remedy
 
@@ -233,7 +233,7 @@ def test_never_reached_is_a_stream_error() -> None:
 @pytest.mark.parametrize("scheme", ["rtsp", "http", "tcp"])
 def test_a_host_that_nobody_knows_is_named(scheme: str) -> None:
     address = f"{scheme}://me:secret@camera.invalid:554/live"
-    with pytest.raises(StreamError, match=r"the host camera\.invalid cannot be found") as caught:
+    with pytest.raises(StreamError, match=r"cannot resolve the host camera\.invalid") as caught:
         list(open_live(address, SourceOptions(reconnect=0)))
     assert "secret" not in str(caught.value)
 
@@ -310,7 +310,7 @@ def test_damaged_packets_are_counted_and_survived() -> None:
     with Server(LARGE, damage=True) as server, closing(open_live(server.url(), QUICK)) as source:
         frames = list(islice(source, 30))
     assert rises(frames) and source.info.drops["corrupt"] > 0
-    assert "damaged frames are delivered as the decoder repaired them" in source.info.notes
+    assert "damaged frames are delivered as concealed by the decoder" in source.info.notes
     assert not any("loss" in note for note in source.info.notes)
 
 

@@ -1,4 +1,4 @@
-"""NVDEC's side of the sources and of the pipeline, on a fake GPU: what is decoded, shared, lent and given back."""
+"""NVDEC in sources and pipelines, on a fake GPU: decoding, several readers, leases, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 import fake_gpu
 import media
 from framefuse.cuda import current as gpus
-from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda import driver as cuda_driver
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clips(folder: Path) -> list[Path]:
-    """Eight clips, each with other squares."""
+    """Eight clips with different squares."""
     paths = [folder / f"clip{number}.mp4" for number in range(8)]
     for number, path in enumerate(paths):
         squares_clip(path, frames=FRAMES - number, size=(320, 192), seed=number)
@@ -51,7 +51,7 @@ def planes(frame: Any) -> list[Any]:
 
 @pytest.mark.parametrize("held", [1, 4])
 @pytest.mark.parametrize("options", [{}, {"start": 0.4, "end": 0.9}, {"vid_stride": 3}, {"low_latency": True}])
-def test_pictures_and_facts_are_those_of_ffmpeg(
+def test_frames_and_facts_are_those_of_ffmpeg(
     monkeypatch: pytest.MonkeyPatch, clips: list[Path], options: dict[str, Any], held: int
 ) -> None:
     fake_gpu.install(monkeypatch)
@@ -70,7 +70,7 @@ def test_pictures_and_facts_are_those_of_ffmpeg(
         next(source)
 
 
-def test_frames_that_are_held_keep_their_pictures(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
+def test_frames_that_are_held_keep_their_pixels(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
     fake_gpu.install(monkeypatch)
     source = open_source(clips[0], SourceOptions(device="cuda", held=6))
     frames = [next(source) for _ in range(6)]
@@ -96,7 +96,7 @@ def test_odd_sizes_and_unknown_formats_stay_on_the_host(monkeypatch: pytest.Monk
 
 
 def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The host decodes the first one too, to see what it means."""
+    """The host decodes the first frame too, for its colours and rotation."""
     fake_gpu.install(monkeypatch)
     source = open_source(media.video(tmp_path / "444.h264", pixel_format="yuv444p"), SourceOptions(device="cuda"))
     count = len(list(source))
@@ -105,7 +105,7 @@ def test_what_is_odd_about_frames_is_counted_once(monkeypatch: pytest.MonkeyPatc
 
 
 def found(results: Any) -> dict[str, list[Any]]:
-    """Per file: index and boxes of each frame, in the order in which they came."""
+    """Per file: index and boxes of each frame, in order of arrival."""
     rows: dict[str, list[Any]] = {}
     for result in results:
         rows.setdefault(Path(result.frame.source_id).name, []).append(
@@ -179,10 +179,10 @@ def test_a_size_that_changes_in_the_stream_runs_another_graph(
 
 @pytest.mark.parametrize("given", ["folder", "list", "arrays"])
 @pytest.mark.parametrize("options", [{}, {"rect": True}])
-def test_pictures_of_many_sizes_share_one_graph(
+def test_images_of_many_sizes_share_one_graph(
     monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, options: dict[str, Any], given: str
 ) -> None:
-    """Each size of the input has kernels to be measured and a graph of its own, and only a few are kept."""
+    """Each input size requires kernel measurements and its own graph, of which only a few are cached."""
     sizes = [(320, 192), (192, 128), (100, 300)]
     paths = [tmp_path / f"{number}.png" for number in range(3)]
     for path, size in zip(paths, sizes, strict=True):
@@ -197,18 +197,18 @@ def test_pictures_of_many_sizes_share_one_graph(
     assert (pipeline.report.model.input == "320x320") == said
 
 
-def test_a_turn_waits_for_its_release_and_leaves_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_waits_for_its_release_or_for_close(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
-    monkeypatch.setattr(cuda_queue, "wait", lambda event, stream: waited.append(event))
-    closed, turn, queue = threading.Event(), SurfaceLease(), object()
-    thread = threading.Thread(target=turn.wait, args=(closed, queue))
+    monkeypatch.setattr(cuda_driver, "wait", lambda event, stream: waited.append(event))
+    closed, lease, stream = threading.Event(), SurfaceLease(), object()
+    thread = threading.Thread(target=lease.wait, args=(closed, stream))
     thread.start()
-    turn.release("event")
-    turn.release("again")  # a second release changes nothing
+    lease.release("event")
+    lease.release("again")  # a second release changes nothing
     thread.join(5)
     assert waited == ["event"]
     closed.set()
-    SurfaceLease().wait(closed, queue)
+    SurfaceLease().wait(closed, stream)
     assert waited == ["event"]
 
 
@@ -222,21 +222,19 @@ def test_leaving_early_ends_every_decoder(monkeypatch: pytest.MonkeyPatch, clips
     assert all(next(source, None) is None for source in pipeline.sources)
 
 
-def test_nvdec_is_not_started_where_its_room_has_gone_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, clips: list[Path]
-) -> None:
+def test_nvdec_is_not_started_without_memory_for_it(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
     gpu = fake_gpu.install(monkeypatch)
     monkeypatch.setattr(nvdec, "_started", set())
     source = open_source(clips[0], SourceOptions(device="cuda"))
     gpu.room = 84 * 10**6  # the model has taken the rest
-    with pytest.raises(GpuMemoryError, match="no room to start NVDEC: 84 MB are free, and it wants 600"):
+    with pytest.raises(GpuMemoryError, match="not enough GPU memory to start NVDEC: 84 MB free, 600 MB needed"):
         next(source)
     gpu.room = None
     source = open_source(clips[0], SourceOptions(device="cuda"))
     next(source).lease.release()
     other = open_source(clips[1], SourceOptions(device="cuda"))
     gpu.room = 84 * 10**6
-    next(other).lease.release()  # what takes the room is there
+    next(other).lease.release()  # its CUDA context already exists
 
 
 def test_nvdec_that_does_not_start(monkeypatch: pytest.MonkeyPatch, clips: list[Path]) -> None:
@@ -246,11 +244,11 @@ def test_nvdec_that_does_not_start(monkeypatch: pytest.MonkeyPatch, clips: list[
     module = fake_gpu.codec()
     module.CreateDecoder = create
     fake_gpu.install(monkeypatch, module)
-    with pytest.raises(EngineError, match=r"NVDEC does not start: cuvidCreateDecoder: out of sessions$"):
+    with pytest.raises(EngineError, match=r"cannot start NVDEC: cuvidCreateDecoder: out of sessions$"):
         next(open_source(clips[0], SourceOptions(device="cuda")))
 
 
-def test_what_cuda_says_in_a_readers_thread_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_errors_in_a_readers_thread_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu.install(monkeypatch)
 
     def reader() -> Iterator[int]:

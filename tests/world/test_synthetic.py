@@ -1,4 +1,4 @@
-"""The synthetic world: the same bytes every time, truth that matches the pixels, splits that share nothing."""
+"""The synthetic world: reproducible bytes, ground truth that matches the pixels, splits that share nothing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_calm_objects_are_large_and_slow_and_never_in_each_others_way(seed: int)
         assert np.all((truth.boxes[inside, 2:] - truth.boxes[inside, :2]).max(1) > 0.45 * height)
         for track in set(truth.track_id[inside].tolist()) & set(after.track_id.tolist()):
             moved = after.boxes[after.track_id == track] - truth.boxes[truth.track_id == track]
-            # Limbs swing; the pace of all four edges together is that of the scenery.
+            # Limbs swing, but the mean speed of the four edges is that of the background.
             assert abs(moved.mean()) < 0.05 * height
 
 
@@ -180,13 +180,13 @@ def test_address_and_arguments_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("synthetic://street?sead=7", "did you mean seed"),
         ("synthetic://stret", "did you mean street"),
         ("synthetic://street?seed=x", "seed is a whole number"),
         (f"synthetic://street?seed={10**20}", "at most 18 digits"),
-        ("synthetic://street?frames=2#seed=3", "between &"),
+        ("synthetic://street?frames=2#seed=3", "separate them by &"),
         ("synthetic://street?seed=-1", "seed is a whole number"),
         ("synthetic://street?seed=1&seed=2", "given twice"),
         ("synthetic://street?size=640", "WIDTHxHEIGHT"),
@@ -200,37 +200,37 @@ def test_address_and_arguments_mean_the_same() -> None:
         ("synthetic://street?complexity=2", "0 .calm. .. 1"),
         ("synthetic://street?complexity=nan", "complexity is a number"),
         ("synthetic://street?stereo=sbs", "synthetic://bodies"),
-        ("synthetic://bodies?stereo=tb", "stereo=tb is not known"),
+        ("synthetic://bodies?stereo=tb", "stereo=tb is unknown"),
         ("synthetic://bodies?stereo=sbs&size=642x360", "multiple of 4"),
-        ("http://street", "no synthetic:// address"),
+        ("http://street", "not a synthetic:// address"),
     ],
 )
-def test_bad_addresses_say_what_is_right(uri: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_bad_addresses_say_what_is_right(uri: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         World.parse(uri)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"scene": 3}, "scene=3 is not known"),
-        ({"seed": "x"}, "seed='x' cannot be"),
-        ({"seed": -1}, "seed=-1 cannot be"),
-        ({"seed": 1.5}, r"seed=1\.5 cannot be"),
-        ({"frames": "x"}, "frames='x' cannot be"),
-        ({"frames": True}, "frames=True cannot be"),
-        ({"size": (640,)}, r"size=\(640,\) is no size"),
-        ({"size": (640.0, 480)}, r"size=\(640\.0, 480\) is no size"),
-        ({"size": None}, "size=None is no size"),
-        ({"size": "640x480"}, "size='640x480' is no size"),
-        ({"fps": "x"}, "fps='x' is no rate"),
-        ({"fps": None}, "fps=None is no rate"),
+        ({"scene": 3}, "scene=3 is unknown"),
+        ({"seed": "x"}, "seed='x' is invalid"),
+        ({"seed": -1}, "seed=-1 is invalid"),
+        ({"seed": 1.5}, r"seed=1\.5 is invalid"),
+        ({"frames": "x"}, "frames='x' is invalid"),
+        ({"frames": True}, "frames=True is invalid"),
+        ({"size": (640,)}, r"size=\(640,\) is not a size"),
+        ({"size": (640.0, 480)}, r"size=\(640\.0, 480\) is not a size"),
+        ({"size": None}, "size=None is not a size"),
+        ({"size": "640x480"}, "size='640x480' is not a size"),
+        ({"fps": "x"}, "fps='x' is not a frame rate"),
+        ({"fps": None}, "fps=None is not a frame rate"),
         ({"complexity": "x"}, "complexity=x is out of range"),
-        ({"split": []}, "is not known"),
+        ({"split": []}, "is unknown"),
     ],
 )
-def test_values_of_the_wrong_kind_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
+def test_values_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         World(**options)
     assert caught.value.remedy
 
@@ -264,7 +264,7 @@ def test_awkward_worlds(changes: dict[str, Any]) -> None:
 
 
 def test_many_seeds() -> None:
-    """Chance meets every corner sooner or later."""
+    """Many seeds, to reach rare cases."""
     for seed in range(10_000, 10_060):
         world = World(seed=seed, size=(160, 90), split="val")
         assert world[seed % 900].truth.boxes.shape[1] == 4
@@ -292,7 +292,7 @@ def test_many_seeds() -> None:
     ],
 )  # fmt: skip
 def test_version_5_is_pinned(uri: str, objects: list[tuple[int, int, list[int]]], light: list[list[int]]) -> None:
-    """Who changes what worlds look like raises World.version, records this anew, and scores the shipped models anew."""
+    """A change of appearance requires a new World.version, new values here, and new scores of the shipped models."""
     assert World.version == 5
     world = World.parse(uri)
     snapshot = world[world.frames // 4]

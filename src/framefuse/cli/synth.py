@@ -68,8 +68,8 @@ def write_clip(
 
     stem = f"{world.scene}-{world.split}-{world.seed}"
     video, truth = out / f"{stem}.mp4", out / f"{stem}.json"
-    pictures = (out / f"{stem}_{number}.png" for number in range(world.frames if images else 0))
-    for path in itertools.chain((video, truth), pictures):
+    pngs = (out / f"{stem}_{number}.png" for number in range(world.frames if images else 0))
+    for path in itertools.chain((video, truth), pngs):
         if os.path.lexists(path):
             raise SinkError(f"{path} exists already", remedy="choose another --out, or remove it first")
     try:
@@ -79,7 +79,7 @@ def write_clip(
             with CocoTruth(truth, world, stem) as coco:
                 for snapshot in world:
                     stop_if_interrupted()
-                    for target, source in zip(file.picture(), planes_of(to_video(snapshot.image)), strict=True):
+                    for target, source in zip(file.planes(), planes_of(to_video(snapshot.image)), strict=True):
                         target[...] = source
                     file.encode(snapshot.index, Fraction(0))
                     if images:

@@ -1,12 +1,12 @@
-"""Sinks take results. Each is one file; several run at once.
+"""Sinks write results. Each kind is one module; a run may use several.
 
-    video     annotated MP4, audio copied          images    one annotated picture an image
-    jsonl     one line a frame                     csv       one row a detection
-    coco      COCO JSON                            yolo_txt  one label file a frame
-    show      annotated, in a window               callback  a function of yours
-    null      counts only
+    video     annotated MP4, audio copied          images    one annotated image per image
+    jsonl     one line per frame                   csv       one row per detection
+    coco      COCO JSON                            yolo_txt  one label file per frame
+    show      annotated frames in a window         callback  calls a function
+    null      only counts
 
-A run writes into the folder that `run_folder.make_run_folder` made; `sink_set.SinkSet` gives each source its own sinks.
+`run_folder.make_run_folder` creates the folder of a run; `sink_set.SinkSet` gives each source its own sinks.
 """
 
 from __future__ import annotations
@@ -35,54 +35,54 @@ SINKS: dict[str, str] = {
     "callback": "framefuse.sinks.callback:CallbackSink",
     "null": "framefuse.sinks.null:NullSink",
 }
-"""Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add to it."""
+"""Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
 
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink may know before the first result."""
+    """The facts that a sink gets before the first result."""
 
     folder: Path
-    """Folder of the run; it exists. A sink writes inside it only, to paths that `output` gave."""
+    """Folder of the run; it exists. A sink writes only inside it, to paths from `output`."""
     source: SourceInfo
-    """Its `fps` and `path` serve the video sink: frame times where a frame has none, and the audio."""
+    """The video sink uses `fps` for frames without pts, and `path` for the audio."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Class names of the model."""
     stem: str = "result"
-    """Unique in the run: the file name of the source without suffix, to name the outputs after."""
+    """Base name of the outputs, unique in the run: the file name of the source without suffix."""
     inputs: Container[Path] = frozenset()
     """Files that the run reads."""
     taken: Mapping[str, UniqueNames] = field(default_factory=lambda: defaultdict(UniqueNames))
-    """Names used so far in the run: stems under "stem", those of single pictures under the name of the sink."""
+    """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
 
     def output(self, name: str) -> Path:
-        """The path of a file to be written, which may be called `name`.part while it is.
+        """The path of an output file, which may be called `name`.part until it is complete.
 
         Raises:
-            SinkError: it is one of the files that the run reads.
+            SinkError: the run reads this file.
         """
         path = self.folder / name
         for written in (path, path.with_name(path.name + ".part")):
             if written in self.inputs:
                 raise SinkError(
-                    f"{written} is a source of this run, and would be overwritten",
+                    f"{written} is a source of this run and would be overwritten",
                     remedy="choose another --project or --name",
                 )
         return path
 
 
 class Sink(Protocol):
-    """Takes the results of one source in source order, in one thread.
+    """Writes the results of one source in source order, in one thread.
 
-    `close` completes the output (playable, last line whole) also after an error, and may be called twice. A sink raises
-    SinkError with the path when it cannot write.
+    `close` completes the output (a playable video, a complete last line) even after an error, and may be called twice.
+    A sink that cannot write raises SinkError with the path.
     """
 
     name: str
     paths: list[Path]
-    """What it has written, or is writing."""
+    """Outputs, complete or not."""
     notes: list[str]
-    """What was changed or left out on the way: "641x361 padded to 642x362, as 4:2:0 needs", ..."""
+    """Changes and omissions, such as "641x361 padded to 642x362, as 4:2:0 requires"."""
     needs_frame: bool
     """Whether `write` reads the planes; if no sink does, frames are released as soon as the model input is filled."""
 
@@ -92,13 +92,13 @@ class Sink(Protocol):
 
 
 def open_sink(name: str, **options: Any) -> Sink:
-    """Make a sink by name; it writes nothing before its `open`.
+    """Create a sink by name; it writes nothing before its `open`.
 
     Args:
-        options: the keyword arguments of the sink's class.
+        options: keyword arguments of the sink's class.
 
     Raises:
-        UsageError: no sink has this name.
+        UsageError: there is no sink of this name.
     """
     targets = dict(SINKS)
     if name not in targets:

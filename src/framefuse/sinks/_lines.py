@@ -1,4 +1,4 @@
-"""A file that only ever holds whole records."""
+"""A file that always ends with a complete record."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from framefuse.errors import SinkError
 
 
 def write_error(path: Path, error: OSError) -> SinkError:
-    """SinkError that names the path, the system's reason and what to do."""
+    """SinkError with the path, the system's reason and a remedy."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "free some space" if full else "check that the folder exists and may be written to"
+    advice = "free some space" if full else "check that the folder exists and is writable"
     return SinkError(
         f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another with --project"
     )
 
 
 def encode(text: str) -> bytes:
-    """UTF-8. What has no UTF-8 (a lone surrogate: a byte of a file name that is no text) is written as in JSON."""
+    """UTF-8; lone surrogates (undecodable bytes of a file name) are escaped as in JSON."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -27,7 +27,7 @@ def check_unmoved(path: Path, opened: os.stat_result) -> None:
     """Check that a path still names the file or folder that was opened under it.
 
     Raises:
-        SinkError: it was deleted or replaced meanwhile.
+        SinkError: it was deleted or replaced.
     """
     try:
         unmoved = os.path.samestat(path.stat(), opened)
@@ -36,14 +36,14 @@ def check_unmoved(path: Path, opened: os.stat_result) -> None:
     if not unmoved:
         raise SinkError(
             f"{path} was deleted or replaced while the run was writing it",
-            remedy="leave the folder of a run alone until the run has ended",
+            remedy="do not change the folder of a run before the run has ended",
         )
 
 
 class RecordFile:
-    """Appends records, each handed to the system in one piece: the file ends with a whole one even after a kill.
+    """Appends records, each in one unbuffered write, so that the file ends with a complete record even after a kill.
 
-    A record that does not fit (full disk) is taken back out; a file whose first record does not fit is removed.
+    A record that does not fit (full disk) is removed again; so is a file whose first record does not fit.
 
     Raises:
         SinkError: the file cannot be created or written, or was deleted before `close`.
@@ -58,7 +58,7 @@ class RecordFile:
             raise write_error(path, error) from error
 
     def append(self, record: bytes) -> None:
-        """Write one record, whole or not at all."""
+        """Write one record completely or not at all."""
         rest = memoryview(record)
         try:
             while rest:
@@ -78,7 +78,7 @@ class RecordFile:
         return found
 
     def truncate(self, size: int) -> None:
-        """Take back what was appended after `size`."""
+        """Remove everything after `size` bytes."""
         self._file.truncate(size)
         self.size = self._file.seek(size)
 

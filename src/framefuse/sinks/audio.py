@@ -1,4 +1,4 @@
-"""The sound of a source, copied packet by packet beside a video that is being written."""
+"""The audio of a source, copied packet by packet into the video that is being written."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
-"""Codecs that players expect in an MP4. FFmpeg would take more (PCM), but few programs read that."""
+"""Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
 
 
 class AudioCopy:
     """Copies the audio packets of `path` that belong to the time range of the video, without re-encoding.
 
-    Everything is best effort: audio that cannot be read or held is left out with a note, never an error.
+    All of this is best effort: audio that cannot be read or stored is omitted with a note, never an error.
 
     Args:
-        start: seconds of the first video frame in the source's own time. Later audio is copied, and all that is earlier
-            too if the source's video begins there.
-        offset: seconds added to every time.
-        notes: what was left out is appended here.
+        start: time of the first video frame in seconds of the source. Audio is copied from there on, or from its own
+            beginning if this is where the source's video begins.
+        offset: seconds added to every timestamp.
+        notes: omissions are appended here.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AudioCopy:
             self._give_up(error)
 
     def _open(self, path: Path, start: Fraction) -> None:
-        # As the source itself is opened: no file name is another protocol, and no playlist reaches the network.
+        # As in sources/files.py: no other protocols, and no playlist reaches the network.
         self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
         for stream in self._input.streams:
             reason = _unfit(stream) if stream.type == "audio" else ""
@@ -55,7 +55,7 @@ class AudioCopy:
             else:
                 stream.discard = Discard.all
                 if reason:
-                    self._notes.append(f"audio stream {stream.index} left out: {reason}")
+                    self._notes.append(f"audio stream {stream.index} omitted: {reason}")
         begins = Fraction(0)
         for video in self._input.streams.video[:1]:
             tick: Any = video.time_base
@@ -72,8 +72,8 @@ class AudioCopy:
 
     def _demux(self, reader: InputContainer) -> Iterator[Any]:
         streams = [reader.streams[index] for index in self._targets]
-        # MPEG-TS puts a header (ADTS) before each AAC packet, which MP4 must not have; FFmpeg takes it off by itself
-        # for plain MP4, but not for fragmented ones.
+        # MPEG-TS has an ADTS header before each AAC packet, which MP4 must not have. FFmpeg removes it for plain MP4,
+        # but not for fragmented MP4.
         filters = {
             stream.index: BitStreamFilterContext("aac_adtstoasc", stream)
             for stream in streams
@@ -81,14 +81,14 @@ class AudioCopy:
         }
         for packet in reader.demux(streams):
             if packet.dts is not None:
-                through = filters.get(packet.stream_index)
-                yield from [packet] if through is None else through.filter(packet)
+                adts = filters.get(packet.stream_index)
+                yield from [packet] if adts is None else adts.filter(packet)
 
     def copy_until(self, end: Fraction, *, last: bool = False) -> None:
         """Write the packets that begin before `end` seconds of the source's time.
 
         Args:
-            last: no more video follows; if `end` is also the end of the source's video, all that is left is written.
+            last: no more video follows; if `end` is also the end of the source's video, all remaining audio is written.
         """
         everything = last and self._source_end is not None and end >= self._source_end
         while (packet := self._next or self._read()) is not None:
@@ -102,7 +102,7 @@ class AudioCopy:
 
     def close(self) -> None:
         if self._disorder:
-            self._notes.append(f"{self._disorder} audio packets out of order left out")
+            self._notes.append(f"{self._disorder} audio packets omitted: out of order")
             self._disorder = 0
         self._packets, self._next = iter(()), None
         if self._input is not None:
@@ -129,14 +129,14 @@ class AudioCopy:
             return None
 
     def _give_up(self, error: Exception) -> None:
-        self._notes.append(f"audio left out from here on: {getattr(error, 'strerror', None) or error}")
+        self._notes.append(f"audio omitted from here on: {getattr(error, 'strerror', None) or error}")
         self.close()
 
 
 def _unfit(stream: Any) -> str | None:
-    """Why an audio stream cannot be copied into an MP4, if it cannot."""
+    """Why an audio stream cannot be copied into an MP4; None if it can."""
     context = stream.codec_context
     if context is None or not context.sample_rate:
-        return "its description is missing or damaged"  # as in a file that is cut off
+        return "its description is missing or damaged"  # as in a truncated file
     codec = context.codec.canonical_name
-    return None if codec in MP4_AUDIO else f"MP4 players do not know {codec}"
+    return None if codec in MP4_AUDIO else f"MP4 players do not support {codec}"

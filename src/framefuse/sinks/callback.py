@@ -1,4 +1,4 @@
-"""Hands each result to a function."""
+"""Calls a function with each result."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from framefuse.sinks import SinkContext
 
 
 class CallbackSink:
-    """Calls `function(result, frame)` in the sink's thread; what it raises reaches the user unchanged.
+    """Calls `function(result, frame)` in the sink's thread; its exceptions reach the user unchanged.
 
     Args:
         function: its frame is None unless `needs_frame`, and must not be kept if it has a lease.
         needs_frame: whether the function reads pixels.
 
     Raises:
-        UsageError: `function` cannot be called.
+        UsageError: `function` is not callable.
     """
 
     name = "callback"
 
     def __init__(self, function: Callable[[Result, Frame | None], object], *, needs_frame: bool = False) -> None:
         if not callable(function):
-            raise UsageError(f"the callback is {brief(function)}", remedy="pass a function of result and frame")
+            raise UsageError(f"the callback is {brief(function)}", remedy="pass a function of (result, frame)")
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self.needs_frame = needs_frame

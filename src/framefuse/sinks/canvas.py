@@ -1,7 +1,7 @@
-"""A frame's picture in one of the two forms that are drawn on and encoded: 8-bit 4:2:0 for video, RGB for still images.
+"""Frames in the two formats that are drawn on and encoded: 8-bit 4:2:0 for video, RGB for still images.
 
-8-bit 4:2:0 and gray are used as they are. Every other pixel format is converted once, by FFmpeg's swscale, with the
-frame's own colour matrix and range.
+8-bit 4:2:0 and gray are used as they are. FFmpeg's swscale converts every other pixel format once, with the frame's own
+colour matrix and range.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
-from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
+from av.video.reformatter import ColorRange, VideoReformatter
 from numpy.typing import NDArray
 
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
+from framefuse.sources.planes import SWS_MATRIX
 
 Plane = NDArray[Any]
 
-SWS_MATRIX = {
-    "bt601": Colorspace.ITU601,
-    "bt709": Colorspace.ITU709,
-    "bt2020": Colorspace.BT2020,
-    "rgb": Colorspace.ITU709,
-}
-
 
 class Yuv(NamedTuple):
-    """A picture as 8-bit 4:2:0, in the coded orientation, and what its values mean."""
+    """A frame as 8-bit 4:2:0 in the coded orientation, with the meaning of its values."""
 
     planes: tuple[Plane, ...]
     matrix: Matrix
@@ -35,37 +29,37 @@ class Yuv(NamedTuple):
 
 
 def upright(plane: Plane, rotation: int) -> Plane:
-    """The plane turned clockwise by `rotation` degrees, as a view."""
+    """The plane rotated clockwise by `rotation` degrees, as a view."""
     return np.rot90(plane, -rotation // 90)
 
 
-def planes_of(picture: av.VideoFrame) -> tuple[Plane, ...]:
-    """Writable (rows, bytes of a row without padding) uint8 views of an 8-bit planar picture's planes."""
+def planes_of(av_frame: av.VideoFrame) -> tuple[Plane, ...]:
+    """Writable (rows, bytes of a row without padding) uint8 views of the planes of an 8-bit planar frame."""
     return tuple(
         np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
-        for plane in picture.planes
+        for plane in av_frame.planes
     )
 
 
 def to_av(frame: Frame) -> av.VideoFrame:
-    """A copy of the frame's planes as FFmpeg's picture of the same pixel format, in the coded orientation."""
+    """A copy of the frame as PyAV's, in the same pixel format and the coded orientation."""
     suffix = "le" if frame.format.bits > 8 else ""
-    picture = av.VideoFrame(frame.coded_width, frame.coded_height, frame.format.name + suffix)
-    for source, target in zip(frame.planes, picture.planes, strict=True):
+    av_frame = av.VideoFrame(frame.coded_width, frame.coded_height, frame.format.name + suffix)
+    for source, target in zip(frame.planes, av_frame.planes, strict=True):
         rows = np.frombuffer(cast(Any, target), np.uint8).reshape(-1, target.line_size)
         flat = source.reshape(source.shape[0], -1)
         rows.view(source.dtype)[: len(flat), : flat.shape[1]] = flat
-    return picture
+    return av_frame
 
 
-class PictureReader:
-    """Reads frames as 8-bit 4:2:0 or as RGB; keeps swscale's tables from frame to frame."""
+class FrameConverter:
+    """Converts frames to 8-bit 4:2:0 or RGB; keeps swscale's tables between frames."""
 
     def __init__(self) -> None:
         self._scaler = VideoReformatter()
 
     def yuv420p(self, frame: Frame) -> Yuv:
-        """The frame as 8-bit 4:2:0: its own planes where it is that already. RGB becomes BT.709, limited range."""
+        """The frame as 8-bit 4:2:0, without a copy if it is that already. RGB becomes BT.709, limited range."""
         pixels = frame.format
         if pixels.name == "yuv420p":
             return Yuv(frame.planes, frame.matrix, frame.full_range)
@@ -78,7 +72,7 @@ class PictureReader:
             return Yuv((luma, neutral, neutral), matrix, frame.full_range)
         rgb = pixels.layout == "packed" or frame.matrix == "rgb"
         matrix, full_range = ("bt709", False) if rgb else (frame.matrix, frame.full_range)
-        picture = self._scaler.reformat(
+        converted = self._scaler.reformat(
             to_av(frame),
             format="yuv420p",
             src_colorspace=SWS_MATRIX[matrix],
@@ -86,12 +80,12 @@ class PictureReader:
             src_color_range=ColorRange.JPEG if rgb or full_range else ColorRange.MPEG,
             dst_color_range=ColorRange.JPEG if full_range else ColorRange.MPEG,
         )
-        return Yuv(planes_of(picture), matrix, full_range)
+        return Yuv(planes_of(converted), matrix, full_range)
 
     def rgb(self, frame: Frame) -> NDArray[np.uint8]:
-        """An own, upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is left out."""
+        """An upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is dropped."""
         if frame.format.layout == "gray":
-            # swscale takes every gray picture for full range; as 4:2:0 it is read as what it is.
+            # swscale treats all gray input as full range; as 4:2:0, the stated range is used.
             planes, matrix, _ = self.yuv420p(frame)
             frame = replace(frame, planes=planes, format=PIXEL_FORMATS["yuv420p"], matrix=matrix)
         converted = self._scaler.reformat(

@@ -19,16 +19,16 @@ from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
 RESERVE = 8192
-"""Bytes kept free for the end of the JSON, in case the disk is full by then."""
+"""Bytes reserved for the end of the JSON, in case the disk is full by then."""
 
 
 class CocoSink:
-    """Writes <stem>.json as COCO annotations with a `score` each; category ids are the model's class ids. All that a
-    segmenter finds of a class in a picture is one annotation with a run-length `segmentation`; background is none.
+    """Writes <stem>.json with COCO annotations, each with a `score`; category ids are the model's class ids. From a
+    semantic segmenter, each class in a frame (except background) is one annotation with a run-length `segmentation`.
 
-    Memory does not grow with the number of frames: annotations are written as they come, and image rows go to a second
-    file that is joined on at `close`. Until then the two are called <stem>.json.part and <stem>.images.part. A full
-    disk costs the rows that did not fit, not the file.
+    Memory does not grow with the number of frames: annotations are written immediately, and image rows to a second file
+    that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part. On a full disk, only the
+    rows that did not fit are lost.
     """
 
     name = "coco"
@@ -105,7 +105,7 @@ class CocoSink:
                 self._main.append(self._images.read(start, CHUNK))
             self._main.append(b"]}\n")
         except SinkError:
-            # The disk is full: give up the second file first, which makes the room that its rows need here.
+            # The disk is full: empty the second file first, to make room for its rows here.
             rows = self._images.read(RESERVE)
             self._images.truncate(0)
             self._main.truncate(end)
@@ -113,7 +113,7 @@ class CocoSink:
 
 
 def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
-    """One row for each class that is there."""
+    """One row for each class present."""
     rows = []
     for number in np.unique(masks.class_id).tolist():
         if masks.name(number).lower() == UNTINTED:

@@ -1,4 +1,4 @@
-"""CSV: one row a detection."""
+"""CSV: one row per detection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_csv(rows: list[tuple[object, ...]]) -> bytes:
 
 
 class CsvSink:
-    """Writes <stem>.csv with the columns of HEADER: pts in seconds, empty if unknown; coordinates in source pixels."""
+    """Writes <stem>.csv with the columns in HEADER: pts in seconds, empty if unknown; coordinates in source pixels."""
 
     name = "csv"
     needs_frame = False

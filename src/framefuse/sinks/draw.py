@@ -1,7 +1,7 @@
-"""Boxes, labels and masks, drawn straight into the planes of a picture: no conversion, a few slice assignments a box.
+"""Draw boxes, labels and masks directly into the planes of a frame: no conversion, a few slice assignments per box.
 
-Each plane is taken apart into components (Y, U, V, or R, G, B), each a 2-D view with its own subsampling. A line is
-then one assignment a component, and a label one copy of a ready-made tile a component.
+Each plane is split into components (Y, U, V, or R, G, B), which are 2-D views with their own subsampling. A line is one
+assignment per component, a label one copy of a cached tile per component.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ Colour = tuple[int, int, int]
 TINT = 115
 """Opacity of masks, 0..255."""
 UNTINTED = "background"
-"""The class that masks leave as it is."""
+"""The class that masks do not tint."""
 
 KEPT_CLEAR = 64
-"""Labels, of the surest detections, which no other hides where there is room beside them."""
+"""Number of labels, of the most confident detections, that others must not cover if there is space beside them."""
 
 TILES_KEPT = 512
-"""Rendered labels kept: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
+"""Maximum number of cached labels: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
 
 
 class Inks(NamedTuple):
-    """What a class is drawn with."""
+    """The colours of a class, as component values."""
 
     line: dict[str, int]
-    """Value of each component."""
+    """Component -> value."""
     ramps: dict[str, Plane]
-    """For each component, its value at text coverage 0..255."""
+    """Component -> its values at text coverage 0..255."""
 
 
 class _Place(NamedTuple):
-    """Of a label: pixels, `right` and `bottom` behind the last."""
+    """The rectangle of a label in pixels; `right` and `bottom` are exclusive."""
 
     left: int
     top: int
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 
 
 class Component(NamedTuple):
-    """One component of the picture: its samples, and luma samples a sample in x and y."""
+    """One component of the frame: its samples, and the number of luma samples per sample in x and y."""
 
     role: str
     samples: Plane
@@ -70,7 +70,7 @@ class Component(NamedTuple):
 
 
 def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
-    """The planes as 2-D views, one a component."""
+    """The planes as 2-D views, one per component."""
     sx, sy = format.subsample
     if format.layout == "gray":
         return [Component("y", planes[0], 1, 1)]
@@ -85,7 +85,7 @@ def components(planes: Sequence[Plane], format: PixelFormat) -> list[Component]:
 
 
 def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str, int]:
-    """Value of each component (y, u, v, r, g, b) of a colour, in 8 bits.
+    """8-bit component values (y, u, v, r, g, b) of a colour.
 
     y = kr r + (1 - kr - kb) g + kb b; u = (b - y) / (2 (1 - kb)); v = (r - y) / (2 (1 - kr)), then scaled to the range.
     """
@@ -101,7 +101,7 @@ def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str,
 
 @functools.cache
 def class_colour(class_id: int) -> Colour:
-    """A vivid colour for a class. Hues advance by the golden ratio, so neighbours in number are far apart in hue."""
+    """A vivid colour for a class. Hues advance by the golden ratio, so that consecutive classes differ clearly."""
     hue = (0.58 + class_id * 0.6180339887) % 1
     saturation, value = ((0.80, 1.0), (0.62, 0.94), (0.92, 0.84))[class_id // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
@@ -109,18 +109,18 @@ def class_colour(class_id: int) -> Colour:
 
 
 def text_colour(background: Colour) -> Colour:
-    """Black or white, whichever stands out more."""
+    """Black or white, whichever has more contrast."""
     red, green, blue = background
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else (255, 255, 255)
 
 
 FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
-"""Looked for on the system where a label is more than ASCII, which is all that Pillow's own font has."""
+"""System fonts for labels with more than ASCII, which is all that Pillow's own font has."""
 
 
 @functools.lru_cache(maxsize=16)
 def _font(size: int, ascii_only: bool) -> Any:
-    """A font, None where the system has none of FONTS."""
+    """A font; None if the system has none of FONTS."""
     if ascii_only:
         return ImageFont.load_default(size)
     for name in FONTS:
@@ -130,7 +130,7 @@ def _font(size: int, ascii_only: bool) -> Any:
 
 
 def _readable(text: str, size: int) -> tuple[str, Any]:
-    """The text, without what no font here can draw, and its font."""
+    """The text without characters that no available font can draw, and its font."""
     font = _font(size, text.isascii())
     if font is not None:
         return text, font
@@ -140,12 +140,12 @@ def _readable(text: str, size: int) -> tuple[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, int]) -> tuple[Plane, Plane]:
-    """Text of `size` pixels as coverage 0..255: of each pixel, and of each cell of the chroma grid.
+    """Text of `size` pixels as coverage 0..255: per pixel, and per cell of the chroma grid.
 
     Args:
-        left, right: pixels of margin. The height depends on the font, so on the size and whether all is ASCII, and on
-            the grid.
-        grid: pixels a cell in x and y; the text's area is made a whole number of cells.
+        left, right: margins in pixels. The height depends on the grid and on the font, which depends on the size and on
+            whether the text is ASCII.
+        grid: pixels per cell in x and y; the text's area is rounded up to whole cells.
     """
     text, font = _readable(text, size)
     ascent, descent = font.getmetrics()
@@ -160,15 +160,15 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
 
 
 class Annotator:
-    """Draws detections into pictures of one size and pixel format (8 bits a sample).
+    """Draws results into frames of one size and pixel format (8 bits per sample).
 
-    Line width and text size follow the size of the picture. Lines lie inside their box, so they are seen at the
-    picture's edge as well, and start at whole chroma samples, so that their colour is clean; this moves them by a pixel
-    at most with 4:2:0.
+    Line width and text size depend on the frame size. Lines lie inside their box, so they are visible at the edge of
+    the frame, and start at whole chroma samples, so that their colour is pure; with 4:2:0 this moves them by at most
+    one pixel.
 
     Args:
-        width, height: size of the picture in pixels.
-        matrix, full_range: what the values of YUV planes mean; of no account for packed and GBR pictures.
+        width, height: frame size in pixels.
+        matrix, full_range: meaning of YUV values; ignored for packed and GBR formats.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class Annotator:
     ) -> None:
         if format.bits != 8:
             raise UsageError(
-                f"cannot draw into {format.name}: {format.bits} bits a sample",
-                remedy="convert the picture to a format of 8 bits, such as yuv420p, first",
+                f"cannot draw into {format.name}: {format.bits} bits per sample",
+                remedy="convert the frame to an 8-bit format first, such as yuv420p",
             )
         self.format, self.matrix, self.full_range = format, matrix, full_range
         self._grid = format.subsample
@@ -186,21 +186,21 @@ class Annotator:
         self._size = width, height
         mean_side = (width + height) / 2
         self.text_size = max(12, round(mean_side * 0.015))
-        # A line must cover whole chroma samples, or its colour is only half there.
+        # Lines cover whole chroma samples, otherwise their colour is diluted.
         unit = max(self._grid)
         self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
         self._classes: dict[int, Inks] = {}
         self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
 
     def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
-        """Draw into `planes`, in place: masks and their legend, then boxes, the surest detection on top, and labels.
+        """Draw into `planes` in place: masks and legend, then boxes, then labels; the most confident detection on top.
 
         Args:
-            planes: (height, width) or packed (height, width, c) arrays as `PixelFormat.plane_shapes` says, writable.
-            detections, masks: in pixels of this picture. It may be a column and a row larger than the masks.
+            planes: writable arrays of the shapes in `PixelFormat.plane_shapes`.
+            detections, masks: in pixels of this frame, which may have one column and one row more than the masks.
 
         Raises:
-            UsageError: masks into a picture that is neither 4:2:0 nor packed RGB.
+            UsageError: masks for a frame that is neither 4:2:0 nor packed RGB.
         """
         parts = components(planes, self.format)
         if masks is not None:
@@ -231,7 +231,7 @@ class Annotator:
         packed = self.format.layout == "packed"
         roles = self.format.channels if packed else "yuv"
         if packed and len(roles) != 3:
-            raise UsageError(f"cannot draw masks into {self.format.name}", remedy="convert the picture to rgb24 first")
+            raise UsageError(f"cannot draw masks into {self.format.name}", remedy="convert the frame to rgb24 first")
         known = range(min(256, len(masks.names) or 256))
         inks = np.zeros((256, 3), np.uint8)
         inks[: len(known)] = [[self._inks(number).line[role] for role in roles] for number in known]
@@ -241,10 +241,10 @@ class Annotator:
             drawing.overlay(planes, self.format, labels, inks, opacity)
 
     def _legend(self, parts: list[Component], masks: Masks) -> None:
-        """In the upper left corner: the classes whose colours are seen, and how much of the picture each covers."""
+        """In the upper left corner: the visible classes, and the share of the frame that each covers."""
         if min(self._size) < 16 * self.text_size:
-            return  # it would hide too much of a small picture
-        seen = masks.class_id[::4, ::4]  # of a class that is smaller nobody sees the colour
+            return  # it would cover too much of a small frame
+        seen = masks.class_id[::4, ::4]  # classes that this misses are too small to be visible
         top = 0
         for class_id, count in enumerate(np.bincount(seen.ravel()).tolist()):
             if count and masks.name(class_id).lower() != UNTINTED:
@@ -256,7 +256,7 @@ class Annotator:
                     return
 
     def _snap(self, xyxy: NDArray[Any]) -> list[list[int]]:
-        """Boxes in whole pixels, on the chroma grid, inside the picture and at least one line wide."""
+        """Boxes in whole pixels, on the chroma grid, inside the frame and at least one line wide."""
         width, height = self._size
         step = np.array(self._grid * 2)
         corner = np.array((width, height) * 2)
@@ -279,7 +279,7 @@ class Annotator:
     def _rectangles(
         self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int]
     ) -> None:
-        """Frames of all boxes, the first on top."""
+        """Draw the outlines of all boxes, the first on top."""
         if self._roles == "yuv":
             inks = np.array([[self._inks(class_id).line[role] for role in "yuv"] for class_id in class_ids], np.uint8)
             drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=self.line_width)
@@ -299,9 +299,8 @@ class Annotator:
             samples[y1:y2, max(x1, x2 - wide) : x2] = value
 
     def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
-        """Where the label of a box goes: above it, else inside, else below, else beside a label that is in its way, so
-        that none of a surer detection hides it; if all of that is taken, above. It is moved where it would leave the
-        picture."""
+        """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,
+        below, or next to a label in its way; if none of these is free, above. Labels stay inside the frame."""
         left, top, _, bottom = box
         high, wide = next(iter(tile.values())).shape
         step_x, step_y = self._grid
@@ -322,7 +321,7 @@ class Annotator:
         return _Place(left, found, right, found + high)
 
     def _paste(self, parts: list[Component], place: _Place, tile: dict[str, Plane]) -> None:
-        """A label at its place, which lies on the chroma grid; cut off where the picture ends."""
+        """Copy a label to its place, which lies on the chroma grid; clipped to the frame."""
         left, top, _, _ = place
         for role, samples, sx, sy in parts:
             target = samples[top // sy :, left // sx :]
@@ -330,13 +329,13 @@ class Annotator:
             target[: patch.shape[0], : patch.shape[1]] = patch
 
     def _tile(self, class_id: int, name: str, score: str) -> dict[str, Plane]:
-        """The label's samples of each component; the first component is never subsampled."""
+        """The label's samples per component, cached; the first component is never subsampled."""
         key = class_id, name, score
         found = self._tiles.get(key)
         if found is not None:
             self._tiles.move_to_end(key)
             return found
-        # Two parts, since names and scores are few while their pairs are many; but one where they have different fonts.
+        # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
         size, margin, words = self.text_size, self.text_size // 4, name.split()
         if name.isascii():
             parts = [

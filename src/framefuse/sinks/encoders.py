@@ -1,4 +1,4 @@
-"""Which encoder writes the annotated video: the GPU's own (NVENC) where a run is on one that has it, else x264."""
+"""Choice of the video encoder: NVENC if the run is on a GPU that has it, else x264."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ SPEEDS = {
     "ultrafast": "p1", "superfast": "p1", "veryfast": "p2", "faster": "p3", "fast": "p4", "medium": "p4",
     "slow": "p5", "slower": "p6", "veryslow": "p7",
 }  # fmt: skip
-"""Presets of x264 -> those of NVENC, which go from p1 to p7."""
-SMALL = 256, 144
-"""Width and height of a picture that every NVENC takes."""
+"""Presets of x264 -> those of NVENC, p1 to p7."""
+PROBE_SIZE = 256, 144
+"""Width and height of a frame that every NVENC supports."""
 
 
-def choose_encoder(asked: str, gpu: int | None) -> tuple[str, str]:
-    """FFmpeg's name of the encoder, and why.
+def choose_encoder(requested: str, gpu: int | None) -> tuple[str, str]:
+    """FFmpeg's name of the encoder, and the reason for the choice.
 
     Args:
-        asked: that name, or auto.
-        gpu: number of the GPU that a run is on; None: it is on the CPU.
+        requested: FFmpeg's name, or auto.
+        gpu: number of the GPU on which the run is; None: the run is on the CPU.
     """
-    if asked != "auto":
-        return asked, f"encoder {asked}: as asked"
+    if requested != "auto":
+        return requested, f"encoder {requested}: as requested"
     if gpu is None:
-        return SOFTWARE, f"encoder {SOFTWARE}: on the CPU, where the run is"
+        return SOFTWARE, f"encoder {SOFTWARE}: the run is on the CPU"
     why = nvenc_refuses(gpu)
     if why:
-        return SOFTWARE, f"encoder {SOFTWARE}: on the CPU, since {why}"
-    return NVENC, f"encoder {NVENC}: the GPU has one"
+        return SOFTWARE, f"encoder {SOFTWARE}: on the CPU, because {why}"
+    return NVENC, f"encoder {NVENC}: supported by the GPU"
 
 
-ASK_AGAIN = 60
-"""Seconds after which a GPU that refused to encode is asked again."""
+RETRY_SECONDS = 60
+"""Seconds after which a GPU that refused to encode is probed again."""
 
-_answers: dict[int, tuple[float, str | None]] = {}
-"""Of GPUs: when they answered, and why they do not encode."""
+_probes: dict[int, tuple[float, str | None]] = {}
+"""GPU -> time of its latest probe, and why it cannot encode."""
 
 
 def nvenc_refuses(gpu: int) -> str | None:
-    """Why this GPU does not encode a small picture; None: it does.
+    """Why this GPU cannot encode a small frame; None: it can.
 
-    Asking takes up to a second, so it is remembered; a refusal for a while, since a session or memory that is missing
-    now may be there later.
+    A probe takes up to a second, so the answer is cached; a refusal only for RETRY_SECONDS, because an encoder session
+    or memory may become free.
     """
     if not is_video_encoder(NVENC):
         return "this build of FFmpeg has no NVENC"
-    if gpu in _answers and (_answers[gpu][1] is None or monotonic() - _answers[gpu][0] < ASK_AGAIN):
-        return _answers[gpu][1]
-    width, height = SMALL
+    if gpu in _probes and (_probes[gpu][1] is None or monotonic() - _probes[gpu][0] < RETRY_SECONDS):
+        return _probes[gpu][1]
+    width, height = PROBE_SIZE
     why: str | None = None
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(NVENC, "w"))
@@ -62,18 +62,18 @@ def nvenc_refuses(gpu: int) -> str | None:
         context.encode(av.VideoFrame(width, height, "yuv420p"))
         context.encode(None)
     except (av.FFmpegError, ValueError) as error:
-        why = f"NVENC does not open on this GPU ({getattr(error, 'strerror', None) or error})"
-    _answers[gpu] = monotonic(), why
+        why = f"NVENC cannot be opened on this GPU ({getattr(error, 'strerror', None) or error})"
+    _probes[gpu] = monotonic(), why
     return why
 
 
-def options_of(encoder: str, crf: int, preset: str, gpu: int | None) -> dict[str, str]:
+def encoder_options(encoder: str, crf: int, preset: str, gpu: int | None) -> dict[str, str]:
     """The encoder's own options.
 
     Args:
-        crf: quality of x264, lower is better: a fixed quantiser of mpeg4, the constant quality of NVENC.
-        preset: speed in the encoder's words; NVENC knows x264's too.
-        gpu: where NVENC works; None: wherever it likes.
+        crf: quality as x264's crf, lower is better; mapped to a fixed quantiser of mpeg4 and to NVENC's cq.
+        preset: the encoder's speed preset; for NVENC also those of x264.
+        gpu: GPU of NVENC; None: FFmpeg's default.
     """
     if encoder == "mpeg4":
         quantiser = min(31, max(2, round(crf / 6)))
@@ -85,7 +85,7 @@ def options_of(encoder: str, crf: int, preset: str, gpu: int | None) -> dict[str
 
 
 def is_video_encoder(name: str) -> bool:
-    """Whether this build of FFmpeg has a video encoder of that name."""
+    """Whether this build of FFmpeg has a video encoder of this name."""
     try:
         return Codec(name, "w").type == "video"
     except ValueError:

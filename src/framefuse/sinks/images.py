@@ -14,34 +14,34 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import check_unmoved, write_error
-from framefuse.sinks.canvas import PictureReader
+from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.run_folder import shorten
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
-class AnnotatedRgb:
-    """Frames as upright RGB pictures with what was found drawn in."""
+class RgbAnnotator:
+    """Converts frames to upright RGB images and draws their results."""
 
     def __init__(self) -> None:
-        self._reader = PictureReader()
+        self._converter = FrameConverter()
         self._annotator: tuple[tuple[int, int], Annotator] | None = None
 
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
-        """(height, width, 3) RGB, overwritten by the next call."""
-        picture = self._reader.rgb(frame)
+        """The annotated frame, (height, width, 3) RGB."""
+        image = self._converter.rgb(frame)
         size = frame.width, frame.height
         if self._annotator is None or self._annotator[0] != size:
             self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator[1].draw((picture,), result.detections, result.masks)
-        return picture
+        self._annotator[1].draw((image,), result.detections, result.masks)
+        return image
 
 
 class ImagesSink:
-    """Writes one annotated picture an image: JPEG for JPEG, PNG for everything else, named after the image.
+    """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
 
-    Pictures that are no files are called <stem>_<frame>.png. A file appears under its name when it is complete.
+    Frames that do not come from image files are named <stem>_<frame>.png. A file gets its name once it is complete.
 
     Args:
         quality: of JPEG, 1..95.
@@ -54,7 +54,7 @@ class ImagesSink:
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self._quality = quality
-        self._pictures = AnnotatedRgb()
+        self._annotator = RgbAnnotator()
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class ImagesSink:
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink images needs the frame"
-        picture = self._pictures.draw(frame, result)
+        image = self._annotator.draw(frame, result)
         source = Path(frame.source_id)
         still = self._context.source.kind == "images"
         stem = shorten(source.stem) if still else f"{self._context.stem}_{frame.index}"
@@ -74,7 +74,7 @@ class ImagesSink:
         path = self._context.output(f"{self._context.taken[self.name].take(stem)}{suffix}")
         part = path.with_name(path.name + ".part")
         try:
-            Image.fromarray(picture).save(
+            Image.fromarray(image).save(
                 part, "PNG" if suffix == ".png" else "JPEG", quality=self._quality, subsampling=0, compress_level=1
             )
             os.replace(part, path)

@@ -1,4 +1,4 @@
-"""JSON lines: one object a frame."""
+"""JSON lines: one object per frame."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     """One line of JSON, without the newline.
 
     {"frame": int, "pts": seconds or null, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
-    "confidence": 4 decimals, "class_id", "class"}]}, in pixels of the source. For a segmenter also
-    "shares": {class: the part of the picture that it covers, 4 decimals}.
+    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. From a semantic segmenter also
+    "shares": {class: the fraction of the frame that it covers, 4 decimals}.
 
     Args:
-        name_source: begin with "source", the file or address: for lines of several sources.
+        name_source: begin with "source", the file or address, to tell several sources apart.
     """
     found = result.detections
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
@@ -46,7 +46,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
 
 
 class JsonlSink:
-    """Writes <stem>.jsonl; after a crash or on a full disk it still ends with a whole line. Images are named in it."""
+    """Writes <stem>.jsonl, which ends with a complete line even after a crash or on a full disk. Lines of images name
+    their file."""
 
     name = "jsonl"
     needs_frame = False

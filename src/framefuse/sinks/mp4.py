@@ -1,9 +1,9 @@
-"""One MP4 file that is being encoded.
+"""Encoding of one MP4 file.
 
-While it is written, the file is a fragmented MP4: whatever happens - an error, a full disk, the process killed - it
-plays but for its last second and the frames that the encoder still held (hardly any with x264's ultrafast, some 40 with
-medium). `close` turns it into a plain MP4 with its index in front (faststart), by copying the packets into a second
-file that takes its place; where that does not work (no room), the fragmented file stays.
+While it is written, the file is a fragmented MP4, which stays playable after an error, on a full disk, or if the
+process is killed; only the last second and the frames still in the encoder are lost (hardly any with x264's ultrafast,
+about 40 with medium). `close` remuxes it into a plain MP4 with the index in front (faststart), which replaces it; if
+that fails, for example on a full disk, the fragmented file stays.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from framefuse.sinks.canvas import planes_of
 
 FRAGMENT_SECONDS = 1.0
 MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
-"""ITU-T H.273, MatrixCoefficients; RGB has become BT.709 before it is encoded."""
+"""ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the pictures of one file are encoded."""
+    """How the frames of one file are encoded."""
 
     encoder: str
     options: Mapping[str, str]
@@ -44,22 +44,22 @@ class Encoding:
     height: int
     """Even numbers."""
     threads: int
-    """0: as the encoder likes."""
+    """0: the encoder's default."""
     time_base: Fraction
     rate: Fraction
-    """Average frames a second: a hint for players and for rate control; times are those of each frame."""
+    """Average frames per second, a hint for players and rate control; each frame has its own pts."""
     matrix: Matrix
     full_range: bool
     sample_aspect_ratio: Fraction
 
 
 class Mp4File:
-    """An MP4 of one picture size, with the audio of a file beside the pictures if wanted.
+    """An MP4 of one frame size, optionally with the audio of another file.
 
-    Fill the planes of `picture()`, then call `encode`; the picture is one and the same from frame to frame.
+    For each frame, fill the planes from `planes()`, then call `encode`.
 
     Raises:
-        SinkError: the encoder does not work here, or the file cannot be written.
+        SinkError: the encoder cannot be opened, or the file cannot be written.
     """
 
     def __init__(self, path: Path, encoding: Encoding) -> None:
@@ -73,7 +73,7 @@ class Mp4File:
             "w",
             format="mp4",
             options={
-                # Without skip_trailer FFmpeg says nothing of a full disk while it writes the end of the file.
+                # Without skip_trailer, FFmpeg does not report a full disk while it writes the end of the file.
                 "movflags": "+empty_moov+delay_moov+default_base_moof+skip_trailer",
                 "frag_duration": str(round(FRAGMENT_SECONDS * 1e6)),
                 "flush_packets": "1",
@@ -81,7 +81,7 @@ class Mp4File:
             },
         )
         self._stream = self._open_encoder()
-        self._picture = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
+        self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
         self._closed = False
 
     def _open_encoder(self) -> VideoStream:
@@ -102,30 +102,30 @@ class Mp4File:
             reason = error.strerror if isinstance(error, av.FFmpegError) else error
             options = " ".join(f"{name}={value}" for name, value in wanted.options.items())
             raise SinkError(
-                f"the encoder {wanted.encoder} refuses {wanted.width}x{wanted.height} with {options}: {reason}",
+                f"the encoder {wanted.encoder} rejects {wanted.width}x{wanted.height} with {options}: {reason}",
                 remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
             ) from error
         found: VideoStream = stream
         return found
 
     def add_audio(self, path: Path, *, start: Fraction, offset: Fraction, notes: list[str]) -> None:
-        """Copy the audio of a file beside the pictures; see AudioCopy. To be called before the first picture."""
+        """Also copy the audio of a file, see AudioCopy; to be called before the first `encode`."""
         self._audio = AudioCopy(path, self._container, start=start, offset=offset, notes=notes)
 
-    def picture(self) -> tuple[NDArray[np.uint8], ...]:
-        """Writable planes Y, U, V of the next picture; they hold the one before."""
-        self._picture.make_writable()  # moves to new memory if the encoder still reads the last picture
-        return planes_of(self._picture)
+    def planes(self) -> tuple[NDArray[np.uint8], ...]:
+        """Writable planes Y, U, V of the next frame; they still hold the previous one."""
+        self._av_frame.make_writable()  # reallocates if the encoder still reads the previous frame
+        return planes_of(self._av_frame)
 
     def encode(self, pts: int, source_end: Fraction) -> None:
-        """Encode the picture at `pts` and copy the audio before `source_end`, seconds of the source's own time."""
-        self._picture.pts, self._picture.time_base = pts, self._encoding.time_base
+        """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time)."""
+        self._av_frame.pts, self._av_frame.time_base = pts, self._encoding.time_base
         try:
             if self._opened is None:
-                with open(self.path, "wb") as file:  # what is wrong with the path shows before any work
+                with open(self.path, "wb") as file:  # an invalid path fails before any work
                     self._opened = os.fstat(file.fileno())
                 self._container.start_encoding()
-            self._container.mux(self._stream.encode(self._picture))
+            self._container.mux(self._stream.encode(self._av_frame))
             if self._audio is not None:
                 self._audio.copy_until(source_end)
         except (av.FFmpegError, OSError) as error:
@@ -133,17 +133,17 @@ class Mp4File:
             raise self._error(error) from error
 
     def close(self, source_end: Fraction) -> str | None:
-        """Write what is left, then put the index in front. Returns why the index could not be moved, if so.
+        """Write the remaining packets, then move the index to the front. Returns the reason if it cannot be moved.
 
         Raises:
-            SinkError: what was left could not be written and no error was raised before, or the file was deleted.
+            SinkError: the rest cannot be written and no error was raised before, or the file was deleted.
         """
         if self._closed:
             return None
         self._closed = True
         error: av.FFmpegError | OSError | None = None
         try:
-            self._write_rest(source_end)
+            self._flush(source_end)
         except (av.FFmpegError, OSError) as caught:
             error = caught
         if self._opened is None:
@@ -154,9 +154,9 @@ class Mp4File:
                 cut_to_whole_boxes(self.path)
         if error is not None and not self._failed:
             raise self._error(error) from error
-        return None if self._failed else self._put_index_in_front()
+        return None if self._failed else self._move_index_to_front()
 
-    def _write_rest(self, source_end: Fraction) -> None:
+    def _flush(self, source_end: Fraction) -> None:
         try:
             if not self._failed:
                 self._container.mux(self._stream.encode(None))
@@ -167,13 +167,13 @@ class Mp4File:
                 self._audio.close()
             self._container.close()
 
-    def _put_index_in_front(self) -> str | None:
+    def _move_index_to_front(self) -> str | None:
         part = self.path.with_name(self.path.name + ".part")
         try:
             remux(self.path, part, self._encoding.time_base.denominator)
             os.replace(part, self.path)
         except (av.FFmpegError, OSError) as error:
-            return f"{self.path.name} stays a fragmented MP4: {error.strerror}"
+            return f"{self.path.name} remains a fragmented MP4: {error.strerror}"
         finally:
             with suppress(OSError):
                 part.unlink()
@@ -184,7 +184,7 @@ class Mp4File:
 
 
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
-    """Copy all packets of an MP4 into a plain one with its index in front."""
+    """Copy all packets of an MP4 into a plain MP4 with its index in front."""
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
         streams = {stream.index: _copy_of(stream, writer) for stream in reader.streams}
@@ -201,7 +201,7 @@ def _copy_of(stream: Any, writer: OutputContainer) -> Any:
 
 
 def cut_to_whole_boxes(path: Path) -> None:
-    """Cut an unfinished fragmented MP4 after its last whole fragment; without any, the file is removed."""
+    """Truncate an unfinished fragmented MP4 after its last complete fragment; remove it if there is none."""
     whole, index, fragments = 0, 0, 0
     with open(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Writes nothing and counts."""
+"""Writes nothing, only counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run, and names in it that are used once."""
+"""The folder of a run, its lock, and unique file names."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from framefuse.errors import SinkError
 
 STEM_BYTES = 200
-"""Longest stem of an output. File systems take 255 bytes; a frame number, suffixes and ".part" are added to it."""
+"""Maximum length of an output's stem. File systems allow 255 bytes, and a frame number, suffixes and ".part" follow."""
 
 
 def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Path:
-    """Create the folder of a run below `project` and return it: name, name2, name3, ... whichever is free.
+    """Create the folder of a run below `project` and return it: the first of name, name2, name3, ... that is free.
 
-    Two runs that start at the same moment never get the same folder: making it is what reserves it.
+    Creation is atomic, so that runs that start at the same time never share a folder.
 
     Args:
         name: default "predict".
         exist_ok: use `project/name` even if it exists.
 
     Raises:
-        SinkError: the folder cannot be made.
+        SinkError: the folder cannot be created.
     """
     wanted = Path(project) / (name or "predict")
     folder = wanted
@@ -42,18 +42,18 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
                 folder = wanted.with_name(f"{wanted.name}{number}")
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         raise SinkError(
-            f"cannot make the run folder {folder}: {getattr(error, 'strerror', None) or error}",
-            remedy="choose a place you may write to with --project",
+            f"cannot create the run folder {folder}: {getattr(error, 'strerror', None) or error}",
+            remedy="choose a writable folder with --project",
         ) from error
     raise AssertionError("unreachable")
 
 
 @contextmanager
 def run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -> Iterator[Path]:
-    """The folder of a run, made before it starts, so that it is known to be writable; removed where it stays empty.
+    """The folder of a run, created and checked before the run starts, and removed afterwards if it is empty.
 
     Raises:
-        SinkError: the folder cannot be made, or nothing can be written into it.
+        SinkError: the folder cannot be created or is not writable.
     """
     wanted = Path(project) / (name or "predict")
     missing = [place for place in wanted.parents if not place.exists()]
@@ -61,7 +61,7 @@ def run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -
     folder = make_run_folder(project, name, exist_ok)
     try:
         if not os.access(folder, os.W_OK):
-            raise SinkError(f"nothing can be written into {folder}", remedy="choose another --project")
+            raise SinkError(f"the folder {folder} is not writable", remedy="choose another --project")
         yield folder
     finally:
         with suppress(OSError):  # it is not empty
@@ -70,10 +70,10 @@ def run_folder(project: Path, name: str | None = None, exist_ok: bool = False) -
 
 
 class FolderLock:
-    """Keeps other runs out of a folder until `release`, or until the process ends.
+    """Keeps other runs out of a folder until `release` or the end of the process.
 
-    The lock is on the folder itself (flock), so that it leaves no file behind. Where the file system has no such locks
-    (some network ones) the folder is used without.
+    The lock is on the folder itself (flock), so it leaves no file behind. On file systems without such locks (some
+    network ones) the folder is used unlocked.
 
     Raises:
         SinkError: another run is writing into the folder.
@@ -99,13 +99,13 @@ class FolderLock:
 
 
 def shorten(stem: str) -> str:
-    """The stem, cut to STEM_BYTES."""
+    """The stem, truncated to STEM_BYTES."""
     encoded = os.fsencode(stem)
     return stem if len(encoded) <= STEM_BYTES else encoded[:STEM_BYTES].decode("utf-8", "ignore")
 
 
 class UniqueNames:
-    """Gives each name once: clip, clip_2, clip_3, ... Case is ignored, as some file systems do."""
+    """Makes names unique: clip, clip_2, clip_3, ... Case is ignored, as on some file systems."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()

@@ -8,22 +8,22 @@ from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.images import AnnotatedRgb
+from framefuse.sinks.images import RgbAnnotator
 from framefuse.sinks.window import REMEDY
 
 LARGEST = (1280, 720)
-"""The window opens no larger than this; it can be resized."""
+"""Maximum initial size of the window, which can be resized."""
 CLOSE_KEYS = (ord("q"), 27)
 """q and Escape."""
 
 
 class ShowSink:
-    """Shows each frame in a window of OpenCV; q or Escape closes the window, the run goes on.
+    """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues.
 
-    All calls must come from the main thread: windows belong to it.
+    All calls must come from the main thread, as windows belong to it.
 
     Raises:
-        CapabilityError: OpenCV is missing, is the build without windows, or there is no display.
+        CapabilityError: OpenCV is missing or built without windows, or there is no display.
     """
 
     name = "show"
@@ -32,7 +32,7 @@ class ShowSink:
     def __init__(self) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
-        self._pictures = AnnotatedRgb()
+        self._annotator = RgbAnnotator()
         self._title = ""
 
     def open(self, context: SinkContext) -> None:
@@ -42,7 +42,7 @@ class ShowSink:
             cv2.namedWindow(context.stem, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO)
         except cv2.error as error:
             raise CapabilityError(
-                "no window can be shown: this OpenCV was built without windows, or finds no display", remedy=REMEDY
+                "cannot open a window: this OpenCV was built without windows, or finds no display", remedy=REMEDY
             ) from error
         width, height = context.source.width or LARGEST[0], context.source.height or LARGEST[1]
         scale = min(1.0, LARGEST[0] / width, LARGEST[1] / height)
@@ -55,7 +55,7 @@ class ShowSink:
         if not self._title:
             return
         assert frame is not None, "the sink show needs the frame"
-        cv2.imshow(self._title, self._pictures.draw(frame, result)[..., ::-1])
+        cv2.imshow(self._title, self._annotator.draw(frame, result)[..., ::-1])
         if cv2.waitKey(1) & 0xFF in CLOSE_KEYS:
             self.close()
 
@@ -65,4 +65,4 @@ class ShowSink:
             import cv2
 
             cv2.destroyWindow(title)
-            cv2.waitKey(1)  # lets the window system do it
+            cv2.waitKey(1)  # lets the window system process it

@@ -1,4 +1,4 @@
-"""All sinks of a run: each source gets its own, opened at its first result."""
+"""All sinks of a run: each source has its own, opened at its first result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framefuse.sources import SourceInfo
 
 
 def stem_of(source: SourceInfo) -> str:
-    """What to call a source's outputs: clip.mp4 -> clip, rtsp://host/live/1 -> host_live_1, camera 0 -> camera_0."""
+    """Base name of a source's outputs: clip.mp4 -> clip, rtsp://host/live/1 -> host_live_1, camera 0 -> camera_0."""
     if source.path is not None:
         name = source.path.stem
     elif source.live:
@@ -28,15 +28,15 @@ def stem_of(source: SourceInfo) -> str:
 
 
 class SinkSet:
-    """Fans results out to several sinks a source.
+    """Distributes results to the sinks of each source.
+
+    A sink that fails is closed and not used again; the others still get the result, then the error is raised.
 
     Args:
-        make: the new, unopened sinks of a source.
+        make: creates the unopened sinks of a source.
         folder: folder of the run; it exists.
         names: class names of the model.
-        inputs: files that the run reads, so far as they are known; no sink writes over one.
-
-    A sink that fails is completed and left out from then on; the others still get the result, then its error is raised.
+        inputs: known files that the run reads; no sink overwrites one.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class SinkSet:
 
     @property
     def paths(self) -> list[Path]:
-        """Everything written so far that is there: what could not even be begun is removed."""
+        """Outputs so far; those that could not be started do not exist."""
         return [path for sink in self._all for path in sink.paths if path.exists()]
 
     @property
     def notes(self) -> list[str]:
-        """What the sinks changed or left out."""
+        """Changes and omissions of the sinks."""
         return [note for sink in self._all for note in sink.notes]
 
     def write(self, result: Result, frame: Frame | None, source: SourceInfo) -> None:
-        """Give a result to the sinks of its source: one set a source_id, or one for all the images of a source.
+        """Pass a result to the sinks of its source: one set per source_id, or one for all images of a source.
 
         Raises:
-            SinkError: a sink could not write.
-            Exception: what a callback raised.
+            SinkError: a sink cannot write.
+            Exception: raised by a callback.
         """
         key = source.uri if source.kind == "images" else result.frame.source_id
         if key not in self._working:
@@ -89,11 +89,11 @@ class SinkSet:
         _raise_first(errors)
 
     def end(self, source_id: str) -> None:
-        """Complete the outputs of a source that has ended, so that a long run does not hold every file open."""
+        """Complete the outputs of a source that has ended, so that a long run does not keep every file open."""
         _raise_first(_close(self._working.pop(source_id, [])))
 
     def close(self) -> None:
-        """Complete every output, then raise the first error met, if any. May be called twice."""
+        """Complete every output, then raise the first error, if any. May be called twice."""
         sinks = [sink for group in self._working.values() for sink in group]
         self._working.clear()
         _raise_first(_close(sinks))
@@ -116,7 +116,7 @@ class SinkSet:
 
 
 class Files:
-    """Files by what they are, not by how they are called: a link to one is that one."""
+    """A set of files compared by identity, not by name: a link to a file is that file."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -128,7 +128,7 @@ class Files:
 
     @cached_property
     def _identities(self) -> frozenset[tuple[int, int]]:
-        """Only asked for where an output exists already: in a new folder none does."""
+        """Computed only if an output already exists, which is never the case in a new folder."""
         return frozenset(found for path in self._paths if (found := _identity(path)) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Annotated video that plays everywhere: H.264, 8-bit 4:2:0, index in front, with the times and sound of the source."""
+"""Annotated video that plays everywhere: H.264, 8-bit 4:2:0, index in front, with the source's timestamps and audio."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.canvas import PictureReader, Plane, upright
+from framefuse.sinks.canvas import FrameConverter, Plane, upright
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.encoders import SOFTWARE, is_video_encoder, options_of
+from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
 from framefuse.sinks.mp4 import Encoding, Mp4File
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
     "mpeg4", "libx265", "libsvtav1", "libvpx-vp9",
 )  # fmt: skip
-"""Encoders worth naming when the wanted one is missing."""
+"""Encoders to suggest if the requested one is missing."""
 
-FPS_WITHOUT_ANY = Fraction(30)
+DEFAULT_FPS = Fraction(30)
 LEAD_IN = Fraction(2)
-"""Seconds. Players show nothing until the first frame's time; a start later than this (trimmed, live) is moved to 0."""
+"""Seconds. Players show nothing before the first frame; a later start than this (trimmed, live) is moved to 0."""
 JUMP = Fraction(1)
-"""Seconds backwards from which on times are taken to start anew, rather than to be out of order."""
+"""Seconds; a larger step backwards is a restart of the source's timestamps, a smaller one is disorder."""
 MPEG4_TICKS = 65535
-"""MPEG-4 part 2 counts a second in 16 bits (ISO/IEC 14496-2, vop_time_increment_resolution)."""
+"""MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
 
 
-class Look(NamedTuple):
-    """What must stay the same within one file."""
+class VideoFormat(NamedTuple):
+    """Properties that are constant within one file."""
 
     width: int
     height: int
@@ -42,11 +42,11 @@ class Look(NamedTuple):
 
 
 class Timeline:
-    """Presentation times of one file: those of the source, made strictly increasing where they are not.
+    """Timestamps of one file: those of the source, made strictly increasing.
 
     Args:
-        first: its time base is kept; where it has no pts the time base is one frame.
-        rate: frames a second, for frames without a pts.
+        first: the first frame; its time base is kept. If it has no pts, the time base is one frame.
+        rate: frames per second, for frames without pts.
     """
 
     def __init__(self, first: Frame, rate: Fraction, encoder: str) -> None:
@@ -59,18 +59,18 @@ class Timeline:
         self._frame_ticks = max(1, round(1 / (rate * self.time_base)))
         begins = Fraction(0) if first.pts is None else first.pts * first.time_base
         self.offset = Fraction(0) if 0 <= begins <= LEAD_IN else -begins
-        """Seconds added to the source's times."""
+        """Seconds added to the source's timestamps."""
         self.last: int | None = None
         self._index = 0
         self.ticks = self._frame_ticks
-        """Duration of the last frame: what lay between the two before it."""
+        """Duration of the last frame, taken from the interval before it."""
         self.missing = self.moved = self.jumps = 0
 
     def stamp(self, frame: Frame) -> int:
         """The pts of the next frame, in units of `time_base`."""
         if frame.pts is None:
             self.missing += self._timed
-            # By the index, so that frames left out on purpose (vid_stride) keep their time.
+            # By the index, so that frames skipped by vid_stride keep their duration.
             pts = 0 if self.last is None else self.last + max(1, frame.index - self._index) * self._frame_ticks
         else:
             pts = round((frame.pts * frame.time_base + self.offset) / self.time_base)
@@ -88,40 +88,40 @@ class Timeline:
 
     @property
     def source_seconds(self) -> Fraction:
-        """Time of the last frame, in the source's own time."""
+        """pts of the last frame in seconds of the source's own time."""
         return (self.last or 0) * self.time_base - self.offset
 
     @property
     def source_end(self) -> Fraction:
-        """When the last frame ends, in the source's own time."""
+        """End of the last frame in seconds of the source's own time."""
         return self.source_seconds + self.ticks * self.time_base
 
     def notes(self, name: str) -> list[str]:
         found = []
         if self.inexact:
-            found.append(f"{name}: times rounded to {self.time_base} s, as mpeg4 needs")
+            found.append(f"{name}: timestamps rounded to {self.time_base} s, as mpeg4 requires")
         if self.offset and not self.jumps:
-            found.append(f"{name}: starts at 0, all times moved by {float(self.offset):.3f} s")
+            found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
         if self.missing:
-            found.append(f"{name}: {self.missing} frames without a time follow one frame after the last")
+            found.append(f"{name}: {self.missing} frames without pts follow at the frame rate")
         if self.moved:
-            found.append(f"{name}: {self.moved} frames not later than the one before were moved to one tick after it")
+            found.append(f"{name}: {self.moved} frames with non-increasing pts delayed to the next tick")
         if self.jumps:
-            found.append(f"{name}: time jumped back {self.jumps} times; the video goes on without the jump")
+            found.append(f"{name}: pts jumped back {self.jumps} times; the video continues without the jump")
         return found
 
 
 class VideoSink:
-    """Writes <stem>.mp4, upright, with the source's times (variable rates too) and its audio packets.
+    """Writes <stem>.mp4, upright, with the source's timestamps (variable rates too) and audio packets.
 
-    Pictures of odd size gain one column or row, a copy of the last. When the size or the colour description changes in
-    mid-stream, a second file <stem>_2.mp4 goes on. Memory held is one picture and what the encoder keeps. See mp4.py
-    for what is left after an error, and Timeline for times that are missing or out of order.
+    Frames of odd size are extended by a copy of the last column or row. If the size or the colour description changes
+    within the stream, a second file <stem>_2.mp4 continues. Memory use is one frame plus the encoder's. See mp4.py for
+    what remains after an error, and Timeline for timestamps that are missing or out of order.
 
     Args:
-        encoder: FFmpeg's name; there is no fallback to another (`encoders.choose_encoder` looks before).
-        crf, preset, gpu: see `encoders.options_of`.
-        threads: of the encoder; 0: as it likes.
+        encoder: FFmpeg's name; there is no fallback (`encoders.choose_encoder` checks in advance).
+        crf, preset, gpu: see `encoders.encoder_options`.
+        threads: of the encoder; 0: its default.
         audio: copy the audio of a source that is a file.
     """
 
@@ -141,10 +141,10 @@ class VideoSink:
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self._encoder, self._audio = encoder, audio
-        self._options = options_of(encoder, crf, preset, gpu)
+        self._options = encoder_options(encoder, crf, preset, gpu)
         self._threads = threads
-        self._reader = PictureReader()
-        self._look: Look | None = None
+        self._converter = FrameConverter()
+        self._format: VideoFormat | None = None
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -154,46 +154,47 @@ class VideoSink:
                 f"this build of FFmpeg has no video encoder {self._encoder!r}",
                 remedy=f"choose one with --encoder: {found}",
             )
-        self._first = context.output(f"{context.stem}.mp4")  # already here, before any sink writes
+        self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         self._context = context
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
-        planes, matrix, full_range = self._reader.yuv420p(frame)
-        look = Look(frame.width, frame.height, matrix, full_range)
-        if self._file is None or look != self._look:
+        planes, matrix, full_range = self._converter.yuv420p(frame)
+        format = VideoFormat(frame.width, frame.height, matrix, full_range)
+        if self._file is None or format != self._format:
             self._finish()
-            self._file = self._start(frame, look)
-        picture = self._file.picture()
-        fill(picture, planes, frame.rotation)
-        self._annotator.draw(picture, result.detections, result.masks)
+            self._file = self._start(frame, format)
+        target = self._file.planes()
+        fill(target, planes, frame.rotation)
+        self._annotator.draw(target, result.detections, result.masks)
         pts = self._times.stamp(frame)
         self._file.encode(pts, self._times.source_seconds)
 
     def close(self) -> None:
         self._finish()
 
-    def _start(self, frame: Frame, look: Look) -> Mp4File:
+    def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number = len(self.paths) + 1
         path = self._first
         if number > 1:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
             path = self._context.output(f"{stem}.mp4")
-        width, height = look.width + look.width % 2, look.height + look.height % 2
+        size = f"{format.width}x{format.height}"
+        width, height = format.width + format.width % 2, format.height + format.height % 2
         if number > 1:
-            self.notes.append(f"{path.name}: begun as the pictures became {look.width}x{look.height}, {look.matrix}")
-        if (width, height) != (look.width, look.height):
-            self.notes.append(f"{path.name}: {look.width}x{look.height} padded to {width}x{height}, as 4:2:0 needs")
+            self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.matrix}")
+        if (width, height) != (format.width, format.height):
+            self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
         source = self._context.source
-        rate = source.fps or FPS_WITHOUT_ANY
+        rate = source.fps or DEFAULT_FPS
         if frame.pts is None and source.fps is None:
-            self.notes.append(f"{path.name}: the source has neither times nor a frame rate: {rate} fps assumed")
+            self.notes.append(f"{path.name}: the source has neither timestamps nor a frame rate: {rate} fps assumed")
         self._times = Timeline(frame, rate, self._encoder)
-        turned = frame.rotation in (90, 270)
-        aspect = 1 / frame.sample_aspect_ratio if turned else frame.sample_aspect_ratio
-        self._look = look
+        transposed = frame.rotation in (90, 270)
+        aspect = 1 / frame.sample_aspect_ratio if transposed else frame.sample_aspect_ratio
+        self._format = format
         self._annotator = Annotator(
-            width, height, PIXEL_FORMATS["yuv420p"], matrix=look.matrix, full_range=look.full_range
+            width, height, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range
         )
         file = Mp4File(
             path,
@@ -205,8 +206,8 @@ class VideoSink:
                 threads=self._threads,
                 time_base=self._times.time_base,
                 rate=rate,
-                matrix=look.matrix,
-                full_range=look.full_range,
+                matrix=format.matrix,
+                full_range=format.full_range,
                 sample_aspect_ratio=aspect,
             ),
         )
@@ -221,14 +222,14 @@ class VideoSink:
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        left = file.close(self._times.source_end)
-        if left:
-            self.notes.append(left)
+        problem = file.close(self._times.source_end)
+        if problem:
+            self.notes.append(problem)
 
 
-def fill(picture: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:
-    """Copy planes upright into those of an even-sized picture; a missing last row or column repeats the one before."""
-    for source, target in zip(planes, picture, strict=True):
+def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:
+    """Copy planes upright into those of a frame of even size; a missing last row or column repeats the previous one."""
+    for source, target in zip(planes, targets, strict=True):
         source = upright(source, rotation)
         height, width = source.shape
         np.copyto(target[:height, :width], source)

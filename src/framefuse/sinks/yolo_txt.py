@@ -1,4 +1,4 @@
-"""YOLO labels: one text file a picture."""
+"""YOLO labels: one text file per frame or image."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from framefuse.sinks.run_folder import shorten
 
 
 class YoloTxtSink:
-    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h`, in 0..1 of the picture.
+    """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h` in 0..1 of the frame size.
 
-    A picture without objects gets an empty file, which is how training tools know a background picture.
+    A frame without objects gets an empty file, which training tools read as a background image.
 
     Args:
         confidence: add the confidence as a sixth column.
@@ -59,7 +59,7 @@ class YoloTxtSink:
             file.close()
 
     def _unique(self, info: FrameInfo) -> str:
-        """Name of a picture's file. Of images all names are remembered, of a video, which may be endless, its stem."""
+        """A unique file name. All names of images are stored, but only the stem of a video, which may be endless."""
         stems, images = self._context.taken["stem"], self._context.taken[self.name]
         if self._context.source.kind != "images":
             name = f"{self._context.stem}_{info.index}"

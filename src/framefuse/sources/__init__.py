@@ -1,6 +1,6 @@
-"""Sources yield Frames. A source is a passive iterator.
+"""Sources yield `Frame`s. A source is a passive iterator.
 
-Only live sources keep a thread, one a connection: FFmpeg's network reads cannot be interrupted.
+Only live sources have threads, one per connection, because FFmpeg's network reads cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions,
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
-    """Open anything that frames come from.
+    """Open a source of frames.
 
     Args:
         source: path, glob, folder, camera (0, "0", "/dev/video0"), rtsp:// http:// udp:// tcp:// address,
-            synthetic://street?seed=7 (see `framefuse.world`), numpy array or PIL image or iterable of them, an
-            object that already is a Source, or a list of any of these, which is read one after the other.
+            synthetic://street?seed=7 (see `framefuse.world`), NumPy array or PIL image or iterable of them, a `Source`,
+            or a list of any of these, which are read one after the other.
 
     Raises:
-        SourceError: nothing can be read there (with what was tried).
-        UsageError: the kind of source is not known, the text is empty, or `options` are none.
+        SourceError: nothing can be read there.
+        UsageError: the kind of source is unknown, the string is empty, or `options` is not a SourceOptions.
     """
     if options is None:
         options = SourceOptions()
@@ -51,16 +51,16 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if is_image(source) or isinstance(source, Iterable):
         return open_arrays(source, options)
     raise UsageError(
-        f"a {type(source).__name__} is no source of frames",
+        f"a {type(source).__name__} is not a source of frames",
         remedy="pass a path, a glob, an address, a camera number, arrays, or a list of these",
     )
 
 
 def _open_text(source: str | Path, options: SourceOptions) -> Source:
-    """A path, glob, folder or address."""
+    """Open a path, glob, folder or address."""
     text = str(source)
     if not text.strip():
-        raise UsageError("the source is an empty text", remedy="name a video, image, folder, camera or address")
+        raise UsageError("the source is an empty string", remedy="name a video, image, folder, camera or address")
     scheme, separator, _ = text.partition("://")
     if isinstance(source, str) and separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         if scheme.lower() == "file":
@@ -84,7 +84,7 @@ def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
     plugins = {point.name: point for point in entry_points(group="framefuse.sources")}
     if scheme not in plugins:
         known = ", ".join(sorted({"file", "synthetic", *SCHEMES, *plugins}))
-        raise UsageError(f"no source reads {scheme}:// addresses", remedy=f"known are {known}")
+        raise UsageError(f"no source reads {scheme}:// addresses", remedy=f"choose one of {known}")
     opened = plugins[scheme].load()(uri, options)
     return opened
 

@@ -1,11 +1,11 @@
-"""H.264 and HEVC as MP4 and Matroska keep them -> as decoders in hardware read them: start codes before each unit.
+"""Convert packets of H.264 and HEVC to Annex B, which hardware decoders read: a start code before each NAL unit.
 
-FFmpeg's filters h264_mp4toannexb and hevc_mp4toannexb do the same, but give up the GIL three times a
-packet. With many decoders in one process each of these makes some thread wait until it is woken.
+MP4 and Matroska store the length of each NAL unit instead. FFmpeg's filters h264_mp4toannexb and hevc_mp4toannexb do
+the same conversion, but release the GIL three times a packet; with many decoders in one process, each release makes a
+thread wait until it gets the GIL back.
 
-What differs from the filters: parameter sets are put in at every key frame, not only at those that cut off what came
-before (a reader may have jumped there); sets that a packet brings replace the header's, and are not repeated; messages
-(SEI) of the header are left out.
+Unlike those filters, this inserts parameter sets before every key frame, since a reader may have sought there; sets
+that a packet carries replace those of the header and are not repeated; SEI messages of the header are left out.
 """
 
 from __future__ import annotations
@@ -15,83 +15,83 @@ from typing import Any
 
 import av
 
-START = b"\0\0\0\1"
+START_CODE = b"\0\0\0\1"
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
-    """Numbers of the units of a codec, and where the first byte of a unit has them."""
+class NalTypes:
+    """NAL unit types of a codec, and where the first byte of a unit holds its type."""
 
     shift: int
     mask: int
     slices: range
     random_access: range
-    """Of the slices: those of pictures that decoding can begin with."""
-    sets: range
-    """Parameter sets: each refers to those before it."""
-    sequence: int
-    """Of them, those that state the size of pictures."""
+    """Slice types at which decoding can start."""
+    parameter_sets: range
+    """Each type refers to those before it."""
+    sps: int
+    """The sequence parameter set, which states the frame size."""
 
-    def of(self, first: int) -> int:
-        return first >> self.shift & self.mask
+    def of(self, first_byte: int) -> int:
+        return first_byte >> self.shift & self.mask
 
 
-KINDS = {
-    "h264": Kinds(0, 31, range(1, 6), range(5, 6), range(7, 9), 7),  # ITU-T H.264, table 7-1
-    "hevc": Kinds(1, 63, range(32), range(16, 24), range(32, 35), 33),  # ITU-T H.265, table 7-1
+NAL_TYPES = {
+    "h264": NalTypes(0, 31, range(1, 6), range(5, 6), range(7, 9), 7),  # ITU-T H.264, table 7-1
+    "hevc": NalTypes(1, 63, range(32), range(16, 24), range(32, 35), 33),  # ITU-T H.265, table 7-1
 }
 
 
 class AnnexB:
-    """Changes the packets of one stream.
+    """Converts the packets of one stream.
 
     Args:
         codec: "h264" or "hevc".
-        extradata: the stream's: parameter sets, and how many bytes state the length of a unit.
+        extradata: the stream's header: its parameter sets and the size of the length prefix.
 
     Raises:
         av.error.InvalidDataError: extradata is damaged.
     """
 
     def __init__(self, codec: str, extradata: bytes) -> None:
-        self._kinds = known = KINDS[codec]
-        marks = [*known.sets, *known.random_access]
-        self._marks = frozenset(first for first in range(256) if known.of(first) in marks)
-        """First bytes of units that show, without the mark of a key frame, that sets may have to be put in."""
-        self._parse = _h264_sets if codec == "h264" else _hevc_sets
-        self._length = 0
-        """Bytes that state the length of a unit; 0: the stream has start codes."""
+        self._types = types = NAL_TYPES[codec]
+        relevant = {*types.parameter_sets, *types.random_access}
+        self._relevant_bytes = frozenset(first for first in range(256) if types.of(first) in relevant)
+        """First bytes of NAL units that may require parameter sets even if the packet is not marked as a key frame."""
+        self._parse_header = _parse_avcc if codec == "h264" else _parse_hvcc
+        self._length_size = 0
+        """Bytes of the length prefix; 0: the stream is already Annex B."""
         self._sets: dict[int, list[Any]] = {}
-        """Kind of parameter set -> those that were read last."""
-        self._learn(extradata)
+        """Type -> the latest parameter sets."""
+        self._read_header(extradata)
 
     def __call__(self, packet: Any) -> bytearray:
-        """The units of a packet; where decoding can begin, with the parameter sets that it lacks.
+        """The NAL units of a packet, with the parameter sets it lacks if decoding can start there.
 
         Raises:
             av.error.InvalidDataError: the lengths of the units do not fit the packet.
         """
-        begins = packet.is_keyframe
-        if begins and packet.has_sidedata("new_extradata"):
-            self._learn(bytes(packet.get_sidedata("new_extradata")))
+        key = packet.is_keyframe
+        if key and packet.has_sidedata("new_extradata"):
+            self._read_header(bytes(packet.get_sidedata("new_extradata")))
         data = memoryview(packet)
-        if self._length:
-            units = self._split(data)
-        elif begins:
-            units = _by_start_codes(data)
+        if self._length_size:
+            units = self._split_lengths(data)
+        elif key:
+            units = _split_start_codes(data)
         else:
             return bytearray(data)
-        if begins or not self._marks.isdisjoint([unit[0] for unit in units]):
-            inserted = self._complete(units, begins)
-            if not self._length and not inserted:
+        if key or not self._relevant_bytes.isdisjoint([unit[0] for unit in units]):
+            inserted = self._insert_parameter_sets(units, key)
+            if not self._length_size and not inserted:
                 return bytearray(data)
-        return bytearray(START).join([b"", *units])
+        return bytearray(START_CODE).join([b"", *units])
 
-    def _split(self, data: memoryview) -> list[Any]:
+    def _split_lengths(self, data: memoryview) -> list[Any]:
         units = []
-        position, end, length = 0, len(data), self._length
-        while position + length <= end:
-            begin = position + length
+        position, end, size = 0, len(data), self._length_size
+        while position + size <= end:
+            begin = position + size
             position = begin + int.from_bytes(data[position:begin], "big")
             if position > end:
                 break
@@ -99,67 +99,67 @@ class AnnexB:
                 units.append(data[begin:position])
         if position == end:
             return units
-        if data[: len(START)] == START:  # in spite of the header
-            return _by_start_codes(data)
-        raise av.error.InvalidDataError(0, "the lengths of its units do not fit the packet")
+        if data[: len(START_CODE)] == START_CODE:  # contradicts the header
+            return _split_start_codes(data)
+        raise av.error.InvalidDataError(0, "the lengths of the NAL units do not fit the packet")
 
-    def _complete(self, units: list[Any], begins: bool) -> bool:
-        """Keep the parameter sets of a packet; put those that it lacks before its first slice where decoding can begin.
+    def _insert_parameter_sets(self, units: list[Any], key: bool) -> bool:
+        """Insert missing parameter sets before the first slice if decoding can start there; cache those of the packet.
 
         Returns:
-            Whether there were any to be put in.
+            Whether any were inserted.
         """
-        known = self._kinds
-        kinds = [known.of(unit[0]) for unit in units]
-        first = next((at for at, kind in enumerate(kinds) if kind in known.slices), None)
+        known = self._types
+        types = [known.of(unit[0]) for unit in units]
+        first = next((at for at, type in enumerate(types) if type in known.slices), None)
         lacking = []
-        if first is not None and (begins or kinds[first] in known.random_access):
-            lacking = [(kind, self._sets.get(kind, [])) for kind in known.sets if kind not in kinds[:first]]
-        for kind in known.sets:
-            if kind in kinds:
-                self._sets[kind] = [bytes(unit) for unit, other in zip(units, kinds, strict=True) if other == kind]
-        for kind, missing in lacking:
-            later = range(kind + 1, known.sets.stop)
-            place = next(at for at, other in enumerate(kinds) if other in known.slices or other in later)
+        if first is not None and (key or types[first] in known.random_access):
+            lacking = [(type, self._sets.get(type, [])) for type in known.parameter_sets if type not in types[:first]]
+        for type in known.parameter_sets:
+            if type in types:
+                self._sets[type] = [bytes(unit) for unit, other in zip(units, types, strict=True) if other == type]
+        for type, missing in lacking:
+            later = range(type + 1, known.parameter_sets.stop)
+            place = next(at for at, other in enumerate(types) if other in known.slices or other in later)
             units[place:place] = missing
-            kinds[place:place] = [kind] * len(missing)
+            types[place:place] = [type] * len(missing)
         return any(missing for _, missing in lacking)
 
-    def _learn(self, extradata: bytes) -> None:
+    def _read_header(self, extradata: bytes) -> None:
         if not extradata:
             return
-        if extradata.startswith((b"\0\0\1", START)):
-            self._length, sets = 0, _by_start_codes(extradata)
+        if extradata.startswith((b"\0\0\1", START_CODE)):
+            self._length_size, sets = 0, _split_start_codes(extradata)
         else:
             try:
-                self._length, sets = self._parse(extradata)
+                self._length_size, sets = self._parse_header(extradata)
             except IndexError as error:
-                raise av.error.InvalidDataError(0, "the header of the stream is cut off") from error
+                raise av.error.InvalidDataError(0, "the header of the stream is truncated") from error
         self._sets = {}
         for unit in filter(None, sets):
-            self._sets.setdefault(self._kinds.of(unit[0]), []).append(unit)
+            self._sets.setdefault(self._types.of(unit[0]), []).append(unit)
 
 
-def _by_start_codes(data: Any) -> list[bytes]:
-    units = (unit.rstrip(b"\0") for unit in bytes(data).split(START[1:])[1:])
+def _split_start_codes(data: Any) -> list[bytes]:
+    units = (unit.rstrip(b"\0") for unit in bytes(data).split(START_CODE[1:])[1:])
     return [unit for unit in units if unit]
 
 
-def _h264_sets(record: bytes) -> tuple[int, list[bytes]]:
-    """Bytes of a length, and the parameter sets, of an AVCDecoderConfigurationRecord (ISO/IEC 14496-15)."""
+def _parse_avcc(record: bytes) -> tuple[int, list[bytes]]:
+    """Length size and parameter sets of an AVCDecoderConfigurationRecord (ISO/IEC 14496-15)."""
     if record[0] != 1:
         raise av.error.InvalidDataError(0, "the header of the stream has an unknown version")
     sets: list[bytes] = []
     position = 6
-    for mask in (31, 255):  # sequence parameter sets, then those of pictures
+    for mask in (31, 255):  # sequence parameter sets, then picture parameter sets
         for _ in range(record[position - 1] & mask):
             position = _append(sets, record, position)
         position += 1
     return (record[4] & 3) + 1, sets
 
 
-def _hevc_sets(record: bytes) -> tuple[int, list[bytes]]:
-    """The same of an HEVCDecoderConfigurationRecord."""
+def _parse_hvcc(record: bytes) -> tuple[int, list[bytes]]:
+    """Length size and parameter sets of an HEVCDecoderConfigurationRecord (ISO/IEC 14496-15)."""
     if record[0] > 1 or not any(record[:21]):  # 0 before the standard was published
         raise av.error.InvalidDataError(0, "the header of the stream has an unknown version")
     sets: list[bytes] = []
@@ -173,8 +173,8 @@ def _hevc_sets(record: bytes) -> tuple[int, list[bytes]]:
 
 
 def _append(sets: list[bytes], record: bytes, position: int) -> int:
-    """Put the set at a position of the record to the others; where the next one is."""
+    """Append the parameter set at `position`; returns the position after it."""
     end = position + 2 + (record[position] << 8 | record[position + 1])
-    record[end - 1]  # IndexError where it is cut off
+    record[end - 1]  # IndexError if the record is truncated
     sets.append(record[position + 2 : end])
     return end

@@ -16,24 +16,24 @@ from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note
 
 Opener = tuple[str, Callable[[], Source]]
-"""Name of a source, and what opens it."""
+"""Name of a source, and the function that opens it."""
 
 OpenOne = Callable[[Any, SourceOptions], Source]
 """`sources.open_source`."""
 
 
 def open_chain(sources: Sequence[Any], options: SourceOptions, open_one: OpenOne) -> Source:
-    """Open a list of sources of any kinds, each with `open_one`.
+    """Open a list of sources of any kind, each with `open_one`.
 
     Raises:
         SourceError: none of them can be opened.
-        UsageError: a camera or stream is followed by something that would never be reached.
+        UsageError: a camera or stream is not the last one, so later ones would never be reached.
     """
     for item in sources[:-1]:
         if is_camera(item) or (isinstance(item, str) and item.partition("://")[0].lower() in SCHEMES):
             raise UsageError(
-                "a list is read one after the other, and a live source never ends",
-                remedy="give each camera or stream a pipeline of its own",
+                "a list is read one source after the other, and a live source never ends",
+                remedy="use one pipeline per camera or stream",
             )
     if len(sources) == 1:
         return open_one(sources[0], options)
@@ -45,13 +45,13 @@ def _name(item: Any) -> str:
 
 
 def chain(openers: Sequence[Opener]) -> PullSource:
-    """One source of several. Each is opened when its turn comes; one that fails is noted and passed over.
+    """Join several sources into one. Each is opened when the previous one ends; one that fails is skipped with a note.
 
-    Frames keep the source_id of their own source; where two sources have the same one (a file named twice) the later
-    gets "#2". `info` has the size and rate of the first that opens, and `info.parts` the facts of each.
+    Frames keep the source_id of their own source; if two sources have the same one (a file named twice), the later gets
+    "#2". `info` has the size and rate of the first that opens, and `info.parts` the facts of each.
 
     Raises:
-        SourceError: none can be opened (at once), or none gave a frame (at the end).
+        SourceError: none can be opened (immediately), or none delivered a frame (at the end).
     """
     chained = _Chain(iter(openers), f"{len(openers)} sources", [name for name, _ in openers])
     source = chained.source()
@@ -62,27 +62,27 @@ def chain(openers: Sequence[Opener]) -> PullSource:
 
 @dataclass(frozen=True)
 class SharedList:
-    """A list that several readers of a Pipeline work off together: each takes the next item when it has finished one.
+    """A work list shared by several readers of a Pipeline: each takes the next item when it has finished one.
 
-    An item that cannot be read is noted and passed over, whatever the others give.
+    An item that cannot be read is skipped with a note.
     """
 
     items: Iterator[Any]
-    """What `open_one` takes, files above all. Other processes may take from it as well."""
+    """Anything that `open_one` accepts, mostly files. Other processes may take items as well."""
     open_one: OpenOne
     readers: int
-    """How many at most; there are fewer where there are fewer items."""
+    """Maximum number of readers; there are fewer if there are fewer items."""
 
     def open(self, options: SourceOptions) -> list[Source]:
-        """The readers: the first has its first item open, the others open theirs when they are asked for a frame, side
-        by side, since opening takes as long as many frames.
+        """The readers. The first has opened its first item; the others open theirs on their first frame, in parallel,
+        because opening takes as long as many frames.
 
         Raises:
             SourceError: no item can be opened, or there is none.
         """
         lock = threading.Lock()
 
-        def turns() -> Iterator[Opener]:
+        def openers() -> Iterator[Opener]:
             while True:
                 with lock:
                     item = next(self.items, None)
@@ -91,7 +91,7 @@ class SharedList:
                 yield _name(item), partial(self.open_one, item, options)
 
         chains = [
-            _Chain(turns(), f"reader {number + 1} of a shared list", alone=False) for number in range(self.readers)
+            _Chain(openers(), f"reader {number + 1} of a shared list", alone=False) for number in range(self.readers)
         ]
         first = chains[0].source()
         if first is None:
@@ -102,13 +102,13 @@ class SharedList:
 class _Chain:
     """
     Args:
-        turns: what to open, in order; asked for the next one when the last one has ended.
-        files: names of the parts, so far as they are known.
-        alone: a chain that gives no frame at all is an error.
+        openers: the parts in order, consumed lazily.
+        files: names of the parts, as far as they are known.
+        alone: whether it is an error if the chain delivers no frame at all.
     """
 
-    def __init__(self, turns: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
-        self._leases = turns
+    def __init__(self, openers: Iterator[Opener], name: str, files: Sequence[str] = (), *, alone: bool = True) -> None:
+        self._openers = openers
         self._alone = alone
         self.failures: list[str] = []
         self._current: Source | None = None
@@ -116,18 +116,18 @@ class _Chain:
         self._info.files = [Path(name) for name in files if "://" not in name]
 
     def source(self) -> PullSource | None:
-        """The whole chain, its first part opened; None: there is none that opens."""
+        """The whole chain with its first part open; None: no part can be opened."""
         return None if self._open_next() is None else self.unread()
 
     def unread(self) -> PullSource:
-        """The whole chain, whose first part is opened when its first frame is asked for, if it is not open."""
+        """The whole chain; its first part, if not yet open, is opened on the first frame."""
         return PullSource(self._info, self._frames, self._close_current, self._close_current)
 
     def _open_next(self) -> Source | None:
-        """The next source that can be opened."""
+        """Open the next part that can be opened; None: there is none."""
         self._current = None
         while self._current is None:
-            name, opener = next(self._leases, ("", None))
+            name, opener = next(self._openers, ("", None))
             if opener is None:
                 break
             try:
@@ -137,7 +137,7 @@ class _Chain:
         if self._current is not None and self._info.kind == "unread":
             facts, info = self._current.info, self._info
             info.kind, info.fps, info.width, info.height = facts.kind, facts.fps, facts.width, facts.height
-            info.mixed = facts.mixed or facts.kind == "images"  # others may follow
+            info.mixed = facts.mixed or facts.kind == "images"  # later parts may differ in size
         return self._current
 
     def _frames(self, closed: threading.Event) -> Frames:
@@ -161,7 +161,7 @@ class _Chain:
             raise self.nothing()
 
     def _close_current(self) -> None:
-        if (current := self._current) is not None:  # the reader's thread may just be opening the next
+        if (current := self._current) is not None:  # read once: the reader's thread may be opening the next part
             current.close()
 
     def _unique(self, source_id: str, facts: SourceInfo) -> str:

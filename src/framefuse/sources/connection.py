@@ -1,15 +1,14 @@
 """One connection to a live stream, read by FFmpeg through PyAV.
 
 Why a thread
-    FFmpeg looks at no flag of ours while it resolves a name, shakes hands or waits for data, and after a read that was
-    cut short by a time-out its I/O context refuses to go on. So the blocking calls of a connection run in a thread that
-    may be left behind: `abandon` returns at once, and the thread frees the connection when its call ends, after the
-    time-out at most (name resolution: when the resolver gives up). Whoever iterates only waits, and that wait can be
-    ended.
+    FFmpeg cannot be interrupted while it resolves a name, shakes hands or waits for data, and its I/O context cannot be
+    used again after a read that timed out. So the blocking calls of a connection run in a thread that can be abandoned:
+    `abandon` returns immediately, and the thread frees the connection when its call ends, within the timeout (name
+    resolution: when the resolver gives up). The consumer waits on a condition variable, which can be interrupted.
 
 Why not `fflags=nobuffer`
-    It throws away what was read to find the streams, the first key frame among it, so the first picture comes a whole
-    key-frame distance later. Those few frames are kept, decoded faster than real time, and leave no lag.
+    It discards the data that was read to find the streams, including the first key frame, which delays the first frame
+    by a whole key-frame interval. Those few frames are decoded faster than real time and cause no lag.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.files import NOT_VIDEO, exact
+from framefuse.sources.files import NOT_VIDEO, configure_decoder, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",
     "allowed_media_types": "video",
     "max_delay": "200000",  # RTP over UDP: microseconds to wait for a datagram that is out of order
-    "tls_verify": "0",  # the default differs between FFmpeg 8 and 9, and cameras have certificates signed by nobody
-    "overrun_nonfatal": "1",  # UDP: a full receive buffer costs frames, not the connection
-    "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first picture
-    "analyzeduration": "2000000",  # microseconds at most to find the streams; ends as soon as they are found
+    "tls_verify": "0",  # the default differs between FFmpeg 8 and 9, and cameras have self-signed certificates
+    "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
+    "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
+    "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
 }
 PATIENCE = 3.0
-"""Seconds without anything from a server, after which whoever waits is told what for."""
+"""Seconds of silence from a server after which the user is told what is being waited for."""
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
 class Address:
-    """Where a stream is. Its repr and `shown` hold no secret."""
+    """The address of a stream. Its repr and `shown` contain no secret."""
 
     def __init__(self, url: str, scheme: str, ffmpeg_options: dict[str, str]) -> None:
         self.url = url
-        """With the login: for FFmpeg only."""
+        """With the credentials: for FFmpeg only."""
         self.shown = redact(url)
         self.scheme = scheme
         self.ffmpeg_options = ffmpeg_options
@@ -62,18 +61,19 @@ class Address:
 
     @classmethod
     def parse(cls, uri: str) -> Address:
-        """Check an address and take `?transport=` out of it.
+        """Check an address and remove `?transport=` from it.
 
         Raises:
-            SourceError: unknown scheme, no host or port where one is needed, blanks, or an unknown transport.
+            SourceError: unknown scheme, missing host or port, blanks, or unknown transport.
         """
         scheme = uri.partition("://")[0].lower()
         problem = _problem(uri, scheme)
         if problem:
             raise SourceError(
                 f"malformed {scheme if scheme in SCHEMES else 'stream'} address: {problem}",
-                remedy="write scheme://host:port/path, a login (name, colon, password, @) before the host, and %2F %3F "
-                "%23 %40 for / ? # @ in a password",
+                # Spelled out, as an example with a password would be redacted.
+                remedy="write scheme://host:port/path, with any login (name, colon, password, @) before the host, and "
+                "/ ? # @ in a password as %2F %3F %23 %40",
             )
         options = dict(FFMPEG_OPTIONS)
         if scheme in ("rtsp", "rtsps"):
@@ -89,7 +89,7 @@ class Address:
 
 
 def _problem(uri: str, scheme: str) -> str:
-    """What is wrong with an address, in words that hold nothing of it."""
+    """What is wrong with an address, quoting nothing of it; empty if it is valid."""
     if scheme not in SCHEMES:
         return "unknown scheme"
     if any(character.isspace() or not character.isprintable() for character in uri):
@@ -98,7 +98,7 @@ def _problem(uri: str, scheme: str) -> str:
         parts = urlsplit(uri)
         host, port = parts.hostname, parts.port
     except ValueError:
-        return "host or port cannot be read"
+        return "invalid host or port"
     if not host and scheme not in ("udp", "rtp"):
         return "no host"
     if port is None and scheme in ("udp", "rtp", "tcp", "srt"):
@@ -108,7 +108,7 @@ def _problem(uri: str, scheme: str) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What an opened connection says of its video."""
+    """Facts about the video of an open connection."""
 
     codec: str
     width: int
@@ -124,67 +124,67 @@ class Ended(NamedTuple):
 
     reason: str
     error: type[BaseException] | None = None
-    """Only the type of the error: its text may hold the address. None: the server ended the stream."""
+    """The type only, because the message may contain the address. None: the server ended the stream."""
 
 
-THE_END = Ended("the server ended it")
+SERVER_ENDED = Ended("the server ended the stream")
 
 
-class Picture(NamedTuple):
-    picture: Any
+class ArrivedFrame(NamedTuple):
+    av_frame: Any
     arrival: float
 
 
 class Connection:
-    """One connection, read and decoded in a thread of its own (see the top of this file).
+    """One connection, read and decoded in its own thread (see the module docstring).
 
     Args:
         drops: damaged packets are counted here.
-        on_silence: called once, by whoever waits, when nothing has come for PATIENCE seconds.
+        on_silence: called once, in the waiting thread, after PATIENCE seconds without data.
     """
 
     def __init__(
         self, address: Address, options: SourceOptions, drops: dict[str, int], on_silence: Callable[[], None]
     ) -> None:
         self.facts: Facts | None = None
-        """Set once it is open."""
+        """Set when the connection is open."""
         self.ended: Ended | None = None
-        """Set at last."""
+        """Set when the connection has ended."""
         self._address, self._options, self._drops = address, options, drops
-        self._pictures: deque[Picture] = deque()
+        self._frames: deque[ArrivedFrame] = deque()
         self._abandoned = False
-        self._on_silence, self._told = on_silence, False
+        self._on_silence, self._silence_reported = on_silence, False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="framefuse live connection", daemon=True).start()
 
     def wait_open(self, timeout: float) -> None:
-        """Wait until the connection is open or has ended, or the time is over."""
+        """Wait until the connection is open or has ended, or `timeout` seconds have passed."""
         self._wait_for(lambda: bool(self.facts or self.ended) or self._abandoned, timeout)
 
-    def pictures(self) -> Iterator[Picture]:
-        """What arrives, until the connection ends or is abandoned."""
+    def frames(self) -> Iterator[ArrivedFrame]:
+        """Decoded frames, until the connection ends or is abandoned."""
         while True:
-            self._wait_for(lambda: bool(self._pictures or self.ended) or self._abandoned)
+            self._wait_for(lambda: bool(self._frames or self.ended) or self._abandoned)
             with self._changed:
-                if self._abandoned or not self._pictures:
+                if self._abandoned or not self._frames:
                     return
-                item = self._pictures.popleft()
+                item = self._frames.popleft()
                 self._changed.notify_all()
             yield item
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float = threading.TIMEOUT_MAX) -> None:
         with self._changed:
-            if not self._told and timeout > PATIENCE and not self._changed.wait_for(condition, PATIENCE):
-                self._told = True
+            if not self._silence_reported and timeout > PATIENCE and not self._changed.wait_for(condition, PATIENCE):
+                self._silence_reported = True
                 self._on_silence()
                 timeout -= PATIENCE
             self._changed.wait_for(condition, timeout)
 
     def abandon(self) -> None:
-        """Leave the connection to itself: any thread, any number of times. It frees itself when its call returns."""
+        """Stop using the connection: from any thread, any number of times. Its own thread frees it."""
         with self._changed:
             self._abandoned = True
-            self._pictures.clear()
+            self._frames.clear()
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -192,7 +192,7 @@ class Connection:
         try:
             ended = self._read()
         except Exception as error:
-            # FFmpeg calls an RTSP handshake that was cut short invalid data.
+            # FFmpeg reports an RTSP handshake that timed out as invalid data.
             silent = self.facts is None and time.monotonic() - started >= self._options.timeout
             ended = self._failure(TimeoutError() if silent else error)
         with self._changed:
@@ -205,8 +205,8 @@ class Connection:
             reason = f"no data for {self._options.timeout:g} s"
         elif isinstance(error, av.FFmpegError):
             if error.errno == errno.EIO and self.facts and self.facts.seconds is None:
-                return THE_END  # so FFmpeg reports the end of an HTTP answer of unknown length
-            reason = str(error.strerror)  # str(error) holds the address
+                return SERVER_ENDED  # how FFmpeg reports the end of an HTTP response of unknown length
+            reason = str(error.strerror)  # str(error) contains the address
             if error.errno == errno.EIO and self.facts is None:
                 reason += self._unresolved()
         elif isinstance(error, FramefuseError):
@@ -214,12 +214,12 @@ class Connection:
         return Ended(reason, type(error))
 
     def _unresolved(self) -> str:
-        """What FFmpeg does not say: that the name of the host is not known."""
+        """Whether the host name cannot be resolved, which FFmpeg does not report."""
         parts = urlsplit(self._address.url)
         try:
             socket.getaddrinfo(parts.hostname, parts.port)
         except OSError as error:
-            return f" (the host {parts.hostname} cannot be found: {error.strerror})"
+            return f" (cannot resolve the host {parts.hostname}: {error.strerror})"
         return ""
 
     def _read(self) -> Ended:
@@ -228,42 +228,43 @@ class Connection:
         with av.open(self._address.url, container_options=options, timeout=(timeout, timeout)) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:
-                raise SourceError("there is no video that can be decoded in it")
+                raise SourceError("it contains no video that can be decoded")
             stream = videos[0]
             for other in container.streams:
                 if other is not stream:
-                    other.discard = Discard.all  # else every rendition of an HLS stream is downloaded
+                    other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
             facts = _facts(container, stream)
-            _set_up(stream.codec_context, self._options, live=facts.seconds is None)
+            low_latency = self._options.low_latency or facts.seconds is None
+            configure_decoder(stream.codec_context, self._options.decode_threads, low_latency)
             with self._changed:
                 self.facts = facts
                 self._changed.notify_all()
 
-            last, decoded = time.monotonic(), False
+            last, started = time.monotonic(), False
             for packet in container.demux(stream):
                 arrival = time.monotonic()
                 try:
-                    pictures = packet.decode()
+                    decoded = packet.decode()
                 except av.FFmpegError:
-                    pictures = []
-                    if decoded:  # before the first picture the decoder lacks its key frame: that is joining, not damage
+                    decoded = []
+                    if started:  # until the first key frame, errors only mean that the stream was joined midway
                         self._drops["corrupt"] = self._drops.get("corrupt", 0) + 1
-                for picture in pictures:
-                    decoded = True
-                    if not self._deliver(Picture(picture, arrival)):
+                for av_frame in decoded:
+                    started = True
+                    if not self._deliver(ArrivedFrame(av_frame, arrival)):
                         return Ended("closed")
-                # FFmpeg answers a time-out with what its parser still held, and waits once more.
+                # On a timeout, FFmpeg returns what its parser still held and waits once more.
                 if arrival - last >= timeout:
                     raise TimeoutError
                 last = time.monotonic()
-        return THE_END
+        return SERVER_ENDED
 
-    def _deliver(self, item: Picture) -> bool:
-        """Hand a picture over; False: nobody wants it any more."""
+    def _deliver(self, item: ArrivedFrame) -> bool:
+        """Queue a frame for the consumer; False: the connection was abandoned."""
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or len(self._pictures) < 2)
+            self._changed.wait_for(lambda: self._abandoned or len(self._frames) < 2)
             if not self._abandoned:
-                self._pictures.append(item)
+                self._frames.append(item)
                 self._changed.notify_all()
             return not self._abandoned
 
@@ -278,12 +279,3 @@ def _facts(container: Any, stream: Any) -> Facts:
         container.duration / 1_000_000 if container.duration else None,
         exact(stream.sample_aspect_ratio) or Fraction(1),
     )
-
-
-def _set_up(context: Any, options: SourceOptions, *, live: bool) -> None:
-    """Frame threads would hold back a frame each: a live stream is decoded with slices only."""
-    fast = live or options.low_latency
-    context.thread_count = options.decode_threads
-    context.thread_type = "SLICE" if fast else "AUTO"
-    if fast:
-        context.flags |= av.codec.context.Flags.low_delay

@@ -1,4 +1,4 @@
-"""Decoder: packets -> pictures -> frames; and FFmpeg's."""
+"""The decoder interface: packets to decoded frames to `Frame`; and FFmpeg's implementation on the CPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from framefuse.sources.source import SourceInfo
 
 
 class Decoder(Protocol):
-    """From packets to pictures, and from pictures to frames.
+    """Decodes the packets of one stream.
 
-    A picture has pts, time_base, width, height and is_corrupt, as PyAV's have.
+    A decoded frame has pts, time_base, width, height and is_corrupt, as PyAV's frames have.
     """
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        """Pictures that are ready once this packet is in; an empty packet asks for those that are left.
+        """Decoded frames that are ready after this packet; an empty packet flushes the decoder.
 
         Raises:
             EOFError: there are no more.
@@ -28,19 +28,19 @@ class Decoder(Protocol):
     def restart(self) -> None:
         """The next packet does not follow the last one."""
 
-    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
-        """The picture as a Frame; `facts` are those of `planes.wrap`."""
+    def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
+        """A decoded frame as a `Frame`; `facts` are the keyword arguments of `planes.wrap`."""
 
 
 class HostDecoder:
     """FFmpeg on the CPU."""
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        pictures: Iterable[Any] = packet.decode()
-        return pictures
+        decoded: Iterable[Any] = packet.decode()
+        return decoded
 
     def restart(self) -> None:
-        """PyAV does that when it seeks."""
+        """PyAV flushes the decoder when it seeks."""
 
-    def wrap(self, picture: Any, info: SourceInfo, **facts: Any) -> Frame:
-        return wrap(picture, info, **facts)
+    def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
+        return wrap(decoded, info, **facts)

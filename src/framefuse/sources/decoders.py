@@ -1,4 +1,4 @@
-"""Which decoder a file gets on a GPU, and why: NVDEC where it takes codec, format and size, else FFmpeg on the host."""
+"""Choice of the decoder on a GPU: NVDEC if it supports the codec, format and size, else FFmpeg on the host."""
 
 from __future__ import annotations
 
@@ -17,31 +17,37 @@ from framefuse.sources.source import SourceInfo, SourceOptions, note
 def choose_decoder(
     stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
 ) -> tuple[Decoder, str]:
-    """NVDEC where it can decode this stream, else FFmpeg on the host; and why.
+    """NVDEC if it can decode this stream, else FFmpeg on the host; and the reason.
 
     Args:
-        first_frame: decodes the first frame on the host; it tells what the header leaves open (colours, rotation).
+        first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
     """
+
+    def on_host(reason: str | None) -> tuple[Decoder, str]:
+        return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
+
     try:
         module = load_nvdec()
     except CapabilityError as error:
-        return HostDecoder(), f"decoded by FFmpeg on the host: {error.message}"
+        return on_host(error.message)
     name = stream.codec_context.name
     if name not in CODECS:
-        return HostDecoder(), f"decoded by FFmpeg on the host: NVDEC has no {name}"
+        return on_host(f"NVDEC has no {name}")
     try:
         sample = first_frame()
     except FramefuseError as error:
-        return HostDecoder(), f"decoded by FFmpeg on the host: its first picture cannot be looked at ({error.message})"
+        return on_host(f"the first frame cannot be decoded ({error.message})")
     reason = refusal(module, CODECS[name], sample)
     if reason:
-        return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
+        return on_host(reason)
     from framefuse.sources.nvdec import NvDecoder
 
     try:
         decoder = NvDecoder(module, stream, sample, low_latency=options.low_latency, held=options.held)
     except av.FFmpegError as error:
-        return HostDecoder(), f"decoded by FFmpeg on the host: {error.strerror}"
+        return on_host(error.strerror)
     if options.held > 1:
-        note(info, f"surfaces are copied on the GPU, once a frame: up to {options.held} are held at the same time")
+        note(info, f"each frame is copied twice on the GPU, as readers hold up to {options.held} frames at a time")
+    else:
+        note(info, "each frame is copied once on the GPU, by PyNvVideoCodec")
     return decoder, f"decoded by NVDEC ({name})"

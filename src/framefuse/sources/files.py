@@ -24,24 +24,24 @@ from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 READ_ERRORS_IN_A_ROW = 16
-"""After so many failed reads without a packet between them the rest of the file is given up."""
+"""Consecutive failed reads after which the rest of the file is given up."""
 ENDS_EARLY = 0.5
-"""Seconds by which a video may be shorter than its file says without a note."""
+"""Seconds by which a video may be shorter than its header states without a note."""
 SEEK_AFTER = 1
-"""A start in the first seconds is reached by decoding: indexes are least reliable there (pts below 0)."""
+"""Seconds; an earlier start is reached by decoding, because indexes are least reliable there (negative pts)."""
 SEEK_MARGINS = (0, 5, 30)
-"""Seconds before the start at which a seek is tried, until it lands at or before the start."""
+"""Seconds before the start to which seeks are tried, until one lands at or before the start."""
 
 
 def open_file(path: Path, options: SourceOptions) -> PullSource:
     """Open a video file.
 
-    Frames carry the exact pts of the file. A missing pts is filled from the frame rate; negative and backward ones are
-    kept.
+    Frames carry the exact pts of the file. A missing pts is filled from the frame rate; negative and decreasing ones
+    are kept.
 
     Raises:
-        SourceError: no such file, no permission, no video in it, or an absurd picture size.
-        DecodeError: FFmpeg does not know the format, or the file is damaged beyond reading.
+        SourceError: no such file, no permission, no video in it, or an absurd frame size.
+        DecodeError: FFmpeg does not know the format, or the file is too damaged to read.
     """
     container = open_container(path)
     try:
@@ -60,35 +60,35 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
 
 
 def _first_frame(path: Path, info: SourceInfo) -> Frame:
-    """Without its pixels' owner: what they mean is all that counts."""
+    """The first frame, decoded on the host; its notes are added to `info`."""
     source = open_file(path, SourceOptions())
     try:
         frame = next(source)
-        meant = [*source.info.notes]  # closing adds what is odd about the frames so far, and they are counted again
+        notes = [*source.info.notes]  # before `close` adds counts of frames, which are counted again
     except StopIteration:
-        raise CapabilityError("it has none") from None
+        raise CapabilityError("the video has no frames") from None
     finally:
         source.close()
-    for text in meant:
+    for text in notes:
         note(info, text)
     return frame
 
 
 def open_container(path: Path) -> Any:
-    """The file as a PyAV container; what fails becomes a typed error with the system's or FFmpeg's reason."""
+    """Open the file as a PyAV container; failures become typed errors with the system's or FFmpeg's reason."""
     try:
         if not path.exists() or path.is_file():
             with path.open("rb") as file:
                 if not file.read(1):
                     raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
-        # With the prefix no file name is taken for another protocol; with the list no playlist reaches the network.
+        # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
         return av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
-    except InterruptedError:  # waiting for the other end of a pipe; PyAV drops the KeyboardInterrupt of the signal
+    except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None
     except av.FFmpegError as error:
         raise DecodeError(
             f"cannot open {path}: {error.strerror}",
-            remedy="the file is damaged, cut off before its index, or no video",
+            remedy="the file is damaged, truncated before its index, or not a video",
         ) from error
     except OSError as error:
         raise SourceError(
@@ -97,8 +97,16 @@ def open_container(path: Path) -> Any:
 
 
 def exact(value: Any) -> Fraction | None:
-    """A rational of PyAV (Fraction, or since PyAV 19 AVRational) as a Fraction; None for unknown (None or 0)."""
+    """A PyAV rational (Fraction, or since PyAV 19 AVRational) as a Fraction; None if unknown (None or 0)."""
     return Fraction(value.numerator, value.denominator) if value else None
+
+
+def configure_decoder(context: Any, threads: int, low_latency: bool) -> None:
+    """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
+    context.thread_count = threads
+    context.thread_type = "SLICE" if low_latency else "AUTO"
+    if low_latency:
+        context.flags |= av.codec.context.Flags.low_delay
 
 
 @dataclass
@@ -111,24 +119,24 @@ class _Video:
     options: SourceOptions
     time_base: Fraction
     origin: int
-    """pts at which the stream begins: `start` and `end` count from it."""
+    """First pts of the stream, from which `start` and `end` count."""
     decoder: Decoder = field(default_factory=HostDecoder)
     decoded: int = 0
     hidden: int = 0
-    """Packets that an edit list takes out of the presentation."""
+    """Packets that an edit list excludes from the presentation."""
     corrupt: int = 0
     missing_pts: int = 0
     negative_pts: int = 0
     backward_pts: int = 0
     concealed: int = 0
     end: Fraction = Fraction(0)
-    """Where the frame read last ends, in units of time_base from the origin."""
+    """End of the last frame read, in units of time_base from the origin."""
     reason: str = "it has no packets"
     sizes: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
     def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
-        """Choose the video stream, set up its decoder and gather the facts.
+        """Choose the video stream, configure its decoder and collect the facts.
 
         Raises:
             SourceError: there is no video stream, no decoder for it, or its size is absurd.
@@ -140,19 +148,15 @@ class _Video:
                 f"{one.type} ({one.codec_context.name})" for one in container.streams if one.codec_context
             )
             kind = "only cover art" if every else "no video"
-            raise SourceError(f"{uri} has {kind}; streams: {found or 'none'}", remedy="give a file with a video in it")
+            raise SourceError(f"{uri} has {kind}; streams: {found or 'none'}", remedy="choose a file with a video")
         best = container.streams.best("video")
         stream = next((one for one in streams if best is not None and one.index == best.index), streams[0])
         context = stream.codec_context
         if context is None:
-            raise SourceError(f"{uri}: this FFmpeg has no decoder for its video")
+            raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
         check_size(context.width, context.height, uri)
 
-        context.thread_count = options.decode_threads
-        context.thread_type = "SLICE" if options.low_latency else "AUTO"
-        if options.low_latency:
-            context.flags |= av.codec.context.Flags.low_delay
-
+        configure_decoder(context, options.decode_threads, options.low_latency)
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
         info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))
@@ -167,12 +171,12 @@ class _Video:
         if self.stream.duration:
             return Fraction(self.stream.duration) * self.time_base
         if self.container.duration:
-            # Where only the container states one, it counts from 0 although pts may begin below.
+            # The container's duration counts from 0 even if pts start below.
             return Fraction(self.container.duration, 1_000_000) - min(self.origin, 0) * self.time_base
         return None
 
     def _expected(self) -> int | None:
-        """Frames that will be delivered, as far as the header tells."""
+        """Expected number of delivered frames according to the header."""
         seconds, rate, options = self._seconds(), self.info.fps, self.options
         if options.start is None and options.end is None and self.stream.frames:
             count: int = self.stream.frames
@@ -189,7 +193,7 @@ class _Video:
         return -(-count // options.vid_stride)
 
     def frames(self, closed: threading.Event) -> Frames:
-        """The frames from `start` to `end`; index counts them from 0, those that the stride passes over included."""
+        """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
         options, index = self.options, 0
         begin, until = options.span
         start = self.origin + begin / self.time_base
@@ -197,20 +201,20 @@ class _Video:
         aspect = exact(self.stream.sample_aspect_ratio) or Fraction(1)
         ended = False
         try:
-            for picture, pts in self._timed(self._pictures_from(start, closed)):
+            for decoded, pts in self._timed(self._decoded_from(start, closed)):
                 if end is not None and pts is not None and pts >= end:
                     break
                 if begin and pts is not None and pts < start:
                     continue
                 if index % options.vid_stride == 0:
-                    self._note_size(picture)
+                    self._note_size(decoded)
                     yield self.decoder.wrap(
-                        picture,
+                        decoded,
                         self.info,
                         index=index,
                         source_id=self.info.uri,
                         pts=pts,
-                        time_base=exact(picture.time_base) or self.time_base,
+                        time_base=exact(decoded.time_base) or self.time_base,
                         sample_aspect_ratio=aspect,
                         arrival=monotonic(),
                     )
@@ -220,27 +224,27 @@ class _Video:
             if ended and not self.decoded:
                 raise DecodeError(
                     f"nothing in {self.info.uri} could be decoded: {self.reason}",
-                    remedy="the file is damaged or cut off; play it with ffplay to compare",
+                    remedy="the file is damaged or truncated; try to play it with ffplay",
                 )
         finally:
             self._note_counts(ended)
 
-    def _pictures_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
-        """Decoded pictures from the key frame at or before `start`."""
+    def _decoded_from(self, start: Fraction, closed: threading.Event) -> Iterator[Any]:
+        """Decoded frames from the key frame at or before `start`."""
         if (start - self.origin) * self.time_base <= SEEK_AFTER:
-            return self._pictures(closed)
+            return self._decoded_frames(closed)
         if self._seconds() is None:
             note(self.info, "the file has no duration and so no index: read from its beginning")
-            return self._pictures(closed)
+            return self._decoded_frames(closed)
         for margin in SEEK_MARGINS:
             self._seek(start - margin / self.time_base)
-            pictures = self._pictures(closed)
-            first = next(pictures, None)
-            # Indexes hold decoding times: with reordered frames the key frame that is found may be shown after `start`.
+            frames = self._decoded_frames(closed)
+            first = next(frames, None)
+            # Indexes store decoding times: with reordered frames, the pts of the key frame found may be after `start`.
             if first is not None and first.pts is not None and first.pts <= start:
-                return itertools.chain([first], pictures)
+                return itertools.chain([first], frames)
         self._seek(Fraction(self.origin))
-        return self._pictures(closed)
+        return self._decoded_frames(closed)
 
     def _seek(self, pts: Fraction) -> None:
         self.decoder.restart()
@@ -251,8 +255,8 @@ class _Video:
                 f"cannot seek in {self.info.uri}: {error.strerror}", remedy="leave out start, or remux the file"
             ) from error
 
-    def _pictures(self, closed: threading.Event) -> Iterator[Any]:
-        """Everything that decodes. Damaged packets are counted and passed over."""
+    def _decoded_frames(self, closed: threading.Event) -> Iterator[Any]:
+        """All frames that decode. Damaged packets are counted and skipped."""
         packets = self.container.demux(self.stream)
         failures = 0
         while not closed.is_set():
@@ -268,9 +272,9 @@ class _Video:
                 return
             self.hidden += packet.is_discard
             try:
-                for picture in self.decoder.decode(packet, closed):
+                for decoded in self.decoder.decode(packet, closed):
                     self.decoded += 1
-                    yield picture
+                    yield decoded
             except EOFError:
                 return
             except av.FFmpegError as error:
@@ -281,13 +285,13 @@ class _Video:
         self.info.drops["corrupt"] = self.corrupt
         self.reason = str(error.strerror)
 
-    def _timed(self, pictures: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
-        """Each picture with its pts; a missing one is the last known pts plus whole frames at the average rate."""
+    def _timed(self, frames: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
+        """Each decoded frame with its pts; a missing one continues from the last known pts at the average rate."""
         step = None if self.info.fps is None else 1 / (self.info.fps * self.time_base)
         last: int | None = None
-        known, after = self.origin, 0  # the last pts that the file has, and how many pictures it is since
-        for picture in pictures:
-            pts: int | None = picture.pts
+        known, after = self.origin, 0  # the last pts in the file, and the number of frames since
+        for decoded in frames:
+            pts: int | None = decoded.pts
             if pts is None:
                 self.missing_pts += 1
                 pts = None if step is None else round(known + after * step)
@@ -297,12 +301,12 @@ class _Video:
                 known, after = pts, 0
             after += 1
             last = pts
-            self.concealed += picture.is_corrupt
-            yield picture, pts
+            self.concealed += decoded.is_corrupt
+            yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
 
-    def _note_size(self, picture: Any) -> None:
-        self.sizes.add((picture.width, picture.height))
+    def _note_size(self, decoded: Any) -> None:
+        self.sizes.add((decoded.width, decoded.height))
         if len(self.sizes) > 1:
             note(self.info, "the frame size changes in the video")
 
@@ -311,23 +315,23 @@ class _Video:
         if self.corrupt:
             note(info, f"damaged packets skipped: {self.corrupt} ({self.reason})")
         if self.concealed:
-            note(info, f"damaged frames, delivered as the decoder repaired them: {self.concealed}")
+            note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")
         if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "left out"
+            how = "filled from the frame rate" if info.fps else "kept so, as the frame rate is unknown"
             note(info, f"frames without pts, {how}: {self.missing_pts}")
         if self.negative_pts:
             note(info, f"frames with a negative pts, kept: {self.negative_pts}")
         if self.backward_pts:
-            note(info, f"frames whose pts is not after the one before, kept: {self.backward_pts}")
+            note(info, f"frames whose pts does not increase, kept: {self.backward_pts}")
         if ended and not self.options.start:
             self._note_missing_end()
 
     def _note_missing_end(self) -> None:
-        """Compare what was read with what the header announces: a file that is cut off often ends without an error."""
+        """Compare what was read with the header, because a truncated file often ends without an error."""
         frames, seconds = self.stream.frames, self._seconds()
         if frames:
             if self.decoded + self.hidden < frames:
-                note(self.info, f"the file announces {frames} frames, {self.decoded} could be decoded")
+                note(self.info, f"the header states {frames} frames, {self.decoded} could be decoded")
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
             read = float(self.end * self.time_base)
-            note(self.info, f"the file announces {float(seconds):.2f} s, its video ends after {read:.2f} s")
+            note(self.info, f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")

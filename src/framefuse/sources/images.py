@@ -23,20 +23,20 @@ from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 MILLISECOND = Fraction(1, 1000)
 SEQUENCES = frozenset({"GIF", "PNG", "WEBP", "TIFF", "AVIF"})
-"""Formats whose further pictures are frames or pages. Elsewhere (MPO of phones) they are previews and gain maps."""
+"""Formats whose further images are frames or pages. In others (MPO of phones) they are previews and gain maps."""
 ORIENTATION_TAG = 0x0112
 ROTATIONS: dict[int, Rotation] = {3: 180, 6: 90, 8: 270}
-"""EXIF orientations that are pure turns, in degrees clockwise."""
+"""EXIF orientations that are pure rotations, in degrees clockwise."""
 MIRRORED = frozenset({2, 4, 5, 7})
 NAMED_FAILURES = 10
-"""Unreadable images that get a note of their own; further ones are only counted."""
+"""Number of unreadable images that get a note each; further ones are only counted."""
 
 
 def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
-    """Read images in the order given; animations and multi-page files give all their pictures.
+    """Read images in the order given; animations and multi-page files deliver all their frames.
 
-    Each Frame has its path as source_id and counts through the whole sequence; pts (ms) exists in animations only, and
-    so `start` and `end` concern only those. An image that cannot be read is noted and skipped.
+    Each Frame has its path as source_id; the index counts through all images. Only animations have pts (in ms), so
+    `start` and `end` apply only to them. An image that cannot be read is skipped with a note.
 
     Raises:
         DecodeError: the only image cannot be read, or none of several (while reading).
@@ -78,23 +78,23 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
         return
     if len(failures) == 1:
         raise failures[0]
-    raise DecodeError(f"none of {info.uri} can be read; the last: {failures[-1].message}")
+    raise DecodeError(f"none of {info.uri} can be read; the last error: {failures[-1].message}")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The image; whatever goes wrong inside becomes a SourceError that names the path."""
+    """The open image; any error inside the block becomes a SourceError that names the path."""
     try:
         with Image.open(path) as image:
             check_size(*image.size, str(path))
             yield image
     except SourceError:
         raise
-    except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes.
-        reason = "it is no image, or damaged"
-        if not isinstance(error, UnidentifiedImageError):  # whose text names the path again
+    except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes
+        reason = "not an image, or damaged"
+        if not isinstance(error, UnidentifiedImageError):  # its message only repeats the path
             reason = str(error) or type(error).__name__
-        raise DecodeError(f"{path}: {reason}", remedy="open it in an image viewer: is it whole?") from error
+        raise DecodeError(f"{path}: {reason}", remedy="check in an image viewer that it is complete") from error
 
 
 def _is_sequence(image: Image.Image) -> bool:
@@ -102,31 +102,31 @@ def _is_sequence(image: Image.Image) -> bool:
 
 
 def _sequence(image: Image.Image, info: SourceInfo) -> Iterator[int | None]:
-    """Go through the pictures of a file; gives the pts of each, None where nothing moves (stills and pages)."""
+    """Seek to each frame of a file and yield its pts; None for still images and pages."""
     if not _is_sequence(image):
         if getattr(image, "is_animated", False):
-            note(info, f"{image.format} images: further pictures in a file (previews, gain maps) are not read")
+            note(info, f"{image.format} images: only the first image of a file is read (no previews, no gain maps)")
         yield None
         return
     clock = 0.0
-    # Counting them first would read the whole file, and fail on one that is cut off.
+    # Counting the frames first would read the whole file, and fail on a truncated one.
     for number in itertools.count():
         try:
             image.seek(number)
         except EOFError:
             return
         yield None if image.format == "TIFF" else round(clock)
-        image.load()  # Some formats know the duration only then.
+        image.load()  # some formats know the duration only then
         clock += image.info.get("duration") or 0
 
 
 def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts: int | None) -> Frame:
     image.load()
-    # After load: for some formats Pillow turns the pixels itself then, and takes the tag away.
+    # After load, because for some formats Pillow then rotates the pixels itself and removes the tag.
     orientation = image.getexif().get(ORIENTATION_TAG, 1)
     upright = image
     if orientation in MIRRORED:
-        note(info, "mirrored by EXIF: turned with one copy")
+        note(info, "mirrored by EXIF: transposed with one copy")
         upright = ImageOps.exif_transpose(image)
     name, pixels = to_array(upright, info, source_id)
     return Frame(
@@ -143,7 +143,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
 
 
 def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str, NDArray[Any]]:
-    """Pixel format and (h, w) or (h, w, c) pixels of a picture; what is lost on the way is noted.
+    """Pixel format and (h, w) or (h, w, c) pixels of an image; losses are noted.
 
     Raises:
         SourceError: the pixels are neither 8 nor 16 bits deep.
@@ -153,7 +153,7 @@ def to_array(image: Image.Image, info: SourceInfo, source_id: str) -> tuple[str,
         pixels = np.array(image)
         if mode == "F" or int(pixels.min()) < 0 or int(pixels.max()) > 65535:
             kind = "floating point" if mode == "F" else "32-bit"
-            raise SourceError(f"{source_id}: {kind} pixels", remedy="save it with 8 or 16 bits a channel")
+            raise SourceError(f"{source_id}: {kind} pixels", remedy="save it with 8 or 16 bits per channel")
         return "gray16", pixels.astype(np.uint16)
     transparent = image.has_transparency_data
     if transparent:

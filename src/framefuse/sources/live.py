@@ -1,4 +1,4 @@
-"""Live streams: rtsp, http, udp, tcp, rtmp and srt addresses, reconnected when they are lost."""
+"""Live streams: rtsp, http, udp, tcp, rtmp and srt addresses, with automatic reconnection."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _logger = logging.getLogger(__name__)
 
 LOSSES_NOTED = 50
 UNREADABLE_IN_A_ROW = 3
-"""Connections whose data is no video, before the first frame, after which the address is taken for something else."""
+"""Connections without readable video, before the first frame, after which the address is given up as not a video."""
 
 
 def open_live(uri: str, options: SourceOptions, *, random: Random | None = None) -> PullSource:
     """Open a stream.
 
-    RTSP runs over TCP; `?transport=udp` at the end of an rtsp address chooses UDP (the key is not sent to the server).
-    Connecting begins with the first `__next__`, so that `close` can end it; only http and https addresses are connected
-    here (for `options.timeout` seconds at most), because what comes back decides what the source is: **a stream that
-    states its duration is a file** (`info.kind` is "file"), which ends when it ends, and of which no frame may be
-    dropped; one without is live.
+    RTSP runs over TCP; `?transport=udp` at the end of an rtsp address selects UDP (the key is not sent to the server).
+    The connection is opened by the first `__next__`, so that `close` can interrupt it. Only http and https addresses
+    are connected here (for at most `options.timeout` seconds), because the response decides what the source is: **a
+    stream that states its duration is a file** (`info.kind` is "file"), which is read once to its end and of which no
+    frame may be dropped; any other stream is live.
 
-    A live stream that is lost, ends, or cannot be reached is tried again as `options.reconnect` says, from the very
-    first attempt on. Final at once are a refused login, and before the first frame: "not found" and other refusals of
-    the request, an address or protocol that cannot work, and data that is no video three times in a row. With
-    `reconnect=0` the end that the server makes is the end of the stream.
+    A live stream that is lost, ends, or cannot be reached is retried according to `options.reconnect`, including the
+    first attempt. Not retried are a refused login and, before the first frame, "not found" and other rejections of the
+    request, an unusable address or protocol, and data without readable video three times in a row. With `reconnect=0`
+    the stream ends when the server ends it.
 
-    Frames carry `arrival`, and pts in 1/90000 s that rise through all connections (see resume.Timeline); `start` and
-    `end` count from the first frame. `info.notes` tells each loss and return, `info.drops["corrupt"]` counts damaged
-    packets. A silence, a loss and a return are warnings of the logger too, as they happen. The certificate of an https
-    or rtsps server is not verified: those of cameras are signed by nobody.
+    Frames carry `arrival`, and pts in 1/90000 s that increase across all connections (see resume.Timeline); `start` and
+    `end` count from the first frame. `info.notes` records each loss and reconnection, `info.drops["corrupt"]` counts
+    damaged packets. Silences, losses and reconnections are also logged as warnings. The certificate of an https or
+    rtsps server is not verified, because cameras have self-signed certificates.
 
     Raises:
         SourceError: the address is malformed, or not found (http).
-        AuthenticationError: the server refuses the login (http at once, others on iteration).
+        AuthenticationError: the server refuses the login (http immediately, others on iteration).
         StreamError: on iteration: the stream was given up.
     """
     address = Address.parse(uri)
@@ -60,7 +60,7 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
 
 
 class _Live:
-    """The stream through all its connections."""
+    """The stream across all its connections."""
 
     def __init__(self, address: Address, options: SourceOptions, random: Random) -> None:
         self.info = SourceInfo(address.shown, "live")
@@ -81,14 +81,14 @@ class _Live:
         return self._connection
 
     def _silent(self) -> None:
-        """Somebody waits. Later attempts of one loss are not worth a word."""
+        """Warn about a silent server, unless this is a retry after a loss that was already reported."""
         if not self._backoff.failures:
-            what = "picture" if self._delivered or (self._connection and self._connection.facts) else "answer"
+            what = "frame" if self._delivered or (self._connection and self._connection.facts) else "answer"
             timeout = f"{self._options.timeout:g} s (option timeout)"
-            self._warn(f"no {what} for {PATIENCE:g} s; it counts as lost without data for {timeout}")
+            self._warn(f"no {what} for {PATIENCE:g} s; the connection counts as lost after {timeout}")
 
     def probe(self) -> None:
-        """Make the first connection now, and learn from it whether the stream is finite."""
+        """Connect now to find out whether the stream is finite."""
         connection = self._connect()
         self._probed = True
         try:
@@ -104,20 +104,20 @@ class _Live:
                 raise error
 
     def frames(self, closed: threading.Event) -> Frames:
-        """The frames from `start` to `end`; index counts them from 0, those that the stride passes over included."""
+        """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
         start, end, stride = self._options.start or 0.0, self._options.end, self._options.vid_stride
         index = 0
-        for picture, arrival, pts, aspect in self._timed(closed):
+        for av_frame, arrival, pts, aspect in self._timed(closed):
             seconds = float(pts * TIME_BASE)
             if end is not None and seconds >= end:
                 return
             if seconds < start:
                 continue
-            if picture.is_corrupt:
-                note(self.info, "damaged frames are delivered as the decoder repaired them")
+            if av_frame.is_corrupt:
+                note(self.info, "damaged frames are delivered as concealed by the decoder")
             if index % stride == 0:
                 yield wrap(
-                    picture,
+                    av_frame,
                     self.info,
                     index=index,
                     source_id=self.info.uri,
@@ -129,46 +129,46 @@ class _Live:
             index += 1
 
     def _timed(self, closed: threading.Event) -> Iterator[tuple[Any, float, int, Fraction]]:
-        """The pictures of all connections with arrival, pts and pixel aspect."""
+        """The decoded frames of all connections with arrival, pts and pixel aspect ratio."""
         timeline = Timeline()
         while not closed.is_set():
             connection = self._connection if self._probed and self._connection else self._connect()
             self._probed = False
-            if closed.is_set():  # between the look above and the connection, where `interrupt` could not see it
+            if closed.is_set():  # since the check above, before `interrupt` could see the connection
                 connection.abandon()
             try:
                 first = True
-                for picture, arrival in connection.pictures():
+                for av_frame, arrival in connection.frames():
                     assert connection.facts is not None
                     if first:
-                        self._began(connection.facts, picture, timeline)
+                        self._began(connection.facts, av_frame, timeline)
                         first = False
-                    unit = exact(picture.time_base) or TIME_BASE
-                    source = None if picture.pts is None else picture.pts * unit
+                    unit = exact(av_frame.time_base) or TIME_BASE
+                    source = None if av_frame.pts is None else av_frame.pts * unit
                     period = 1 / (connection.facts.fps or Fraction(25))
-                    yield picture, arrival, timeline.pts(source, arrival, period), connection.facts.aspect
+                    yield av_frame, arrival, timeline.pts(source, arrival, period), connection.facts.aspect
             finally:
                 connection.abandon()
             if closed.is_set() or not self._try_again(connection, closed):
                 return
 
-    def _began(self, facts: Facts, picture: Any, timeline: Timeline) -> None:
-        """The first picture of a connection is here."""
+    def _began(self, facts: Facts, av_frame: Any, timeline: Timeline) -> None:
+        """Record that the first frame of a connection has arrived."""
         self._learn(facts)
         if self._delivered or self._backoff.failures:
-            attempts = self._backoff.failures
-            self._say(f"connected again (attempt {attempts}): {picture.width}x{picture.height} {facts.codec}")
-            self._warn(f"connected again: {picture.width}x{picture.height} {facts.codec}")
+            attempts, video = self._backoff.failures, f"{av_frame.width}x{av_frame.height} {facts.codec}"
+            self._note(f"reconnected (attempt {attempts}): {video}")
+            self._warn(f"reconnected: {video}")
         if self._delivered:
             timeline.reconnected()
         self._delivered = True
         self._backoff.succeeded()
 
     def _try_again(self, connection: Connection, closed: threading.Event) -> bool:
-        """Wait for the next attempt; False: the stream is over.
+        """Wait for the next attempt; False: the stream has ended.
 
         Raises:
-            FramefuseError: it cannot be had, or is given up.
+            FramefuseError: it cannot be read, or is given up.
         """
         ended = connection.ended
         assert ended is not None
@@ -181,26 +181,26 @@ class _Live:
             raise error
         if not self._backoff.failures:
             self._losses += self._delivered
-            self._say(f"loss {self._losses}: {ended.reason}" if self._delivered else f"no picture yet: {ended.reason}")
+            self._note(f"loss {self._losses}: {ended.reason}" if self._delivered else f"no frame yet: {ended.reason}")
         delay = None if self.info.kind == "file" else self._backoff.failed()
         if delay is None:
             tried = self._backoff.failures
             raise StreamError(
-                f"{self._address} {'was lost' if self._delivered else 'gave no picture'}"
-                f"{f', failures in a row: {tried}' if tried else ''}: {ended.reason}",
-                remedy="check that the server runs and is reachable; reconnect=-1 tries for ever",
+                f"{self._address} {'was lost' if self._delivered else 'delivered no frame'}"
+                f"{f', consecutive failures: {tried}' if tried else ''}: {ended.reason}",
+                remedy="check that the server is running and reachable; reconnect=-1 retries without limit",
             )
         if self._backoff.failures == 1:
-            often = "for ever" if self._options.reconnect < 0 else f"{self._options.reconnect} times"
-            what = "lost" if self._delivered else "no picture yet"
-            self._warn(f"{what}: {ended.reason}; it is tried again {often} (option reconnect)")
+            limit = "without limit" if self._options.reconnect < 0 else f"up to {self._options.reconnect} times"
+            what = "lost" if self._delivered else "no frame yet"
+            self._warn(f"{what}: {ended.reason}; retrying {limit} (option reconnect)")
         return not closed.wait(delay)
 
     def _final(self, ended: Ended) -> FramefuseError | None:
-        """The error to raise where no further attempt can help."""
+        """The error to raise if retrying cannot help."""
         kind, text = ended.error or EOFError, f"{self._address}: {ended.reason}"
         if issubclass(kind, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
-            return AuthenticationError(text, remedy="check name and password in the address; it is not tried again")
+            return AuthenticationError(text, remedy="check the name and password in the address; it is not retried")
         if issubclass(kind, FramefuseError):
             return SourceError(text)
         if self._delivered:
@@ -212,7 +212,7 @@ class _Live:
         if issubclass(kind, av.error.ArgumentError):
             return SourceError(text, remedy="check the address")
         if self._unreadable >= UNREADABLE_IN_A_ROW:
-            return DecodeError(text, remedy="check that a video stream, not a web page, is at this address")
+            return DecodeError(text, remedy="check that the address is that of a video stream, not of a web page")
         return None
 
     def _learn(self, facts: Facts) -> None:
@@ -225,12 +225,12 @@ class _Live:
                 info.frames = max(0, round(seconds * facts.fps / options.vid_stride))
 
     def _warn(self, text: str) -> None:
-        """Tell whoever watches the run."""
+        """Log a warning."""
         if self._losses <= LOSSES_NOTED:
             _logger.warning("%s: %s", self._address, text)
 
-    def _say(self, text: str) -> None:
-        """Keep it for the report."""
+    def _note(self, text: str) -> None:
+        """Add a note for the report."""
         if self._losses <= LOSSES_NOTED:
             self.info.notes.append(text)
         else:

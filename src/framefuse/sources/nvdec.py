@@ -1,11 +1,15 @@
-"""NVDEC: packets of FFmpeg's demuxer, decoded by the GPU into its own memory; nothing of the picture crosses the bus.
+"""NVDEC through PyNvVideoCodec: FFmpeg demuxes, the GPU decodes into its own memory, and no pixel crosses the bus.
 
-Title: one surface again and again
-    PyNvVideoCodec hands out three or four surfaces in turn: what `Decode` returned is overwritten by a later `Decode`.
-    So each Frame carries a lease, and the next packet is not fed before every lease of the last one was released. The
-    decoder itself works ahead (it holds back the pictures that reordering needs), so this costs no throughput as long
-    as readers release as soon as their first kernel has run: `Lease.release(after=event)`. Readers that hold several
-    frames at once, as a batch of one stream does, get copies in a ring instead, made on the GPU; the notes say so.
+Copies on the GPU
+    PyNvVideoCodec copies each frame from the hardware's surface to a surface of its own, device to device. If readers
+    hold several frames at once (`held` > 1), as a batch of one stream does, this module copies it a second time, into a
+    ring of its own. Both copies are counted in `SourceInfo.copied`, and the notes name them.
+
+Surfaces are reused
+    PyNvVideoCodec returns the same three or four surfaces in turn: a later `Decode` overwrites what an earlier one
+    returned. So each Frame carries a lease, and no packet is decoded before all leases of the previous one are
+    released. The decoder works ahead (it holds back the frames that reordering needs), so this costs no throughput as
+    long as readers release right after their first kernel: `lease.release(after=event)`.
 """
 
 from __future__ import annotations
@@ -21,29 +25,28 @@ from typing import Any
 import av
 import numpy as np
 
-from framefuse.cuda import device
-from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda import device, driver
 from framefuse.cuda.errors import LESS_MEMORY
 from framefuse.errors import EngineError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame, PixelFormat
-from framefuse.sources.annexb import KINDS, AnnexB, Kinds
-from framefuse.sources.nvdec_support import CODECS, ROOM, SURFACES, free_memory
+from framefuse.sources.annexb import NAL_TYPES, AnnexB, NalTypes
+from framefuse.sources.nvdec_support import CODECS, MEMORY_NEEDED, SURFACES, free_memory
 from framefuse.sources.source import SourceInfo
 
 NO_PTS = -(2**63)
-"""A packet without pts, as FFmpeg marks it."""
+"""FFmpeg's AV_NOPTS_VALUE."""
 POLL_SECONDS = 0.2
 
 HEADER_BYTES = 4096
-"""In which the parameter sets of a key frame are looked for."""
+"""Bytes of a key frame that are searched for its parameter sets."""
 
 _started: set[int] = set()
-"""GPUs on which this process has had a decoder: the context that takes the room is there."""
+"""GPUs on which this process has created a decoder, and with it the CUDA context that needs the memory."""
 
 
 @dataclass(slots=True)
 class Surface:
-    """One picture in a surface of the decoder."""
+    """A decoded frame in a surface of PyNvVideoCodec."""
 
     pts: int | None
     luma: int
@@ -54,20 +57,20 @@ class Surface:
     width: int
     height: int
     ready: Any
-    decoder: Any
-    """It frees its surfaces when it goes."""
+    owner: Any
+    """Keeps the decoder alive, which frees its surfaces when it is collected."""
     time_base: Fraction | None = None
     is_corrupt: bool = False
 
 
-def _sequence(data: bytearray, kinds: Kinds) -> bytes:
-    """The sequence parameter set at the beginning of a packet; empty where it has none."""
+def _find_sps(data: bytearray, types: NalTypes) -> bytes:
+    """The sequence parameter set at the beginning of a packet; empty if there is none."""
     units = bytes(data[:HEADER_BYTES]).split(b"\0\0\1")
-    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and kinds.of(unit[0]) == kinds.sequence), b"")
+    return next((unit.rstrip(b"\0") for unit in units[1:] if unit and types.of(unit[0]) == types.sps), b"")
 
 
 class SurfaceLease:
-    """The lease of a surface."""
+    """A `Lease` that the decoder waits for before it overwrites the surface."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,38 +82,38 @@ class SurfaceLease:
             self._after = after
             self._lock.release()
 
-    def wait(self, closed: threading.Event, queue: Any) -> None:
-        """Until the surface may be overwritten by what is put on `queue` from now on, or the source was closed."""
+    def wait(self, closed: threading.Event, stream: Any) -> None:
+        """Wait until work enqueued on `stream` from now on may overwrite the surface, or the source is closed."""
         while not self._lock.acquire(timeout=POLL_SECONDS):
             if closed.is_set():
                 return
         if self._after is not None:
-            cuda_queue.wait(self._after, queue)
+            driver.wait(self._after, stream)
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A part of the ring."""
+    """One entry of the ring."""
 
     memory: Any
     planes: tuple[Any, Any]
     ready: Any
-    turn: SurfaceLease
+    lease: SurfaceLease
 
 
 class NvDecoder:
-    """NVDEC over one stream.
+    """NVDEC for one stream.
 
     Args:
-        sample: the first picture, decoded on the host: its colours and rotation are those of all.
-        held: frames that readers hold at the same time.
+        sample: the first frame, decoded on the host: all frames have its colours and rotation.
+        held: number of frames that readers hold at the same time.
     """
 
     def __init__(self, module: Any, stream: Any, sample: Frame, *, low_latency: bool, held: int = 1) -> None:
-        self._module, self._stream, self._low_latency = module, stream, low_latency
+        self._module, self._low_latency = module, low_latency
         name = stream.codec_context.name
         self._codec = CODECS[name]
-        self._meaning: dict[str, Any] = {
+        self._colour: dict[str, Any] = {
             "matrix": sample.matrix,
             "full_range": sample.full_range,
             "rotation": sample.rotation,
@@ -118,20 +121,21 @@ class NvDecoder:
         self._format: PixelFormat = PIXEL_FORMATS[SURFACES[sample.format.name]]
         self._cupy = device.cupy()
         self._device = device.current_gpu()
-        # Not null: a frame's DLPack export synchronises with the legacy stream, ours need not.
-        self._queue = self._cupy.cuda.Stream(non_blocking=True)
-        self._kinds = KINDS.get(name)
-        self._start_codes = AnnexB(name, stream.codec_context.extradata or b"") if self._kinds else None
-        self._sequence = b""
+        # Not the null stream: a frame's DLPack export synchronises with the legacy stream, ours need not.
+        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._nal_types = NAL_TYPES.get(name)
+        self._annexb = AnnexB(name, stream.codec_context.extradata or b"") if self._nal_types else None
+        self._sps = b""
         self._thread = 0
         self._held = held
         self._leases: deque[SurfaceLease] = deque()
         self._ring: deque[_Copy] = deque()
         self._unused: list[Any] = []
+        """Memory of the ring that no frame has used yet."""
         self._geometry = (0, 0, 0)
-        """Of the picture before: bytes of a row, width, height."""
-        self._first: Frame | None = None
-        """Of this geometry."""
+        """Pitch, width and height of the previous frame."""
+        self._template: Frame | None = None
+        """A validated frame of this geometry, from which the others are made."""
         self._closed = threading.Event()
         self._planes: dict[tuple[int, int, int, int, int], tuple[Any, Any]] = {}
         self.restart()
@@ -140,17 +144,17 @@ class NvDecoder:
         self._decoder: Any = None
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterator[Surface]:
-        """Every picture is to be wrapped or dropped before the next is asked for."""
+        """Wrap or drop each surface before asking for the next."""
         self._closed = closed
         if not packet.size:
             if self._decoder is not None:
                 yield from self._decode(self._module.PacketData())
             return
-        data = None if self._start_codes is None else self._start_codes(packet)
-        if data is not None and not data:  # padding alone; an empty packet would mean the end
+        data = None if self._annexb is None else self._annexb(packet)
+        if data is not None and not data:  # only padding; an empty packet would mean the end
             return
-        if self._changed(packet, data) and self._decoder is not None:
-            # A decoder that is set up anew gives up what it holds back.
+        if self._sequence_changes(packet, data) and self._decoder is not None:
+            # Flush first: a new decoder loses the frames that the old one holds back.
             yield from self._decode(self._module.PacketData())
             self._decoder = None
         fed = self._module.PacketData()
@@ -161,57 +165,57 @@ class NvDecoder:
             fed.decode_flag = self._module.VideoPacketFlag.ENDOFPICTURE
         yield from self._decode(fed)
 
-    def _changed(self, packet: Any, data: bytearray | None) -> bool:
-        """Whether a packet begins a sequence that the decoder is not set up for, as of pictures of another size."""
-        if self._kinds is None or data is None or not packet.is_keyframe:
+    def _sequence_changes(self, packet: Any, data: bytearray | None) -> bool:
+        """Whether a packet starts a sequence for which the decoder is not set up, such as one of another frame size."""
+        if self._nal_types is None or data is None or not packet.is_keyframe:
             return False
-        before, self._sequence = self._sequence, _sequence(data, self._kinds) or self._sequence
-        return bool(before) and before != self._sequence
+        before, self._sps = self._sps, _find_sps(data, self._nal_types) or self._sps
+        return bool(before) and before != self._sps
 
     def _decode(self, data: Any) -> Iterator[Surface]:
-        if self._thread != threading.get_ident():  # CUDA's current device is the thread's
+        if self._thread != threading.get_ident():  # CUDA's current device belongs to the thread
             self._cupy.cuda.Device(self._device).use()
             self._thread = threading.get_ident()
         while self._leases:
-            self._leases.popleft().wait(self._closed, self._queue)
+            self._leases.popleft().wait(self._closed, self._stream)
         if self._closed.is_set():
             return
         if self._decoder is None:
             self._open()
         try:
-            pictures = self._decoder.Decode(data)
+            decoded = self._decoder.Decode(data)
         except Exception as error:  # PyNvVCException
             self.restart()
             raise av.error.InvalidDataError(0, f"NVDEC: {str(error).splitlines()[0][:200]}") from error
-        if not pictures:
+        if not decoded:
             return
         ready = None
-        if self._held == 1:  # else the copies are what readers wait for
+        if self._held == 1:  # otherwise readers wait for the copies
             ready = self._cupy.cuda.Event(disable_timing=True)
-            cuda_queue.record(ready, self._queue)
-        for picture in pictures:
-            rows, width = picture.shape
-            pts = picture.getPTS()
+            driver.record(ready, self._stream)
+        for surface in decoded:
+            rows, width = surface.shape
+            pts = surface.getPTS()
             yield Surface(
                 None if pts == NO_PTS else pts,
-                picture.GetPtrToPlane(0),
-                picture.GetPtrToPlane(1),
-                picture.strides[0],
+                surface.GetPtrToPlane(0),
+                surface.GetPtrToPlane(1),
+                surface.strides[0],
                 width,
                 rows * 2 // 3,
                 ready,
-                (self._decoder, picture),
+                (self._decoder, surface),
             )
 
     def _open(self) -> None:
         """
         Raises:
-            GpuMemoryError: the model has taken the memory that was there when NVDEC was chosen.
-            EngineError: NVDEC does not start.
+            GpuMemoryError: the memory that was free when NVDEC was chosen is now in use, by the model for instance.
+            EngineError: NVDEC cannot be started.
         """
-        if self._device not in _started and (room := free_memory()) < ROOM:
+        if self._device not in _started and (free := free_memory()) < MEMORY_NEEDED:
             raise GpuMemoryError(
-                f"the GPU has no room to start NVDEC: {room / 1e6:.0f} MB are free, and it wants {ROOM / 1e6:.0f}",
+                f"not enough GPU memory to start NVDEC: {free / 1e6:.0f} MB free, {MEMORY_NEEDED / 1e6:.0f} MB needed",
                 remedy=LESS_MEMORY,
             )
         latency = self._module.DisplayDecodeLatencyType
@@ -220,61 +224,60 @@ class NvDecoder:
                 gpuid=self._device,
                 codec=getattr(self._module.cudaVideoCodec, self._codec),
                 cudacontext=0,
-                cudastream=self._queue.ptr,
+                cudastream=self._stream.ptr,
                 usedevicememory=True,
                 latency=latency.LOW if self._low_latency else latency.NATIVE,
             )
         except Exception as error:  # PyNvVCException, and plain RuntimeError
-            raise EngineError(f"NVDEC does not start: {(str(error).splitlines() or [''])[0][:200]}") from error
+            raise EngineError(f"cannot start NVDEC: {(str(error).splitlines() or [''])[0][:200]}") from error
         _started.add(self._device)
 
-    def wrap(self, picture: Surface, info: SourceInfo, **facts: Any) -> Frame:
-        """The surface as a Frame; it is lent, so release it."""
-        turn = SurfaceLease()
-        geometry = picture.pitch, picture.width, picture.height
-        size = picture.pitch * picture.height * 3 // 2
-        info.copied += size  # by PyNvVideoCodec, from the hardware's surface to one of its own
+    def wrap(self, decoded: Surface, info: SourceInfo, **facts: Any) -> Frame:
+        """The surface, or a copy of it if `held` > 1, as a Frame with a lease."""
+        lease = SurfaceLease()
+        geometry = decoded.pitch, decoded.width, decoded.height
+        size = decoded.pitch * decoded.height * 3 // 2
+        info.copied += size  # by PyNvVideoCodec, from the hardware's surface to its own
         if self._held > 1:
             info.copied += size
-            copy = self._copy(picture, geometry, size, turn)
+            copy = self._copy(decoded, geometry, size, lease)
             planes, ready, owner = copy.planes, copy.ready, copy.memory
         else:
-            self._leases.append(turn)
-            planes, ready, owner = self._surface_planes(picture), picture.ready, picture.decoder
-        if self._first is None or geometry != self._geometry:
+            self._leases.append(lease)
+            planes, ready, owner = self._surface_planes(decoded), decoded.ready, decoded.owner
+        if self._template is None or geometry != self._geometry:
             self._geometry = geometry
-            self._first = Frame(planes, self._format, **self._meaning)
-        return self._first.replace_unchecked(planes=planes, ready=ready, lease=turn, owner=owner, **facts)
+            self._template = Frame(planes, self._format, **self._colour)
+        return self._template.replace_unchecked(planes=planes, ready=ready, lease=lease, owner=owner, **facts)
 
-    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, turn: SurfaceLease) -> _Copy:
-        """The surface in the oldest part of the ring, once its lease has ended."""
-        if geometry != self._geometry:  # frames of the old size stay with those who hold them
+    def _copy(self, surface: Surface, geometry: tuple[int, int, int], size: int, lease: SurfaceLease) -> _Copy:
+        """Copy the surface into the oldest entry of the ring once its lease is released."""
+        if geometry != self._geometry:  # frames of the old size keep their memory alive
             self._ring.clear()
-            # At once: an allocation stops the GPU's other threads.
+            # One allocation for all: each stalls the GPU's other threads.
             block = self._cupy.empty((self._held + 1, size), np.uint8)
             self._unused = [block[number] for number in range(self._held + 1)]
         luma = surface.pitch * surface.height
         if self._unused:
             memory = self._unused.pop()
-            start = memory.data.ptr
-            planes = self._arrays(start, start + luma, surface)
-            copy = _Copy(memory, planes, self._cupy.cuda.Event(disable_timing=True), turn)
+            planes = self._arrays(memory.data.ptr, memory.data.ptr + luma, surface)
+            copy = _Copy(memory, planes, self._cupy.cuda.Event(disable_timing=True), lease)
         else:
             copy = self._ring.popleft()
-            copy.turn.wait(self._closed, self._queue)
-            copy.turn = turn
+            copy.lease.wait(self._closed, self._stream)
+            copy.lease = lease
         self._ring.append(copy)
         start = copy.memory.data.ptr
         if surface.chroma == surface.luma + luma:
-            cuda_queue.copy(start, surface.luma, size, self._queue)
+            driver.copy(start, surface.luma, size, self._stream)
         else:
-            cuda_queue.copy(start, surface.luma, luma, self._queue)
-            cuda_queue.copy(start + luma, surface.chroma, size - luma, self._queue)
-        cuda_queue.record(copy.ready, self._queue)
+            driver.copy(start, surface.luma, luma, self._stream)
+            driver.copy(start + luma, surface.chroma, size - luma, self._stream)
+        driver.record(copy.ready, self._stream)
         return copy
 
     def _surface_planes(self, surface: Surface) -> tuple[Any, Any]:
-        """Luma and chroma of a surface; made once for each address."""
+        """Luma and chroma of a surface, cached by address."""
         key = surface.luma, surface.chroma, surface.pitch, surface.width, surface.height
         found = self._planes.get(key)
         if found is None:
@@ -282,7 +285,7 @@ class NvDecoder:
         return found
 
     def _arrays(self, luma: int, chroma: int, surface: Surface) -> tuple[Any, Any]:
-        """CuPy arrays over planes with the geometry of a surface, at these addresses."""
+        """CuPy arrays over planes with the geometry of a surface at these addresses."""
         shapes = self._format.plane_shapes(surface.width, surface.height)
         item = self._format.dtype.itemsize
         arrays = []

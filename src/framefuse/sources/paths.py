@@ -1,4 +1,4 @@
-"""Paths, folders and globs: which files they mean, and which reader each file gets."""
+"""Paths, folders and globs: which files they name, and which reader each file gets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ VIDEO_SUFFIXES = frozenset(
     | {".asf", ".flv", ".f4v", ".ogv", ".3gp", ".3g2", ".mxf", ".y4m", ".ivf", ".h264", ".264", ".h265", ".265"}
     | {".hevc", ".av1", ".obu", ".mjpeg", ".mjpg", ".dv", ".nut"}
 )
-"""What folders and globs are searched for. A file named by itself is read whatever its suffix."""
+"""Suffixes that folders and globs are searched for. A file named directly is read whatever its suffix."""
 
 
 def open_path(text: str, options: SourceOptions) -> Source:
-    """Open a file, folder or glob. A file whose suffix is not that of an image is given to FFmpeg.
+    """Open a file, folder or glob. FFmpeg reads every file that has no image suffix.
 
     Raises:
-        SourceError: nothing is there, or no image or video among what is there.
+        SourceError: no such file, or no image or video among the files found.
     """
     try:
         return open_paths(_find(text), options)
@@ -45,20 +45,20 @@ def _unreadable(text: str, error: OSError) -> SourceError:
 
 
 def _find(text: str) -> list[str]:
-    """The files that a path, folder or glob means."""
+    """The files that a path, folder or glob names."""
     path = Path(text)
     if path.is_dir():
         return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
     if path.exists():
         return [text]
-    # Only now: the name of a real file may hold the characters of a glob.
+    # After the check for a file, whose name may contain glob characters.
     if glob.has_magic(text):
         return _media(text, sorted_naturally(item for item in glob.iglob(text, recursive=True) if Path(item).is_file()))
     raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(path))
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
-    """Open files in the order given: neighbouring images together, each video by itself."""
+    """Open files in the order given: consecutive images as one source, each video as its own."""
     from framefuse.sources.chain import Opener, chain
     from framefuse.sources.files import open_file
     from framefuse.sources.images import open_images
@@ -78,10 +78,10 @@ def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
 
 
 def videos_in(text: str) -> list[str]:
-    """The videos of a folder or glob; a path by itself where it is a file, or where there are images too.
+    """The videos of a folder or glob; the path itself if it is a file, or if there are images too.
 
     Raises:
-        SourceError: nothing is there, or it cannot be read.
+        SourceError: no such file, or it cannot be read.
     """
     try:
         paths = _find(text)
@@ -110,18 +110,18 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     if not found:
         from framefuse.world.address import SCENES
 
-        remedy = "check the pattern, and what files it should find: 'photos/*.jpg'"
+        remedy = "check the pattern; an example is 'photos/*.jpg'"
         if Path(text).is_dir():
-            remedy = f"subfolders are searched with a glob: '{text.rstrip('/')}/**/*'"
+            remedy = f"to search subfolders, use a glob: '{text.rstrip('/')}/**/*'"
         elif text.partition("?")[0] in SCENES:
-            remedy = f"the synthetic world is written synthetic://{text}"
+            remedy = f"the address of the synthetic world is synthetic://{text}"
         raise SourceError(f"no image or video in {redact_source(text)} ({len(paths)} other files)", remedy=remedy)
     return found
 
 
 def _suggestion(path: Path) -> str:
     if redact_source(path) != str(path):
-        return "an address is written scheme://host:port/path, a login (name, colon, password, @) before the host"
+        return "write an address as scheme://host:port/path, with any login (name, colon, password, @) before the host"
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], 1)

@@ -1,4 +1,4 @@
-"""From a picture of FFmpeg to a Frame: its planes are used where they lie, and what they mean is read off it."""
+"""A frame decoded by FFmpeg as a `Frame`: its planes in place, and what their samples mean."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 
 from framefuse.errors import SourceError
@@ -16,7 +17,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat, Rotation
 from framefuse.sources.source import SourceInfo, note
 
 MAX_SIDE = 16384
-"""Pixels; a larger side is taken for a damaged header."""
+"""Pixels; a larger side is treated as a damaged header."""
 
 # AVColorSpace, AVColorRange and AVColorTransferCharacteristic of FFmpeg; the numbers are those of ITU-T H.273.
 MATRICES: dict[int, Matrix] = {1: "bt709", 5: "bt601", 6: "bt601", 9: "bt2020"}
@@ -25,27 +26,34 @@ SIMILAR_MATRICES: dict[int, tuple[str, Matrix]] = {
     7: ("SMPTE 240M", "bt709"),
     10: ("BT.2020 constant luminance", "bt2020"),
 }
+SWS_MATRIX = {
+    "bt601": Colorspace.ITU601,
+    "bt709": Colorspace.ITU709,
+    "bt2020": Colorspace.BT2020,
+    "rgb": Colorspace.ITU709,
+}
+"""Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
 UNSPECIFIED_MATRIX = 2
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
 
 CONVERSIONS = {"yuyv422": "yuv422p", "uyvy422": "yuv422p", "yvyu422": "yuv422p", "ya8": "gray"}
-"""Formats outside the table with a lossless relative in it, besides the big-endian ones; all others become rgb24."""
+"""Formats outside PIXEL_FORMATS with a lossless equivalent in it, besides big-endian ones; all others become rgb24."""
 
 
 class Meaning(NamedTuple):
-    """What the samples of a picture are, and what a user should know about it."""
+    """What the samples of a frame mean, and what the user should know about it."""
 
     format: PixelFormat
     convert: bool
-    """FFmpeg has to convert the picture to `format` first."""
+    """Whether FFmpeg has to convert the frame to `format` first."""
     matrix: Matrix
     full_range: bool
     notes: tuple[str, ...]
 
 
 def wrap(
-    picture: av.VideoFrame,
+    av_frame: av.VideoFrame,
     info: SourceInfo,
     *,
     index: int,
@@ -55,37 +63,37 @@ def wrap(
     sample_aspect_ratio: Fraction = Fraction(1),
     arrival: float | None = None,
 ) -> Frame:
-    """Frame over the planes of a decoded picture, without a copy where the pixel format is in PIXEL_FORMATS.
+    """A Frame over the planes of a decoded frame, without a copy if the pixel format is in PIXEL_FORMATS.
 
     The arrays are writable because DLPack demands it, yet the decoder may still read them: never draw into them.
-    What was assumed or had to be converted is added to `info.notes`.
+    Assumptions and conversions are added to `info.notes`.
 
     Raises:
-        SourceError: the picture has no pixels, or more than MAX_SIDE on a side.
+        SourceError: the frame has no pixels, or a side longer than MAX_SIDE.
     """
-    check_size(picture.width, picture.height, source_id)
+    check_size(av_frame.width, av_frame.height, source_id)
     meaning = _meaning(
-        picture.format.name,
-        picture.colorspace,
-        picture.color_range,
-        picture.color_trc,
-        picture.interlaced_frame,
+        av_frame.format.name,
+        av_frame.colorspace,
+        av_frame.color_range,
+        av_frame.color_trc,
+        av_frame.interlaced_frame,
         sample_aspect_ratio,
     )
     for text in meaning.notes:
         note(info, text)
     packed = meaning.format.layout == "packed"
     if meaning.convert:
-        # Colour conversion here must follow the same rule as the kernels: unspecified means BT.601.
-        picture = picture.reformat(
+        # As in the kernels, an unspecified matrix means BT.601.
+        av_frame = av_frame.reformat(
             format=meaning.format.name,
-            src_colorspace=None if meaning.matrix == "rgb" else _SWSCALE_MATRIX[meaning.matrix],
+            src_colorspace=None if meaning.matrix == "rgb" else SWS_MATRIX[meaning.matrix],
             src_color_range=FULL if meaning.full_range else LIMITED,
             dst_color_range=FULL if packed or meaning.full_range else LIMITED,
         )
-    shapes = meaning.format.plane_shapes(picture.width, picture.height)
+    shapes = meaning.format.plane_shapes(av_frame.width, av_frame.height)
     planes = tuple(
-        _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(picture.planes, shapes, strict=False)
+        _plane(plane, shape, meaning.format.dtype, info) for plane, shape in zip(av_frame.planes, shapes, strict=False)
     )
     return Frame(
         planes,
@@ -96,31 +104,26 @@ def wrap(
         source_id=source_id,
         matrix="rgb" if packed else meaning.matrix,
         full_range=packed or meaning.full_range,
-        rotation=_rotation(picture, info, first=index == 0),
+        rotation=_rotation(av_frame, info, first=index == 0),
         sample_aspect_ratio=sample_aspect_ratio,
         arrival=arrival,
-        owner=picture,
+        owner=av_frame,
     )
 
 
 def check_size(width: int, height: int, source_id: str) -> None:
-    """Refuse sizes that no camera has.
+    """Refuse sizes that no camera produces.
 
     Raises:
         SourceError: a side is zero or larger than MAX_SIDE.
     """
     if min(width, height) < 1:
-        raise SourceError(
-            f"{source_id}: the picture size is {width}x{height}", remedy="check that the file is complete"
-        )
+        raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:
         raise SourceError(
-            f"{source_id}: the picture size {width}x{height} is beyond {MAX_SIDE} pixels a side",
+            f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels a side",
             remedy="check that the file is not damaged, or scale it down first",
         )
-
-
-_SWSCALE_MATRIX = {"bt709": "ITU709", "bt601": "ITU601", "bt2020": "BT2020"}
 
 
 @lru_cache(maxsize=64)
@@ -137,19 +140,19 @@ def _meaning(
         plain = plain.replace("yuva", "yuv", 1).replace("gbrap", "gbrp", 1)
         notes.append("transparency is ignored")
     if plain == "p012":
-        plain = "p016"  # The same code values: both keep their bits at the top.
+        plain = "p016"  # same code values: both use the high bits of the sample
     convert = plain not in PIXEL_FORMATS
     target = CONVERSIONS.get(plain, plain.removesuffix("be"))
     found = PIXEL_FORMATS.get(target, PIXEL_FORMATS["rgb24"])
     if convert:
-        notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy a frame")
+        notes.append(f"pixel format {name} is converted to {found.name} by FFmpeg, one copy per frame")
 
     rgb = av.VideoFormat(name).is_rgb
     if rgb:
         matrix: Matrix = "rgb"
         full_range = True
     elif plain.startswith(("gray", "ya")):
-        # As swscale reads it, gray without a tag is full range: it mostly comes from cameras and images.
+        # As in swscale, untagged gray is full range: it mostly comes from cameras and images.
         matrix, full_range = "bt601", color_range != LIMITED
     else:
         matrix, remark = _matrix(colorspace)
@@ -181,30 +184,30 @@ def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: Sourc
     samples = (dtype.itemsize,) if len(shape) == 2 else (shape[2] * dtype.itemsize, dtype.itemsize)
     if pitch > 0:
         return np.ndarray(shape, dtype, plane, 0, (pitch, *samples))
-    note(info, "rows are stored bottom-up: one copy a frame")
+    note(info, "rows are stored bottom-up: one copy per frame")
     return np.ndarray(shape, dtype, plane, -pitch * (shape[0] - 1), (pitch, *samples)).copy()
 
 
-_MIRRORED = "the display matrix mirrors the picture: ignored, used as coded"
+_MIRRORED = "the display matrix mirrors the video: ignored, used as coded"
 
 
-def _rotation(picture: av.VideoFrame, info: SourceInfo, first: bool) -> Rotation:
-    """Clockwise turn that the display matrix asks for.
+def _rotation(av_frame: av.VideoFrame, info: SourceInfo, first: bool) -> Rotation:
+    """Clockwise rotation in the display matrix.
 
-    Only the first frame's whole matrix is read: PyAV's side data are reference cycles that keep each frame alive until
-    the garbage collector comes round.
+    Only the first frame's full matrix is read: PyAV's side data create reference cycles that keep each frame alive
+    until the garbage collector runs.
     """
-    side_data: Any = picture.side_data.get("DISPLAYMATRIX") if first else None
+    side_data: Any = av_frame.side_data.get("DISPLAYMATRIX") if first else None
     if side_data is not None:
-        # It sends (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.
+        # It maps (1, 0) to (a, b) and (0, 1) to (c, d), with y downwards.
         a, b, _, c, d = struct.unpack_from("=5i", side_data)
         if a * d - b * c < 0:
             note(info, _MIRRORED)
-    degrees = -picture.rotation
+    degrees = -av_frame.rotation
     if not degrees or _MIRRORED in info.notes:
         return 0
     quarter = round(degrees / 90) % 4
     if degrees % 90 not in (0, 1, 89):
-        note(info, f"the display matrix turns by {degrees} degrees: {90 * quarter} used")
+        note(info, f"the display matrix rotates by {degrees} degrees: {90 * quarter} used")
     rotations: tuple[Rotation, ...] = (0, 90, 180, 270)
     return rotations[quarter]

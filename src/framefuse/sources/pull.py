@@ -12,18 +12,18 @@ Frames = Generator[Frame, None, None]
 
 
 def nothing() -> None:
-    """For sources that hold nothing."""
+    """For sources without resources."""
 
 
 class PullSource:
-    """Runs a generator in the thread of whoever iterates, and ends it safely when another thread closes.
+    """Runs a generator in the iterating thread, and ends it safely when another thread calls `close`.
 
-    Freeing a decoder while a call is inside it would crash: whichever of `__next__` and `close` leaves last frees it.
+    Freeing a decoder during a call into it would crash, so whichever of `__next__` and `close` returns last frees it.
 
     Args:
-        frames: called with the event that `close` sets; the generator looks at it wherever it may take long.
-        release: frees what the source holds; called once, never while the generator runs.
-        interrupt: called by `close` at once, from any thread, to end a wait inside the generator.
+        frames: called with the event that `close` sets; the generator checks it wherever it may take long.
+        release: frees the source's resources; called once, never while the generator runs.
+        interrupt: called by `close` immediately, from any thread, to end a wait inside the generator.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class PullSource:
         return frame
 
     def close(self) -> None:
-        """End the source: any thread, any moment, any number of times. Frames that were delivered stay valid."""
+        """End the source, from any thread, at any time, any number of times. Delivered frames stay valid."""
         self._closed.set()
         self._interrupt()
         self._finish()
 
     def _finish(self) -> None:
-        """Free everything, unless a `__next__` is running: then it does that when it returns."""
+        """Free everything, unless a `__next__` is running: it then does so when it returns."""
         if self._running.acquire(blocking=False):
             try:
                 self._frames.close()

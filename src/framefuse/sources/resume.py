@@ -1,4 +1,4 @@
-"""How a live stream goes on after a loss: when to try again, and how its time continues. Pure policy, no clock."""
+"""How a live stream resumes after a loss: when to retry, and how its timestamps continue. Pure policy, no clock."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from random import Random
 
 FIRST_DELAY = 0.25
 TIME_BASE = Fraction(1, 90_000)
-"""Unit of the pts of live frames: that of RTP video and MPEG-TS."""
+"""Time base of live frames: that of RTP video and MPEG-TS."""
 JUMP = 30
-"""Seconds; a larger step of the source's clock between two frames is a clock that was set, not time that passed."""
+"""Seconds; a larger step between two frames means that the source's clock was set, not that time passed."""
 
 
 class Backoff:
-    """Waits between attempts to connect: 0.25 s, doubling up to a limit, each shortened at random by up to a fifth.
+    """Delays between connection attempts: 0.25 s, doubling up to a limit, each shortened at random by up to a fifth.
 
     Args:
-        attempts: how often to try again in a row; -1: for ever.
-        max_delay: longest wait in seconds.
-        random: spreads the attempts of many clients that lost one server at the same moment.
+        attempts: consecutive retries; -1: no limit.
+        max_delay: longest delay in seconds.
+        random: spreads the attempts of many clients that lost a server at the same time.
     """
 
     def __init__(self, attempts: int, max_delay: float, random: Random) -> None:
         self._attempts, self._max_delay, self._random = attempts, max_delay, random
         self._delay = FIRST_DELAY
         self.failures = 0
-        """In a row."""
+        """Consecutive failures."""
 
     def failed(self) -> float | None:
         """Seconds to wait before the next attempt; None: give up."""
@@ -37,16 +37,16 @@ class Backoff:
         return delay * self._random.uniform(0.8, 1.0)
 
     def succeeded(self) -> None:
-        """The stream delivers: the next failure is the first in a row."""
+        """Reset: the stream delivers frames."""
         self.failures, self._delay = 0, FIRST_DELAY
 
 
 class Timeline:
-    """Joins the clocks of one connection after another into pts that always rise, from 0 at the first frame.
+    """Joins the clocks of consecutive connections into strictly increasing pts, from 0 at the first frame.
 
-    Within a connection the source's own distances are kept exactly. Between the last frame of one connection and the
-    first of the next lies the time that passed between their arrivals. Where the source's clock stands still, goes back
-    or jumps by more than JUMP seconds, one frame period is taken instead.
+    Within a connection the source's intervals are kept exactly. Between the last frame of one connection and the first
+    of the next lies the time between their arrivals. If the source's clock stands still, goes back or jumps by more
+    than JUMP seconds, the interval is one frame period.
     """
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class Timeline:
         self._offset, self._resumed = None, True
 
     def pts(self, source: Fraction | None, arrival: float, period: Fraction) -> int:
-        """pts of the next frame, in TIME_BASE.
+        """pts of the next frame, in units of TIME_BASE.
 
         Args:
-            source: its time in seconds by the source's clock; None: not stated.
+            source: its time by the source's clock, in seconds; None: unknown.
             arrival: when it was received, in seconds of a monotonic clock.
             period: time between two frames in seconds.
         """

@@ -1,4 +1,4 @@
-"""Source, what is known about one, and how it is read."""
+"""The `Source` interface, the facts about a source, and the options for reading one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMES: dict[str, str] = {
 }
 """Scheme of an address -> module with `open_live(uri, options)`, imported on use.
 
-Entry points of the group `framefuse.sources` add to it: their name is the scheme, their value a function of the same
+Entry points of the group `framefuse.sources` add schemes: the name is the scheme, the value a function of the same
 signature.
 """
 
@@ -35,25 +35,26 @@ class SourceOptions:
     vid_stride: int = 1
     """Deliver every n-th frame."""
     start: float | None = None
-    """Seconds from the beginning of the video; frames before it are skipped (by seeking where the format allows)."""
+    """Seconds from the beginning of the video; earlier frames are skipped (by seeking if the format allows)."""
     end: float | None = None
     """Seconds from the beginning of the video; reading stops before the first frame at or after it."""
     decode_threads: int = 2
     """Threads of the video decoder."""
     low_latency: bool = False
-    """Decode without frame threads and without reordering delay, where the codec allows."""
+    """Decode without frame threads and, if the codec allows, without reordering delay."""
     max_age: float = 1.0
     """Live sources: frames older than this many seconds are dropped."""
     timeout: float = 10.0
     """Live sources: seconds without data after which a connection counts as lost."""
     reconnect: int = -1
-    """Live sources: attempts in a row before giving up; -1: for ever."""
+    """Live sources: consecutive attempts before giving up; -1: no limit."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """cuda: files whose codec NVDEC knows are decoded by it, and their planes lie on the GPU."""
+    """cuda: NVDEC decodes files whose codec it supports, and their planes are in GPU memory."""
     held: int = 1
-    """Frames that readers hold at the same time, as a batch does. A decoder that reuses its memory keeps so many."""
+    """Number of frames that readers hold at the same time, for example as a batch. A decoder that reuses its memory
+    keeps this many."""
     reconnect_max_delay: float = 10.0
-    """Live sources: the back-off between attempts doubles from 0.25 s up to this many seconds."""
+    """Live sources: the delay between attempts doubles from 0.25 s up to this many seconds."""
 
     def __post_init__(self) -> None:
         for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
@@ -70,11 +71,11 @@ class SourceOptions:
             raise UsageError(f"device is {brief(self.device)}", remedy="device takes cpu or cuda")
         start, end = self.span
         if start < 0 or (end is not None and end <= start):
-            raise UsageError(f"start {self.start} and end {self.end} are no range of seconds", remedy=SPAN)
+            raise UsageError(f"start {self.start} and end {self.end} are not a valid range", remedy=SPAN)
 
     @property
     def span(self) -> tuple[Fraction, Fraction | None]:
-        """`start` (0 when not given) and `end` as the decimals they were written as: 0.92 is exactly 23/25."""
+        """`start` (0 by default) and `end`, with the decimal value they were written with: 0.92 is exactly 23/25."""
         try:
             start, end = (None if value is None else _seconds(value) for value in (self.start, self.end))
         except (TypeError, ValueError):
@@ -94,7 +95,7 @@ def _is_number(value: Any) -> bool:
 def _seconds(value: Any) -> Fraction:
     """
     Raises:
-        TypeError, ValueError: no number, or none that is finite.
+        TypeError, ValueError: not a number, or not finite.
     """
     if not _is_number(value):
         raise TypeError(value)
@@ -103,34 +104,34 @@ def _seconds(value: Any) -> Fraction:
 
 @dataclass
 class SourceInfo:
-    """Facts known before the first frame; None where the source cannot know."""
+    """Facts known before the first frame; None if unknown."""
 
     uri: str
-    """As given, without password."""
+    """As given, without the password."""
     kind: str
-    """file | images | array | camera | live | synthetic; of a chain: that of its first part; of a chain that has opened
-    none yet: unread"""
+    """file | images | array | camera | live | synthetic; for a chain that of its first part, or "unread" before that
+    is open."""
     width: int | None = None
     height: int | None = None
     fps: Fraction | None = None
     """Average frame rate."""
     frames: int | None = None
-    """Expected number of frames to be delivered, for the progress bar (an estimate)."""
+    """Estimated number of frames to be delivered, for the progress bar."""
     path: Path | None = None
-    """The local file, where there is one: a sink copies its audio."""
+    """The local file, if there is one: a sink copies its audio."""
     notes: list[str] = field(default_factory=list)
-    """What was assumed or found odd: "colour matrix not stated: BT.601 assumed", "damaged packets skipped: 3", ... It
-    grows while reading."""
+    """Assumptions and anomalies, such as "colour matrix not stated: BT.601 assumed" or "damaged packets skipped: 3".
+    Grows while reading."""
     drops: dict[str, int] = field(default_factory=dict)
     """Frames not delivered, by cause: "stale", "superseded", "corrupt", ..."""
     parts: dict[str, SourceInfo] = field(default_factory=dict)
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
     copied: int = 0
-    """Bytes of pictures that were copied from one place of a GPU to another while decoding; it grows while reading."""
+    """Bytes of frames copied within GPU memory while decoding. Grows while reading."""
     mixed: bool = False
-    """Whether its pictures may be of many sizes, as those of a folder are."""
+    """Whether frames may differ in size, as the images of a folder do."""
     files: Sequence[Path] = ()
-    """All local files that it reads or will read, as far as it knows them: no sink writes over one."""
+    """All known local files that it reads or will read, so that no sink overwrites one."""
 
     @property
     def live(self) -> bool:
@@ -138,11 +139,11 @@ class SourceInfo:
 
 
 class Source(Protocol):
-    """Frames in presentation order, once: a source cannot be iterated again.
+    """An iterator over frames in presentation order; it cannot be restarted.
 
-    `Frame.source_id` names the file or stream that a frame is from. `Frame.index` counts its frames from 0; those
-    passed over by `vid_stride` count, those before `start` do not. `close` may be called from any thread at any
-    moment, any number of times; a running `__next__` then ends soon with StopIteration.
+    `Frame.source_id` names the file or stream of a frame. `Frame.index` counts its frames from 0, including those
+    skipped by `vid_stride` but not those before `start`. `close` may be called from any thread, at any time, any number
+    of times; a running `__next__` then soon raises StopIteration.
     """
 
     info: SourceInfo
@@ -152,13 +153,13 @@ class Source(Protocol):
 
 
 def note(info: SourceInfo, text: str) -> None:
-    """Say something about a source, once."""
+    """Add a note about a source unless it is already there."""
     if text not in info.notes:
         info.notes.append(text)
 
 
 def is_camera(source: Any) -> bool:
-    """Whether this names a camera: 0, "0" or "/dev/video0". A file called 0 is "./0"."""
+    """Whether this names a camera: 0, "0" or "/dev/video0". A file named 0 is "./0"."""
     if isinstance(source, (int, np.integer)):
         return not isinstance(source, bool)
     return isinstance(source, str) and re.fullmatch(r"[0-9]+|/dev/video[0-9]+", source) is not None

@@ -1,10 +1,9 @@
-"""synthetic://: frames of the synthetic world, as 4:2:0 planes tagged BT.709 limited, as a decoder would give them."""
+"""synthetic://: frames of the synthetic world as a decoder delivers them, 4:2:0 planes tagged BT.709 limited."""
 
 from __future__ import annotations
 
 import math
 import threading
-from fractions import Fraction
 from typing import Any
 
 import av
@@ -19,7 +18,7 @@ BT709 = 1
 
 
 def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
-    """Frames of a world; `start` and `vid_stride` cost nothing, as no frame needs an earlier one.
+    """Open a synthetic world. `start` and `vid_stride` cost nothing, as no frame depends on an earlier one.
 
     Raises:
         UsageError: the address has an unknown scene or key, or a wrong value.
@@ -38,14 +37,14 @@ def _frames(world: World, info: SourceInfo, numbers: range, closed: threading.Ev
     for number in numbers:
         if closed.is_set():
             return
-        picture = to_video(world[number].image)
+        av_frame = to_video(world[number].image)
         index = number - numbers.start
-        yield wrap(picture, info, index=index, source_id=info.uri, pts=number, time_base=Fraction(1, 1) / world.fps)
+        yield wrap(av_frame, info, index=index, source_id=info.uri, pts=number, time_base=1 / world.fps)
 
 
-def to_video(picture: Any) -> av.VideoFrame:
-    """(h, w, 3) uint8 RGB -> yuv420p, BT.709 limited and tagged so."""
-    frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-    frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
-    frame.colorspace, frame.color_range = BT709, LIMITED
-    return frame
+def to_video(image: Any) -> av.VideoFrame:
+    """(h, w, 3) uint8 RGB -> yuv420p, converted to and tagged as BT.709 limited range."""
+    av_frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+    av_frame = av_frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+    av_frame.colorspace, av_frame.color_range = BT709, LIMITED
+    return av_frame

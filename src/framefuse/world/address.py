@@ -1,4 +1,4 @@
-"""synthetic:// addresses, and the checks of what they say."""
+"""synthetic:// addresses, and validation of a world's parameters."""
 
 from __future__ import annotations
 
@@ -24,70 +24,70 @@ LONGEST = 10_000_000
 
 
 def parse(uri: str) -> dict[str, Any]:
-    """Arguments of World that an address names."""
+    """The arguments of World in an address; see `World.parse`."""
     parts = urlsplit(uri)
     if parts.scheme.lower() != "synthetic":
-        raise UsageError(f"{uri!r} is no synthetic:// address", remedy=f"for example {EXAMPLE}")
+        raise UsageError(f"{uri!r} is not a synthetic:// address", remedy=f"for example {EXAMPLE}")
     if parts.fragment or uri.endswith("#"):
-        raise UsageError(f"{uri!r} has a #", remedy=f"keys follow a ? and stand between &, for example {EXAMPLE}")
+        raise UsageError(f"{uri!r} has a #", remedy=f"write keys after a ? and separate them by &, as in {EXAMPLE}")
     scene = (parts.netloc + parts.path).strip("/")
     if scene not in SCENES:
         raise UsageError(f"there is no synthetic scene {scene!r}", remedy=_nearest(scene, SCENES))
     found: dict[str, Any] = {"scene": scene}
     for key, text in parse_qsl(parts.query, keep_blank_values=True):
         if key not in KEYS:
-            raise UsageError(f"{key!r} is no key of a synthetic:// address", remedy=_nearest(key, tuple(KEYS)))
+            raise UsageError(f"{key!r} is not a key of synthetic:// addresses", remedy=_nearest(key, tuple(KEYS)))
         if key in found:
-            raise UsageError(f"{key} is given twice in {uri!r}", remedy="leave one of them out")
-        read, wanted = KEYS[key]
+            raise UsageError(f"{key} is given twice in {uri!r}", remedy="remove one of them")
+        read, expected = KEYS[key]
         try:
             found[key] = read(text)
         except (ValueError, ZeroDivisionError):
-            raise UsageError(f"{key}={text} cannot be read in {uri!r}", remedy=f"{key} is {wanted}") from None
+            raise UsageError(f"{key}={text} is invalid in {uri!r}", remedy=f"{key} is {expected}") from None
     return found
 
 
 def numbers(fps: Any, size: Any) -> tuple[Fraction, tuple[int, int]]:
-    """Frames a second, and width and height, from what Python code gives for them.
+    """Convert Python values of fps and size to a Fraction and (width, height).
 
     Raises:
-        UsageError: they are none.
+        UsageError: they cannot be converted.
     """
     try:
         rate = Fraction(str(fps)) if isinstance(fps, float) else Fraction(fps)
     except (TypeError, ValueError, ZeroDivisionError):
-        raise UsageError(f"fps={fps!r} is no rate", remedy=f"fps is {KEYS['fps'][1]}") from None
+        raise UsageError(f"fps={fps!r} is not a frame rate", remedy=f"fps is {KEYS['fps'][1]}") from None
     try:
         width, height = (operator.index(side) for side in size)
     except (TypeError, ValueError):
-        raise UsageError(f"size={size!r} is no size", remedy="size is (width, height)") from None
+        raise UsageError(f"size={size!r} is not a size", remedy="size is (width, height)") from None
     return rate, (width, height)
 
 
 def check(world: WorldSpec) -> None:
-    """Refuse values of another kind, or outside their range.
+    """Check the types and ranges of a world's parameters.
 
     Raises:
-        UsageError: which, and what is allowed.
+        UsageError: names the first invalid value, and what is allowed.
     """
     for name in ("seed", "frames"):
         number = getattr(world, name)
         if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= int(number) < 10**18:
-            raise UsageError(f"{name}={number!r} cannot be", remedy=f"{name} is {KEYS[name][1]}, from 0")
+            raise UsageError(f"{name}={number!r} is invalid", remedy=f"{name} is {KEYS[name][1]}, from 0")
     for value, name, allowed in (
         (world.scene, "scene", SCENES),
         (world.split, "split", SPLITS),
         (world.stereo, "stereo", STEREO),
     ):
         if value not in allowed:
-            raise UsageError(f"{name}={value} is not known", remedy=_nearest(str(value), allowed))
+            raise UsageError(f"{name}={value} is unknown", remedy=_nearest(str(value), allowed))
     width, height = world.size
     if not (min(width, height) >= SMALLEST_SIDE and max(width, height) <= LARGEST_SIDE):
         raise UsageError(
-            f"size={width}x{height} is out of range", remedy=f"both sides are {SMALLEST_SIDE}..{LARGEST_SIDE} pixels"
+            f"size={width}x{height} is out of range", remedy=f"choose {SMALLEST_SIDE}..{LARGEST_SIDE} pixels a side"
         )
     if width % 2 or height % 2:
-        raise UsageError(f"size={width}x{height} is odd", remedy="both sides are even, as 4:2:0 video needs")
+        raise UsageError(f"size={width}x{height} is odd", remedy="choose even sides, as 4:2:0 video requires")
     if not 1 <= world.frames <= LONGEST:
         raise UsageError(f"frames={world.frames} is out of range", remedy=f"1..{LONGEST}")
     if not 1 <= world.fps <= 1000:
@@ -97,12 +97,12 @@ def check(world: WorldSpec) -> None:
     if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
         raise UsageError(
             f"stereo=sbs is not possible for scene {world.scene}, {width} pixels wide",
-            remedy="it takes synthetic://bodies and a width that is a multiple of 4",
+            remedy="use synthetic://bodies and a width that is a multiple of 4",
         )
 
 
 def write(world: WorldSpec) -> str:
-    """The address of a world, every key named."""
+    """The address of a world, with all keys."""
     keys = {
         "seed": world.seed,
         "frames": world.frames,
@@ -150,5 +150,5 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word.lower(), known, 1, 0.5)
-    listed = f"known are {', '.join(known)}"
+    listed = f"choose one of {', '.join(known)}"
     return f"did you mean {near[0]}? {listed}" if near else listed

@@ -1,6 +1,6 @@
-"""The backdrop: one wide image that wraps around, of which every frame shows a window.
+"""The backdrop: one wide image that wraps around; every frame shows a window of it.
 
-It is made of the textures that objects are made of, and carries shapes in the colours of objects that are none.
+It uses the same textures as the objects, and contains distractor shapes in the colours of objects.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from framefuse.world.chance import Chance, Split
 from framefuse.world.textures import BANK, colour, texture
 
 LAPS = 3
-"""Width of the backdrop in widths of the frame."""
+"""Width of the backdrop in frame widths."""
 MARGIN = 0.08
-"""Room above and below the frame for the camera's movement, in frame heights."""
+"""Margin above and below the frame for the camera's movement, in frame heights."""
 
 
 def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float) -> Image.Image:
-    """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, then `width` pixels of its beginning once more.
+    """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, extended on the right by its first `width` columns.
 
     Args:
-        horizon: where the ground begins, from the top, in frame heights.
+        horizon: where the ground begins, in frame heights from the top.
     """
     lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
     image = Image.new("RGB", (lap, tall))
@@ -68,7 +68,7 @@ def _skyline(image: Image.Image, split: Split, chance: Chance, line: int, height
 
 
 def _bands(image: Image.Image, chance: Chance, line: int, tall: int) -> None:
-    """Kerbs and lane marks on the ground."""
+    """Kerbs and lane markings on the ground."""
     pen = ImageDraw.Draw(image)
     for _ in range(chance.integer(0, 4)):
         y, thick = chance.uniform(line, tall), chance.uniform(0.005, 0.04) * (tall - line)

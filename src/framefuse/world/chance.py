@@ -1,7 +1,7 @@
-"""Seeded chance. Everything random in a world comes from here, so a frame needs no earlier frame to be drawn.
+"""Seeded random numbers. All randomness in a world comes from here, so frames can be rendered in any order.
 
-Style (shape, colour, texture, schedule) is drawn from stripes of its range, and each split owns its own stripes: what
-the test split shows lies between what the training split shows, and is never the same.
+Style parameters (shape, colour, texture, schedule) are sampled from stripes of their range, and each split owns its own
+stripes: the styles of the test split lie between those of the training split and never coincide with them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Split = Literal["train", "val", "test"]
 T = TypeVar("T")
 
 STRIPES = 48
-"""Of every range. Enough that the colours of one split go all round the circle."""
+"""Stripes per range, enough for the hues of each split to cover the whole colour circle."""
 OWNER: tuple[Split, ...] = ("train", "train", "test", "train", "train", "train", "val", "train")
-"""Which split owns stripe k, by k modulo 8."""
+"""The split that owns stripe k, by k modulo 8."""
 
 
 class Chance:
-    """A stream of random numbers named by a key; `random.Random` promises the same stream in every Python version."""
+    """A random stream named by a key; `random.Random` guarantees the same stream in every Python version."""
 
     def __init__(self, split: Split, key: str) -> None:
         self._random = Random(f"framefuse/{split}/{key}")

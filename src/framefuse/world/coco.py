@@ -17,13 +17,13 @@ from framefuse.world.world import World
 
 
 class CocoTruth:
-    """A COCO instances file. Category ids are class ids; besides COCO's own keys annotations have `track_id` and
-    `visibility`, images `frame`, `seconds` and `complexity`. Objects that `Truth.ignored` names have `iscrowd` 1, so
-    that evaluation neither asks for them nor counts a detection of them as wrong. Segmentations are uncompressed RLE.
-    In the scene bodies the parts of each person follow it, as categories whose `supercategory` is person.
+    """Writes a COCO instances file. Category ids are class ids. In addition to COCO's keys, annotations have `track_id`
+    and `visibility`, images `frame`, `seconds` and `complexity`. Objects in `Truth.ignored` have `iscrowd` 1, so that
+    evaluation counts them neither as missed nor as false detections. Segmentations are uncompressed RLE. In the scene
+    bodies, each person is followed by its parts, as categories whose `supercategory` is person.
 
-    The file is complete after `close`; a frame that was not added has no image row. Where the disk is full by then, the
-    last frames are given up for the end of the file, and what was wrong is raised all the same.
+    The file is complete after `close`; a frame that was not added has no image row. If the disk is full, `close` drops
+    the last frames to make space for the end of the file, and raises the error.
     """
 
     def __init__(self, path: Path, world: World, stem: str) -> None:
@@ -38,11 +38,11 @@ class CocoTruth:
             categories += [{"id": number, "name": name, "supercategory": whole} for number, name in parts]
         self._file = path.open("xb", buffering=0)
         self._ends: list[int] = []
-        """Where the rows of each frame end in the file, after where the first begin."""
+        """File offsets: where the annotations begin, then where those of each frame end."""
         self._append(f'{{"info": {json.dumps(info)},\n"categories": {json.dumps(categories)},\n"annotations": [')
 
     def add(self, snapshot: Snapshot) -> None:
-        """One frame."""
+        """Add one frame."""
         height, width = snapshot.truth.instances.shape
         image_id = len(self._images) + 1
         image = {
@@ -65,7 +65,7 @@ class CocoTruth:
     def _append(self, text: str) -> None:
         """
         Raises:
-            OSError: there is no room for it.
+            OSError: the disk is full.
         """
         data = memoryview(text.encode())
         while data:
@@ -106,7 +106,7 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
     """COCO annotations of one frame, without `id` and `image_id`.
 
     Args:
-        parts: `Truth.class_mask` says what the parts of each object are, and they have rows behind it.
+        parts: whether each object is followed by its parts, which `Truth.class_mask` contains.
     """
     truth = snapshot.truth
     for row, (x1, y1, x2, y2) in enumerate(truth.boxes.astype(int).tolist()):
@@ -128,11 +128,11 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:
-    """What COCO says about the pixels of a mask, which is not empty.
+    """bbox, area and segmentation of a mask that is not empty.
 
     Args:
-        mask: of a part of the image.
-        corner: x and y of its first pixel.
+        mask: covers a window of the image.
+        corner: x and y of the window.
         shape: height and width of the image.
     """
     columns, rows = np.nonzero(mask.T)
@@ -146,11 +146,11 @@ def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int,
 
 
 def _run_lengths(pixels: NDArray[np.int64], count: int) -> list[int]:
-    """COCO's uncompressed run-length encoding: down the columns, the first run is of zeros.
+    """COCO's uncompressed run-length encoding: in column order, starting with a run of zeros.
 
     Args:
-        pixels: the numbers of those that are set, counted down the columns, ascending.
-        count: of all.
+        pixels: ascending indices of the set pixels in column order.
+        count: number of all pixels.
     """
     breaks = np.flatnonzero(np.diff(pixels) > 1)
     starts = pixels[np.concatenate([[0], breaks + 1])]

@@ -1,4 +1,4 @@
-"""Figures with joints: person, dog, bird. Each is a function of a fixed style and of a phase that moves it."""
+"""Articulated figures: person, dog, bird. Each has a fixed style and is animated by a phase."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Sketch,
     Solid,
+    rectangle,
 )
 
 BODY_PARTS = ("background", "head", "torso", "upper arms", "lower arms", "upper legs", "lower legs", "feet")
@@ -28,7 +29,7 @@ HEAD, TORSO, UPPER_ARM, LOWER_ARM, UPPER_LEG, LOWER_LEG, FOOT = range(1, 8)
 
 
 def _swung(joint: Solid, length: float, angle: float, out: float = 0.0) -> Solid:
-    """End of a bone that hangs from `joint`, swung forward by `angle` and sideways by `out` (radians)."""
+    """End of a bone that hangs from `joint`, rotated forward by `angle` and sideways by `out` (radians)."""
     forward, up, side = joint
     down = length * math.cos(out)
     return forward + down * math.sin(angle), up - down * math.cos(angle), side + length * math.sin(out)
@@ -52,8 +53,8 @@ class Person:
     sleeves: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance, *, facing: bool = False) -> Person:
-        """Args: facing: turned to the viewer, arms in motion, as in front of a camera."""
+    def sample(cls, chance: Chance, *, facing: bool = False) -> Person:
+        """A random person; if `facing`, towards the viewer with arms in motion, as in front of a camera."""
         run = chance.happens(0.25) and not facing
         return cls(
             stout=chance.style(0.8, 1.45),
@@ -117,7 +118,7 @@ class Person:
         self, out: Sketch, strokes: list[tuple[float, int, Solid, Solid, float, float, int]],
         hip: float, neck: float, back: float,
     ) -> None:  # fmt: skip
-        """Strokes behind the torso, the torso and the head, then the strokes before it."""
+        """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it."""
         strokes.sort(key=lambda stroke: -stroke[0])
         for stroke in strokes:
             if stroke[0] > 0 or stroke[6] in (UPPER_LEG, LOWER_LEG, FOOT):
@@ -138,16 +139,7 @@ class Person:
             shape = [(hip_x - 1.5 * waist, low), (hip_x + 1.5 * waist, low), *shape[2:]]
         out.flat(MAIN, shape, TORSO)
         if self.dress == 3:
-            out.flat(
-                THIRD,
-                [
-                    (hip_x - waist, hip_y),
-                    (hip_x + waist, hip_y),
-                    (hip_x + waist, hip_y + 0.035),
-                    (hip_x - waist, hip_y + 0.035),
-                ],
-                TORSO,
-            )
+            out.flat(THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
         self._head(out, (neck_x + 0.2 * back, neck_y + self.head * 0.95))
         for stroke in strokes:
             if stroke[0] <= 0 and stroke[6] not in (UPPER_LEG, LOWER_LEG, FOOT):
@@ -201,7 +193,7 @@ class Dog:
     socks: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Dog:
+    def sample(cls, chance: Chance) -> Dog:
         return cls(
             leg=chance.style(0.22, 0.48),
             stout=chance.style(0.085, 0.15),
@@ -261,7 +253,7 @@ class Dog:
 
 @dataclass(frozen=True)
 class Bird:
-    """1 from beak to tail; on the wing or on its feet."""
+    """1 long from beak to tail; flying or standing."""
 
     body: float
     wing: float
@@ -274,7 +266,7 @@ class Bird:
     forked: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bird:
+    def sample(cls, chance: Chance) -> Bird:
         return cls(
             body=chance.style(0.1, 0.19),
             wing=chance.style(0.4, 0.75),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Person
@@ -12,23 +13,23 @@ from framefuse.world.traffic import KEPT, Track, smooth
 
 CROWD = 4
 DISPARITY = 0.035
-"""Of a person as high as the image, in image heights; it grows with the size seen, as nearness does."""
+"""Disparity of a person as tall as the image, in image heights; proportional to the apparent size, as nearness is."""
 FAR = 0.004
 """Disparity of the backdrop, in image heights."""
 
 
 @dataclass
 class People:
-    """All tracks of a world of bodies; the same methods as Traffic."""
+    """All tracks of the scene "bodies", with the interface of Traffic."""
 
     split: Split
     seed: int
     seconds: float
     aspect: float
     complexity: float | None = None
-    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._track = lru_cache(KEPT)(self._enter)
         chance = Chance(self.split, f"bodies/{self.seed}")
         self.horizon = chance.style(0.3, 0.6)
         self.speed = chance.sign() * chance.uniform(0.0, 0.04)
@@ -38,35 +39,30 @@ class People:
         self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration)) for _ in range(CROWD)]
 
     def level(self, seconds: float) -> float:
-        """Complexity that the schedule asks for at a moment, 0 calm .. 1 crowded."""
+        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
         if self.complexity is not None:
             return self.complexity
         at = min(max(seconds / self.seconds, 0.0), 1.0)
         return smooth((at - self._begin + 0.1) / 0.2) * (1 - smooth((at - self._end + 0.1) / 0.2))
 
     def complexity_of(self, tracks: list[Track]) -> float:
-        """How much of the crowd is here, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
         return min(1.0, max(0.0, (len(tracks) - 1) / (self.crowd - 1)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
-        """How far the camera has turned to the right and down, in frame heights."""
+        """Displacement of the camera to the right and down, in frame heights."""
         x, y = (reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._sway)
         return x, y
 
     def present(self, seconds: float) -> list[Track]:
-        """Tracks at a moment, those behind first."""
+        """Tracks at a time, back to front."""
         found = []
         for slot, (duration, offset) in enumerate(self._slots):
             number = math.floor((seconds + offset) / duration)
             begin = number * duration - offset
             middle = (max(begin, 0.0) + min(begin + duration, self.seconds)) / 2
             if 1 + (CROWD - 1) * self.level(middle) > slot:
-                key = slot, number
-                if key not in self._tracks:
-                    if len(self._tracks) > KEPT:
-                        self._tracks.clear()
-                    self._tracks[key] = self._enter(slot, number, begin, duration)
-                found.append(self._tracks[key])
+                found.append(self._track(slot, number, begin, duration))
         found.sort(key=lambda track: (track.size, track.track_id))
         return found
 
@@ -79,7 +75,7 @@ class People:
         return Track(
             track_id=1 + number * CROWD + slot,
             class_id=0,
-            figure=Person.draw_lots(chance, facing=True),
+            figure=Person.sample(chance, facing=True),
             paint=Paint(self.split, chance),
             begin=begin,
             duration=duration,

@@ -1,4 +1,4 @@
-"""From tracks to pixels: backdrop, shadows and stamps in painter's order, then light, noise and compression."""
+"""Render tracks: backdrop, shadows and stamps in painter's order, then lighting, noise and compression."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from framefuse.world.traffic import DECOY, SHUTTER, Track, Traffic
 from framefuse.world.truth import Snapshot, Truth
 
 NOISE_ROOM = 64
-"""Pixels by which the noise image is larger than the frame; each frame takes another window of it."""
+"""Pixels by which the noise image is larger than the frame; each frame uses another window of it."""
 SHADOW = 64
 
 
 class Stage:
-    """What all frames of a world share."""
+    """Data shared by all frames of a world."""
 
     def __init__(self, world: WorldSpec) -> None:
         self.world = world
@@ -48,17 +48,17 @@ class Stage:
 
 
 class Drawn(NamedTuple):
-    """An object that was drawn, decoys aside. The k-th of a frame has number k + 1 in the raw instance mask."""
+    """A drawn object that is not a decoy. The k-th of a frame has number k + 1 in the raw instance mask."""
 
     track: Track
     pixels: int
-    """Of the whole object, hidden ones and those outside the image included."""
+    """Number of pixels of the whole object, including hidden ones and those outside the image."""
     window: tuple[slice, slice]
-    """Rows and columns of the image that it touches."""
+    """Rows and columns of the image that it covers."""
 
 
 def render(stage: Stage, index: int) -> Snapshot:
-    """Frame `index`, and its truth."""
+    """Render frame `index` and its ground truth."""
     world = stage.world
     seconds = float(index / world.fps)
     width, height = world.size
@@ -82,7 +82,7 @@ class Masks(NamedTuple):
     """(h, w) arrays that are filled while a frame is drawn."""
 
     instances: NDArray[np.uint16]
-    """Numbers as in Drawn; decoys are background, which hides what is behind them."""
+    """Numbers as in Drawn; decoys count as background but hide objects behind them."""
     classes: NDArray[np.uint8]
     """As in Truth.class_mask."""
     disparity: NDArray[np.float32] | None
@@ -110,7 +110,7 @@ def _truth(drawn: list[Drawn], masks: Masks, complexity: float) -> Truth:
 
 
 def _extent(found: NDArray[np.bool_], window: tuple[slice, slice]) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of the pixels found in a window of the image."""
+    """x1, y1, x2, y2 of the set pixels in a window of the image."""
     columns, rows = np.flatnonzero(found.any(0)), np.flatnonzero(found.any(1))
     top, left = window[0].start, window[1].start
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
@@ -137,7 +137,7 @@ class _View:
         self.canvas = stage.backdrop.crop((left, top, left + width, top + height))
 
     def draw(self, tracks: list[Track], drawn: list[Drawn]) -> None:
-        """Draw all, and add them to `drawn`."""
+        """Draw all tracks and add them to `drawn`."""
         period = float(1 / self.stage.world.fps)
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
         height, street = self.height, self.stage.world.scene == "street"
@@ -172,7 +172,7 @@ class _View:
         self.canvas.paste((0, 0, 0), (round(x - wide / 2 + self.stage.sun * wide), round(y - 0.55 * tall)), soft)
 
     def _claim(self, stamp: Stamp, number: int, class_number: int, shift: float) -> tuple[slice, slice]:
-        """Enter a stamp's pixels into the masks; gives the window of the whole image that they lie in."""
+        """Write a stamp's pixels to the masks; returns their window in the whole image."""
         height, width = stamp.covered.shape
         rows, columns = self.instances.shape
         top, left = max(0, stamp.y), max(0, stamp.x)
@@ -189,7 +189,7 @@ class _View:
 
 
 def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> NDArray[np.uint8]:
-    """Light, noise and compression."""
+    """Apply lighting, noise and compression."""
     (swing, rate, start), (warm, warm_rate, warm_start) = stage.drift
     light = 1 + swing * math.sin(2 * math.pi * (rate * seconds + start))
     tint = 0.4 * warm * math.sin(2 * math.pi * (warm_rate * seconds + warm_start))
@@ -210,7 +210,7 @@ def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> ND
 
 
 def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[np.int16]:
-    """(height, width, 3) of about normal noise, `strength` grey levels deep: sums of four random bytes."""
+    """(height, width, 3) of roughly normal noise with a deviation of `strength` levels: sums of four random bytes."""
     bits = np.random.PCG64(chance.integer(0, 2**63))
     words = bits.random_raw(height * width * 3 // 2 + 1).view(np.uint8).reshape(-1, 4)
     sums = words.sum(axis=1, dtype=np.int16)[: height * width * 3] - np.int16(510)
@@ -220,7 +220,7 @@ def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[
 
 
 def _soft_disc(strength: float) -> Image.Image:
-    """A shadow's shape, as L."""
+    """The shape of a shadow, as an image of mode L."""
     axis = (np.arange(SHADOW) + 0.5) / SHADOW * 2 - 1
     reach = np.hypot(axis[None, :], axis[:, None])
     return Image.fromarray((np.clip(1.25 * (1 - reach), 0, 1) * 255 * strength).astype(np.uint8))

@@ -1,7 +1,7 @@
-"""Sketch: the polygons of one figure, each in an ink; and Paint: the image that inks and textures make of it.
+"""Sketch: the polygons of one figure, each in an ink; and Paint: renders them with textures and colours.
 
-Figures are solid shapes seen from a little above, in parallel projection. Their own axes are `forward`, `up` and
-`side`, in units of the figure's longer side; the ground is up = 0.
+Figures are solid shapes seen from slightly above, in parallel projection. Their axes are `forward`, `up` and `side`, in
+units of the figure's longer side; the ground is up = 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from framefuse.world.textures import BANK, Colour, Texture, colour, texture
 HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
 SKIN, SKIN_DARK = 12, 13
 EDGE = 15
-"""Inks. MAIN* and SECOND* are textures, at three brightnesses; the others flat colours. EDGE outlines every polygon."""
+"""Inks. MAIN* and SECOND* are textures in several brightnesses, others flat colours. EDGE outlines every polygon."""
 TEXTURED_SECOND = (SECOND, SECOND_DARK)
 TEXTURED = (MAIN, MAIN_DARK, MAIN_LIGHT, *TEXTURED_SECOND)
 PART_SHIFT = 4
-"""A byte of the drawing holds the body part in its upper and the ink in its lower four bits."""
+"""A byte of the drawing contains the body part in its upper and the ink in its lower four bits."""
 
 Point = tuple[float, float]
 Solid = tuple[float, float, float]
 """forward, up, side"""
+
+
+def rectangle(left: float, low: float, right: float, high: float) -> list[Point]:
+    """Its corners, anticlockwise."""
+    return [(left, low), (right, low), (right, high), (left, high)]
 
 
 @dataclass
@@ -38,7 +43,8 @@ class Sketch:
     """Polygons in drawing order; x to the right, y up.
 
     Args:
-        yaw: radians from "forward is to the right"; elevation: radians that the camera looks down.
+        yaw: rotation in radians; at 0, forward is to the right.
+        elevation: downward angle of the camera in radians.
     """
 
     yaw: float = 0.0
@@ -50,20 +56,20 @@ class Sketch:
         self._up, self._deep = math.cos(self.elevation), math.sin(self.elevation)
 
     def see(self, point: Solid) -> Point:
-        """Where a point of the solid figure is seen."""
+        """Projection of a point of the figure."""
         forward, up, side = point
         depth = side * self._cos - forward * self._sin
         return forward * self._cos + side * self._sin, up * self._up + depth * self._deep
 
     def depth(self, point: Solid) -> float:
-        """How far behind the figure's middle a point lies."""
+        """Distance of a point behind the figure's centre."""
         return point[2] * self._cos - point[0] * self._sin
 
     def flat(self, ink: int, points: Sequence[Point], part: int = 0) -> None:
         self.polygons.append((part << PART_SHIFT | ink, list(points)))
 
     def face(self, ink: int, points: Sequence[Solid], part: int = 0) -> None:
-        # As `see`, without a call for each of some thousand points a frame.
+        # Inlines `see`, as there are some thousand points per frame.
         cos, sin, up, deep = self._cos, self._sin, self._up, self._deep
         self.flat(ink, [(x * cos + z * sin, y * up + (z * cos - x * sin) * deep) for x, y, z in points], part)
 
@@ -74,7 +80,7 @@ class Sketch:
         self.flat(ink, [(centre[0] + x * cos - y * sin, centre[1] + x * sin + y * cos) for x, y in points], part)
 
     def wheel(self, ink: int, centre: Solid, radius: float) -> None:
-        """A disc that stands in the plane of forward and up."""
+        """A disc in the plane of forward and up."""
         forward, up, side = centre
         self.face(ink, [(forward + radius * c, up + radius * s, side) for c, s in CIRCLE])
 
@@ -90,11 +96,11 @@ class Sketch:
         self.flat(ink, points, part)
 
     def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
-        """A profile in the plane of forward and up, drawn out sideways; only faces turned to the viewer are drawn.
+        """Extrude a profile in the plane of forward and up sideways; only faces towards the viewer are drawn.
 
         Args:
             profile: (forward, up), anticlockwise.
-            inks: of the face that begins at each point of the profile.
+            inks: ink of the face that begins at each point of the profile.
         """
         half = width / 2
         near = -half if self._cos >= 0 else half
@@ -110,22 +116,22 @@ CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k
 
 
 class Stamp(NamedTuple):
-    """What is in view of a figure, rendered for one place in one frame."""
+    """The visible part of a figure, rendered for one position in one frame."""
 
     x: int
     y: int
     image: Image.Image
-    """RGBA; A: how much of each pixel the figure covers while the shutter is open."""
+    """RGBA; A: share of each pixel that the figure covers while the shutter is open."""
     covered: NDArray[np.bool_]
-    """(h, w) pixels that are its own at the middle of that time: what truth is made of."""
+    """(h, w) the figure's pixels halfway through the exposure, used for the ground truth."""
     pixels: int
-    """How many these are, those outside the view included."""
+    """Number of such pixels, including those outside the view."""
     parts: NDArray[np.uint8] | None
-    """(h, w) body part of each pixel, where parts were asked for."""
+    """(h, w) body part of each pixel, if requested."""
 
 
 class Paint:
-    """What one object is painted with, in every frame."""
+    """Textures and colours of one object, the same in every frame."""
 
     def __init__(self, split: Split, chance: Chance) -> None:
         self._main = texture(split, chance.integer(0, BANK))
@@ -161,13 +167,13 @@ class Paint:
         *,
         parts: bool = False,
     ) -> Stamp | None:
-        """Render a sketch; None where nothing of it lies in the view.
+        """Render a sketch; None if it is outside the view.
 
         Args:
-            size: pixels of one unit of the sketch.
+            size: pixels per unit of the sketch.
             x, y: pixel position of its origin.
             mirror: swap left and right.
-            blur: half of the way that it moves while the shutter is open, in pixels.
+            blur: half the distance that it moves during the exposure, in pixels.
             view: width and height in pixels.
         """
         fine = 2 if size >= 48 else 4 if size >= 20 else 6
@@ -180,7 +186,7 @@ class Paint:
             return None
         width, height = right - left, bottom - top
         drawing = _drawn(sketch, ((points - (left, top)) * fine).ravel().tolist(), (width * fine, height * fine))
-        # Large figures are mostly out of view. What blurs into it stays, and all of their pixels are counted.
+        # Large figures are mostly outside the view: crop to the part that can blur into it, but count all pixels.
         begin = max(0, -left - pad), max(0, -top - pad)
         window = (*begin, min(width, view[0] - left + pad), min(height, view[1] - top + pad))
         whole = None
@@ -212,7 +218,7 @@ class Paint:
 
 
 def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.Image:
-    """The inks of a sketch, L, its points at x, y, x, y, ..."""
+    """The inks of a sketch as an image of mode L; `places` are the points as x, y, x, y, ..."""
     drawing = Image.new("L", size)
     pen = ImageDraw.Draw(drawing)
     done = 0
@@ -224,11 +230,11 @@ def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.
 
 
 LEAST_BLUR = 0.5
-"""Pixels; less is not worth drawing."""
+"""Pixels; less is not rendered."""
 
 
 def _role(ink: int) -> tuple[int, int, int]:
-    """What an ink is, as a colour: red if it covers, green if of the second texture, blue if a plain colour."""
+    """The kind of an ink as RGB: red if it is opaque, green if of the second texture, blue if a flat colour."""
     return 255 * (ink != HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (HOLE, *TEXTURED))
 
 
@@ -237,7 +243,7 @@ ROLES = bytes(value for number in range(256) for value in _role(number % 16))
 
 
 def _parts(drawing: NDArray[np.uint8], fine: int, covered: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Body part in the middle of each pixel; where there is none in a covered pixel, the largest number in it."""
+    """Body part at the centre of each pixel; if a covered pixel has none there, the largest number in it."""
     numbers: NDArray[np.uint8] = drawing >> np.uint8(PART_SHIFT)
     found = numbers[fine // 2 :: fine, fine // 2 :: fine].copy()
     rows, columns = np.nonzero(covered & (found == 0))

@@ -1,4 +1,4 @@
-"""WorldSpec: what a scene is, checked. Nothing is drawn here."""
+"""WorldSpec: the parameters of a world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from framefuse.world.traffic import NAMES
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """A scene by name, seed and size; `World` says what each field means."""
+    """A scene by name, seed and size; `World` describes the fields."""
 
     scene: str = "street"
     seed: int = 0
@@ -25,15 +25,15 @@ class WorldSpec:
 
     @property
     def names(self) -> dict[int, str]:
-        """Class names: of `class_id` in the street; of `class_mask` in bodies, 0 being the background."""
+        """Class names: of `class_id` in the scene "street"; of `class_mask` in "bodies", where 0 is the background."""
         return dict(enumerate(NAMES if self.scene == "street" else BODY_PARTS))
 
     @property
     def object_names(self) -> dict[int, str]:
-        """Names of `class_id`: what boxes are of."""
+        """Names of `class_id`, the classes of boxes."""
         return dict(enumerate(NAMES if self.scene == "street" else NAMES[:1]))
 
     @property
     def seconds(self) -> float:
-        """Length."""
+        """Duration."""
         return float(self.frames / self.fps)

@@ -1,4 +1,4 @@
-"""The texture banks: small tileable images, one bank a split. Objects and backgrounds are made of the same ones."""
+"""The texture banks: small tileable images, one bank per split. Objects and backgrounds use the same ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from framefuse.world.chance import Chance, Split
 
 BANK = 64
-"""Textures a split."""
+"""Textures per split."""
 SIDE = 128
 KINDS = ("plain", "plain", "stripes", "checks", "dots", "bricks", "blobs", "cloud", "waves", "weave")
 
@@ -20,7 +20,7 @@ Colour = tuple[int, int, int]
 
 
 def colour(chance: Chance) -> Colour:
-    """Any hue, from grey to strong and from dark to bright."""
+    """Any hue, from grey to saturated and from dark to bright."""
     hue, saturation = chance.style(), 0.85 * chance.unit() ** 1.4
     rgb = colorsys.hsv_to_rgb(hue, saturation, chance.uniform(0.2, 0.95))
     return round(255 * rgb[0]), round(255 * rgb[1]), round(255 * rgb[2])
@@ -36,11 +36,11 @@ class Texture:
         self.wide = [_tile(level) for level in self.levels]
 
     def patch(self, width: int, height: int, span: float, left: float, top: float) -> Image.Image:
-        """A (height, width) RGB piece.
+        """A (height, width) RGB patch.
 
         Args:
-            span: height of the piece in textures, up to 1.
-            left, top: where it begins, in textures, 0..1.
+            span: height of the patch in textures, up to 1.
+            left, top: its origin in textures, 0..1.
         """
         across = min(1.0, span * width / height)
         level = 0
@@ -58,7 +58,7 @@ def texture(split: Split, number: int) -> Texture:
 
 
 def smooth_noise(chance: Chance, cells: int, side: int) -> NDArray[np.float64]:
-    """Tileable noise 0..1 of `cells` bumps a side."""
+    """Tileable noise 0..1 with `cells` bumps per side."""
     small = np.array([[chance.integer(0, 256) for _ in range(cells)] for _ in range(cells)], np.uint8)
     three = Image.fromarray(np.tile(small, (3, 3)))
     grown = three.resize((3 * side, 3 * side), Image.Resampling.BICUBIC)
@@ -78,7 +78,7 @@ def _paint(chance: Chance) -> NDArray[np.uint8]:
     kind = chance.pick(KINDS)
     first = np.array(colour(chance), np.float64)
     second = np.array(colour(chance), np.float64)
-    # Half of the textures are soft: strong patterns would tear every shape apart.
+    # Most textures have low contrast: strong patterns would break up every shape.
     second = first + (second - first) * (chance.style(0.15, 0.5) if chance.happens(0.6) else chance.style(0.5, 1.0))
     weight = _pattern(kind, chance)[:, :, None]
     image = first * (1 - weight) + second * weight
@@ -88,7 +88,7 @@ def _paint(chance: Chance) -> NDArray[np.uint8]:
 
 
 def _pattern(kind: str, chance: Chance) -> NDArray[np.float64]:
-    """How much of the second colour each point has, 0..1."""
+    """Weight of the second colour at each point, 0..1."""
     axis = (np.arange(SIDE) + 0.5) / SIDE
     x, y = axis[None, :], axis[:, None]
     count, other = chance.integer(2, 9), chance.integer(-4, 5)

@@ -1,4 +1,4 @@
-"""Simple solids: sign, ball, box, cone; and decoys, shapes that are none of the classes."""
+"""Simple solids: sign, ball, box, cone; and decoys, shapes of no class."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Point,
     Sketch,
+    rectangle,
 )
 
 
@@ -34,7 +35,7 @@ class Sign:
     turn: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Sign:
+    def sample(cls, chance: Chance) -> Sign:
         return cls(
             plate=chance.integer(0, 6),
             radius=chance.style(0.17, 0.26),
@@ -49,7 +50,7 @@ class Sign:
         out = Sketch(self.yaw, 0.0)
         radius = self.radius
         middle = 1 - radius
-        out.flat(DARK, [(-self.pole, 0), (self.pole, 0), (self.pole, middle), (-self.pole, middle)])
+        out.flat(DARK, rectangle(-self.pole, 0, self.pole, middle))
         corners = {0: 18, 1: 3, 2: 8, 3: 4, 4: 4, 5: 3}[self.plate]
         start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
 
@@ -64,8 +65,7 @@ class Sign:
         plate(MAIN, self.border)
 
         def bar(left: float, low: float, right: float, high: float) -> None:
-            corner = [(left, low), (right, low), (right, high), (left, high)]
-            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in corner])
+            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in rectangle(left, low, right, high)])
 
         if self.mark == 0:
             bar(-0.5, -0.12, 0.5, 0.14)
@@ -84,7 +84,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Ball:
-    """Diameter 1: plain, beach ball, banded, spotted. It rolls."""
+    """Diameter 1, rolling: plain, beach ball, banded, spotted."""
 
     kind: int
     wedges: int
@@ -92,7 +92,7 @@ class Ball:
     light: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Ball:
+    def sample(cls, chance: Chance) -> Ball:
         return cls(chance.integer(0, 4), chance.integer(2, 5), chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0))
 
     def sketch(self, phase: float) -> Sketch:
@@ -141,7 +141,7 @@ class Box:
     kind: int
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Box:
+    def sample(cls, chance: Chance) -> Box:
         return cls(
             length=chance.style(0.6, 0.95),
             width=chance.style(0.5, 0.8),
@@ -154,13 +154,11 @@ class Box:
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
         half, top = self.length / 2, self.height
-        profile = [(-half, 0.0), (half, 0.0), (half, top), (-half, top)]
-        out.extrude(profile, [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
+        out.extrude(rectangle(-half, 0.0, half, top), [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
         near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
 
         def front(ink: int, left: float, low: float, right: float, high: float) -> None:
-            corner = [(left, low), (right, low), (right, high), (left, high)]
-            out.face(ink, [(x * half, y * top, near) for x, y in corner])
+            out.face(ink, [(x * half, y * top, near) for x, y in rectangle(left, low, right, high)])
 
         if self.kind == 1:  # tape
             front(THIRD, -0.12, 0.0, 0.12, 1.0)
@@ -178,7 +176,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Cone:
-    """1 high: with or without a foot, banded, blunt or pointed."""
+    """1 high: with or without a base, banded, blunt or pointed."""
 
     radius: float
     tip: float
@@ -188,7 +186,7 @@ class Cone:
     shift: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Cone:
+    def sample(cls, chance: Chance) -> Cone:
         return cls(
             radius=chance.style(0.26, 0.42),
             tip=chance.style(0.01, 0.09),
@@ -234,7 +232,7 @@ class Decoy:
     spin: float
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Decoy:
+    def sample(cls, chance: Chance) -> Decoy:
         kind, count = chance.integer(0, 4), chance.integer(4, 9)
         if kind == 0:  # a cross or an L
             arm = chance.style(0.1, 0.2)

@@ -1,12 +1,13 @@
-"""Who is in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
+"""Which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
 
-Places are in frame heights: x from the left edge, y from the top. Nothing here knows pixels.
+Positions are in frame heights: x from the left edge, y from the top. Nothing here depends on pixels.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from framefuse.world.chance import Chance, Split
@@ -20,32 +21,32 @@ MOVING = (0, 1, 2, 3, 5, 6, 7)
 STANDING = (4, 8, 9)
 DECOY = -1
 UPRIGHT = {DECOY: 0.75, 0: 1.0, 4: 1.0, 5: 0.8, 6: 0.75, 7: 0.7, 8: 0.85, 9: 0.8}
-"""Length of a figure's unit as a share of its track's size, by class; LONG for the others."""
+"""Length of a figure's unit relative to its track's size, by class; LONG for the others."""
 COMPACT = {5: 0.9, 6: 0.95, 7: 0.7, 8: 0.85, 9: 0.95}
-"""The same for calm objects: those that are narrow or have limbs are as large as the long ones, so that they cover as
-much of the image."""
+"""The same for calm objects. Narrow figures and those with limbs are as large as long ones, so that they cover as much
+of the image."""
 LONG = 1.15
 
 CALM = 3
-"""Objects of the calm scene: large ones that pass in file, at the pace of the scenery, never in each other's way."""
+"""Objects in the calm scene: large, passing one after the other at the speed of the background, without occlusion."""
 CALM_SIZES = 0.70, 0.80
-"""Theirs, in frame heights: so large that half the resolution shows a detector about as much as all of it."""
-ROOM = 0.55
-"""Frame heights beside the image in which the file, and what stands on the ground, begins and ends."""
+"""Their sizes in frame heights, so large that a detector finds them about as well at half the resolution."""
+ENTRY_MARGIN = 0.55
+"""Distance from the image, in frame heights, at which calm and standing objects enter and leave."""
 SMALLEST, LARGEST = 0.048, 0.36
-"""Sizes of the other objects, in frame heights: evenly spread on a logarithmic scale."""
+"""Sizes of the other objects, in frame heights, uniform on a logarithmic scale."""
 TINY, TINY_SHARE = 0.03, 0.06
-"""A few are as small as this."""
+"""Minimum size of a small share of objects, and that share."""
 CYCLE, SHORTEST = 40, 6
-"""Seconds: of one round of calm, crowded, calm in a long world, and in one too short to show it all."""
+"""Seconds of one cycle of calm, crowded, calm: in a long world, and the minimum."""
 KEPT = 1000
-"""Tracks kept in memory; any can be drawn up again."""
+"""Maximum number of cached tracks; any track can be created again."""
 SHUTTER = 0.5
-"""Share of the frame time that the shutter is open."""
+"""Exposure time as a share of the frame time."""
 
 
 class Figure(Protocol):
-    """A class's shape: fixed style, moved by a phase in seconds (or in its own lengths, where it rolls)."""
+    """The shape of an object: a fixed style, animated by a phase in seconds (or in its own lengths if it rolls)."""
 
     def sketch(self, phase: float) -> Sketch: ...
 
@@ -55,17 +56,17 @@ FIGURES = (Person, Car, Bus, Bicycle, Sign, Dog, Bird, Ball, Box, Cone)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a track is at one moment."""
+    """Position and size of a track at one time."""
 
     x: float
     y: float
     size: float
-    """Of the figure's unit, in frame heights."""
+    """Size of the figure's unit, in frame heights."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """One object from where it enters to where it leaves."""
+    """One object from entry to exit."""
 
     track_id: int
     class_id: int
@@ -77,21 +78,21 @@ class Track:
     duration: float
     start: float
     span: float
-    """Frame heights from where it enters to where it leaves, to the right or, negative, to the left."""
+    """Frame heights from entry to exit: to the right, or to the left if negative."""
     size: float
-    """Of the figure's unit in the middle of its way, in frame heights."""
+    """Size of the figure's unit at the middle of its path, in frame heights."""
     growth: float
-    """Logarithm of how much larger it is at the end than at the beginning: it comes nearer, or goes away."""
+    """Logarithm of its final over its initial size: positive if it approaches, negative if it recedes."""
     baseline: float
-    """Where it stands in the middle of its way, frame heights from the top; those with a lower one are behind."""
+    """y of its foot at the middle of its path, in frame heights; a smaller one is farther back."""
     hover: float
     """Height above the ground."""
     wobble: float
-    """How unevenly it moves, below 1."""
+    """Unevenness of its motion, below 1."""
     bounce: float
     """Height of its jumps."""
     rhythm: float
-    """Its own clock's rate and start."""
+    """Rate and offset of its own clock."""
     horizon: float
 
     @property
@@ -110,7 +111,7 @@ class Track:
         return Place(self.start + self.span * eased, y, self.size * growth)
 
     def phase(self, seconds: float) -> float:
-        """What drives its joints: seconds; for wheels the way rolled, in its own lengths."""
+        """The phase that animates it: seconds; for rolling objects the distance in their own lengths."""
         if self.class_id in (1, 2, 3, 7):
             return abs(self.place(seconds).x - self.start) / self.size
         return seconds + self.rhythm
@@ -118,10 +119,10 @@ class Track:
 
 @dataclass
 class Traffic:
-    """All tracks of a street.
+    """All tracks of the scene "street".
 
     Args:
-        seconds: length of the world.
+        seconds: duration of the world.
         aspect: width over height of the image.
         complexity: fixed value 0..1; None: calm, crowded, calm.
     """
@@ -131,13 +132,13 @@ class Traffic:
     seconds: float
     aspect: float
     complexity: float | None = None
-    _tracks: dict[tuple[int, int], Track] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._track = lru_cache(KEPT)(self._enter)
         chance = Chance(self.split, f"street/{self.seed}")
         self.horizon = chance.style(0.28, 0.46)
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
-        """Of the scenery past the camera, frame heights a second."""
+        """Speed of the background past the camera, in frame heights per second."""
         self.crowd = round(chance.style(24, 36))
         length = max(self.seconds, SHORTEST)
         self.period = length / max(1, round(length / CYCLE))
@@ -148,7 +149,7 @@ class Traffic:
             0.62 + chance.style(0.0, 0.06),
             0.74 + chance.style(0.0, 0.14),
         )
-        # In a short world things move faster, so that they can come and go as the schedule says.
+        # In a short world objects move faster, so that they can come and go on schedule.
         self._hurry = min(1.0, self.period / 20)
         self.speed /= self._hurry
         self._end = length
@@ -157,10 +158,10 @@ class Traffic:
         self._slots = [self._slot(slot) for slot in range(self.crowd)]
 
     def _slot(self, number: int) -> tuple[bool, float, float]:
-        """Whether its tracks stand on the ground, how long each lasts, and when the first began, in seconds."""
+        """Whether its tracks stand on the ground, their duration, and the time since the first began, in seconds."""
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
         standing = chance.happens(0.3)
-        passing = (self.aspect + 2 * ROOM) / abs(self.speed)
+        passing = (self.aspect + 2 * ENTRY_MARGIN) / abs(self.speed)
         if number < CALM:
             lead = Chance(self.split, f"file/{self.seed}").unit()
             return standing, passing, passing * (number + lead) / CALM
@@ -168,7 +169,7 @@ class Traffic:
         return standing, duration, chance.uniform(0, duration)
 
     def level(self, seconds: float) -> float:
-        """Complexity that the schedule asks for at a moment, 0 calm .. 1 crowded."""
+        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
         if self.complexity is not None:
             return self.complexity
         at = (min(max(seconds, 0.0), self._end) / self.period) % 1
@@ -176,17 +177,17 @@ class Traffic:
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
 
     def complexity_of(self, tracks: list[Track]) -> float:
-        """How much of the crowd is here, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
         return min(1.0, max(0.0, (len(tracks) - CALM) / (self.crowd - CALM)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
-        """How far the camera has turned to the right and down, in frame heights."""
+        """Displacement of the camera to the right and down, in frame heights."""
         turns = [reach * math.sin(2 * math.pi * (rate * seconds + start)) for reach, rate, start in self._pan]
         shake = [math.sin(2 * math.pi * (rate * seconds + 0.3)) for rate in (3.1, 4.7, 2.3, 5.9)]
         return turns[0] + self._shake * (shake[0] + shake[1]), 0.4 * turns[1] + self._shake * (shake[2] + shake[3])
 
     def present(self, seconds: float) -> list[Track]:
-        """Tracks at a moment, those behind first."""
+        """Tracks at a time, back to front."""
         found = [track for slot in range(self.crowd) if (track := self._at(slot, seconds)) is not None]
         found.sort(key=lambda track: (track.baseline, track.track_id))
         return found
@@ -198,12 +199,7 @@ class Traffic:
         middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
         if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
             return None
-        key = slot, number
-        if key not in self._tracks:
-            if len(self._tracks) > KEPT:
-                self._tracks.clear()
-            self._tracks[key] = self._enter(slot, number, standing, begin, duration)
-        return self._tracks[key]
+        return self._track(slot, number, standing, begin, duration)
 
     def _enter(self, slot: int, number: int, standing: bool, begin: float, duration: float) -> Track:
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
@@ -219,13 +215,13 @@ class Traffic:
         away = self.aspect + 2 * margin
         steady = standing or calm
         if steady:
-            start, span = -ROOM, self.aspect + 2 * ROOM
+            start, span = -ENTRY_MARGIN, self.aspect + 2 * ENTRY_MARGIN
             if self.speed > 0:
-                start, span = self.aspect + ROOM, -span
+                start, span = self.aspect + ENTRY_MARGIN, -span
         else:
             start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
         flies = class_id == 6
-        figure = Decoy.draw_lots(chance) if class_id == DECOY else FIGURES[class_id].draw_lots(chance)
+        figure = Decoy.sample(chance) if class_id == DECOY else FIGURES[class_id].sample(chance)
         if isinstance(figure, Bird) and figure.stands:
             flies = False
         return Track(
@@ -249,6 +245,6 @@ class Traffic:
 
 
 def smooth(share: float) -> float:
-    """0 below 0, 1 above 1, and smooth between."""
+    """Smoothstep: 0 below 0, 1 above 1, 3 s^2 - 2 s^3 between."""
     share = min(1.0, max(0.0, share))
     return share * share * (3 - 2 * share)

@@ -1,4 +1,4 @@
-"""Figures on wheels: car, bus, bicycle. Their phase is the way they have rolled, in their own lengths."""
+"""Figures on wheels: car, bus, bicycle. Their phase is the distance travelled, in their own lengths."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from framefuse.world.sketch import (
     THIRD_DARK,
     Point,
     Sketch,
+    rectangle,
 )
 
 
@@ -53,7 +54,7 @@ class Car:
     spokes: int
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Car:
+    def sample(cls, chance: Chance) -> Car:
         return cls(
             body=chance.integer(0, 4),
             height=chance.style(0.29, 0.4),
@@ -99,8 +100,7 @@ class Car:
         ]
         out.face(GLASS, [(*point, near) for point in front_window])
         if self.stripe:
-            band = [(-0.49, low + 0.055), (0.49, low + 0.055), (0.49, low + 0.085), (-0.49, low + 0.085)]
-            out.face(SECOND, [(*point, near) for point in band])
+            out.face(SECOND, [(*point, near) for point in rectangle(-0.49, low + 0.055, 0.49, low + 0.085)])
         end = 0.5 if math.sin(self.yaw) > 0 else -0.5
         for side in (-0.36, 0.36):
             middle_side = side * self.width
@@ -137,7 +137,7 @@ class Bus:
     stripe: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bus:
+    def sample(cls, chance: Chance) -> Bus:
         kind = chance.integer(0, 3)
         return cls(
             kind=kind,
@@ -156,11 +156,11 @@ class Bus:
         near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
 
         def panel(ink: int, left: float, bottom: float, right: float, upper: float) -> None:
-            out.face(ink, [(left, bottom, near), (right, bottom, near), (right, upper, near), (left, upper, near)])
+            out.face(ink, [(*point, near) for point in rectangle(left, bottom, right, upper)])
 
         if self.kind == 2:
             cab = top * 0.82
-            load = [(-0.5, low + 0.03), (0.22, low + 0.03), (0.22, top), (-0.5, top)]
+            load = rectangle(-0.5, low + 0.03, 0.22, top)
             front: list[Point] = [(0.25, low), (0.5, low), (0.5, cab * 0.6), (0.44, cab), (0.25, cab)]
             parts = [(load, [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], MAIN),
                      (front, [DARK, SECOND_DARK, GLASS, SECOND, SECOND_DARK], SECOND)]  # fmt: skip
@@ -199,7 +199,7 @@ class Bicycle:
     basket: bool
 
     @classmethod
-    def draw_lots(cls, chance: Chance) -> Bicycle:
+    def sample(cls, chance: Chance) -> Bicycle:
         moped = chance.happens(0.4)
         return cls(
             wheel=chance.style(0.15, 0.19) if moped else chance.style(0.2, 0.25),

@@ -1,4 +1,4 @@
-"""World: a seeded scene. `world[i]` draws frame i, and says exactly what is in it."""
+"""World: a seeded scene. `world[i]` renders frame i with its exact ground truth."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from framefuse.world.truth import Snapshot
 
 @dataclass(frozen=True)
 class World(WorldSpec):
-    """A seeded scene with exact ground truth. Any frame can be asked for, in any order: same index, same bytes.
+    """A seeded scene with exact ground truth. Frames can be rendered in any order: same index, same bytes.
 
-    The scene does not depend on the resolution: at another size of the same shape the same things are at the same
-    places.
+    The scene does not depend on the resolution: at another size of the same aspect ratio, the same objects are at the
+    same positions.
 
     Args:
         scene: "street": ten classes of moving objects; "bodies": people close to the camera, by body part.
-        frames: length. The complexity schedule (calm, crowded, calm) stretches over it, or over about 40 s of it.
+        frames: length. The complexity schedule (calm, crowded, calm) spans it, or repeats about every 40 s.
         size: (width, height) of the image in pixels.
-        split: "train", "val" and "test" share no texture, no shape parameter, no colour and no schedule.
+        split: "train", "val" and "test" share no texture, shape parameter, colour or schedule.
         complexity: fixed 0..1 instead of the schedule.
         stereo: "sbs": left and right eye side by side in one image, each half as wide. Scene "bodies" only.
 
     Raises:
-        UsageError: a value is of another kind, or outside its range.
+        UsageError: a value has the wrong type or is out of range.
     """
 
     _drawn: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     version: ClassVar[int] = 5
-    """Of look and difficulty. Scores are comparable within one version only."""
+    """Version of appearance and difficulty. Scores are comparable only within one version."""
 
     def __post_init__(self) -> None:
         fps, size = numbers(self.fps, self.size)
@@ -43,10 +43,10 @@ class World(WorldSpec):
 
     @classmethod
     def parse(cls, uri: str) -> World:
-        """World of an address: synthetic://street?seed=7&frames=900&size=1920x1080&fps=30&split=test.
+        """The world of an address: synthetic://street?seed=7&frames=900&size=1920x1080&fps=30&split=test.
 
         Raises:
-            UsageError: an unknown scene or key (the nearest is named), or a wrong value.
+            UsageError: an unknown scene or key (the error suggests the nearest), or a wrong value.
         """
         return cls(**parse(uri))
 
@@ -57,7 +57,7 @@ class World(WorldSpec):
         return (self[index] for index in range(self.frames))
 
     def __getitem__(self, index: int) -> Snapshot:
-        """Frame `index`, from 0; negative ones count from the end.
+        """Frame `index`, from 0; negative indices count from the end.
 
         Raises:
             IndexError: there is no such frame.

@@ -29,7 +29,7 @@ wheel: $(VENV)/python
 	PATH=/none $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 docs: $(VENV)/dev
-	$(BIN)/framefuse config reference > docs/options.md
+	$(BIN)/framefuse config reference > docs/reference/options.md
 
 # What a GPU machine without internet lacks, in parts of at most 60 MB: .whl/1, .whl/2, ... GROUPS="core peers": only those.
 device-bundle: $(VENV)/dev

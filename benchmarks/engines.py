@@ -2,7 +2,7 @@
 
     python -m benchmarks.engines --device cpu                          # writes results/engines_cpu.json
     python -m benchmarks.engines --device cuda --batches 1 8 32
-    python -m benchmarks.engines --docs                                # nothing is measured: docs/engines.md
+    python -m benchmarks.engines --docs                                # nothing is measured: docs/internals/engines.md
 
 The weights are random and seeded (models.py): speed follows from the layers. Each engine runs in its own precision and
 in FP32, where it has that. The result is written after every case, so that one that is cut short keeps the others.
@@ -91,7 +91,7 @@ def add_first_builds(cases: list[dict[str, Any]], first: list[dict[str, Any]]) -
 
 
 def markdown(cases: list[dict[str, Any]]) -> str:
-    """The table of docs/engines.md, and under it who was not measured and why."""
+    """The table of docs/internals/engines.md, and under it who was not measured and why."""
     lines = [
         "| 640x640 | engine | device ms | images/s | host to host, ms: median | min | mean | p90 | p99 | std | build s "
         "| MB | error |",
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--first", type=Path, help="builds from nothing, measured before")
     parser.add_argument("--out", type=Path, help="default: results/engines_DEVICE.json")
     parser.add_argument("--keep", action="store_true", help="recorded rows of engines that are not installed here")
-    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/engines.md")
+    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/internals/engines.md")
     options = parser.parse_args()
     path = options.out or RESULTS / f"engines_{options.device}.json"
     if options.docs:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.parity [--peer-python PYTHON]        benchmarks/results/parity.json
     python -m benchmarks.parity --device cuda                 benchmarks/results/parity_gpu.json, decoded by NVDEC
-    python -m benchmarks.parity --docs                        nothing is run: docs/parity.md
+    python -m benchmarks.parity --docs                        nothing is run: docs/guide/parity.md
 
 The three layouts are of the detector `squares`, whose answers are known: weights at random would make other boxes of
 any difference. Beside it the trained models that come with framefuse, and `shallow`, YOLOv5's head on eight layers with
@@ -172,7 +172,7 @@ def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, 
 
 
 def table(certificates: dict[str, Any]) -> str:
-    """The table of docs/parity.md, and under it what was not run and why."""
+    """The table of docs/guide/parity.md, and under it what was not run and why."""
     lines = [
         "| model | layout | engine | first difference | boxes of the whole pipeline | against ultralytics |",
         "|---|---|---|---|---|---|",
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--frames", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1, help="models at a time: nothing is timed here")
-    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/parity.md")
+    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/guide/parity.md")
     args = parser.parse_args()
     name = "parity" if args.device == "cpu" else "parity_gpu"
     if args.docs:

@@ -21,7 +21,7 @@ and the folder is carried there:
     python -m benchmarks.tvm_cuda MODEL.onnx --compiled FOLDER
 
 Written to benchmarks/results/tvm_cuda.json after each part. The last line of the output is JSON. `--docs` measures
-nothing and writes the recorded table into docs/tvm.md.
+nothing and writes the recorded table into docs/internals/tvm.md.
 """
 
 import argparse
@@ -358,7 +358,7 @@ def traced(runs: Runs, start: Callable[[Any], None]) -> list[list[Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table of docs/tvm.md."""
+    """The table of docs/internals/tvm.md."""
     lines = [
         "| 640x640, batch 1, FP16 | device, us | over the faster `cudnn` | error | kernels "
         "| without convolutions, us |",
@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--candidates", type=int, help="of cuDNN's plans, measured for a layer; default: the engine's")
     parser.add_argument("--out", type=Path, default=RESULTS / "tvm_cuda.json")
-    parser.add_argument("--docs", action="store_true", help="write the recorded table into docs/tvm.md")
+    parser.add_argument("--docs", action="store_true", help="write the recorded table into docs/internals/tvm.md")
     options = parser.parse_args()
     if options.docs:
         into_page("tvm.md", options.out.stem, table(json.loads(options.out.read_text(encoding="utf-8"))))

@@ -1,4 +1,4 @@
-"""A pixel body of your own, for the CPU and for CUDA: docs/own-kernel.md walks through it.
+"""A pixel body of your own, for the CPU and for CUDA: docs/guide/own-kernel.md walks through it.
 
 Night vision: out = green tones of the luma of an RGB image, brightened by `gain`.
 """

@@ -1,4 +1,4 @@
-"""The laws of docs/architecture.md that a machine can hold: who imports whom, and what an import may cost."""
+"""The laws of docs/internals/architecture.md that a machine can hold: who imports whom, and what an import may cost."""
 
 from __future__ import annotations
 

@@ -154,4 +154,4 @@ def test_config_init_writes_a_file_that_changes_nothing(run: Any, tmp_path: Path
 def test_the_committed_option_reference_is_up_to_date(run: Any) -> None:
     code, out, _ = run("config", "reference")
     assert (code, out) == (0, markdown())
-    assert (ROOT / "docs/options.md").read_text() == out, "framefuse config reference > docs/options.md"
+    assert (ROOT / "docs/reference/options.md").read_text() == out, "framefuse config reference > docs/reference/options.md"

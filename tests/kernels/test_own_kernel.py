@@ -1,4 +1,4 @@
-"""docs/own-kernel.md: a user's kernel is built and run, and `framefuse kernels` shows what runs."""
+"""docs/guide/own-kernel.md: a user's kernel is built and run, and `framefuse kernels` shows what runs."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def init(
 
 @app.command()
 def reference() -> int:
-    """Print the option reference as Markdown (docs/options.md)."""
+    """Print the option reference as Markdown (docs/reference/options.md)."""
     from framefuse.cli.reference import markdown
 
     typer.echo(markdown(), nl=False)

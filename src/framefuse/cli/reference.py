@@ -1,4 +1,4 @@
-"""The option reference as Markdown, made from Settings. `framefuse config reference > docs/options.md` renews it."""
+"""The option reference as Markdown, made from Settings. `framefuse config reference > docs/reference/options.md` renews it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, takes
 _HEAD = """\
 # Options
 
-<!-- Made by `framefuse config reference > docs/options.md`. Change src/framefuse/config.py instead. -->
+<!-- Made by `framefuse config reference > docs/reference/options.md`. Change src/framefuse/config.py instead. -->
 
 Every option has one name, in three places: a keyword of `framefuse.Pipeline(...)`, a line of a YAML file
 (`framefuse predict --config run.yaml`; `framefuse config init` writes one to start from), and an option of

@@ -129,7 +129,7 @@ def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cu
 
 
 def build_file(source: Path, directory: Path) -> list[Path]:
-    """Build the kernels of one file that is not framefuse's: `docs/own-kernel.md` shows one.
+    """Build the kernels of one file that is not framefuse's: `docs/guide/own-kernel.md` shows one.
 
     Args:
         source: a Python file with `variants()`, `cuda_variants()` or both.

@@ -1,0 +1,97 @@
+"""The code on the pages runs: README, the first ten minutes, and the guide."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from framefuse.cli.app import app, main
+from framefuse.cli.options import normalise
+from framefuse.models import find_model
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ELSEWHERE = ("cuda", "--gpus", "rtsp://", "peer", "doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
+"""In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the pages name: video.mp4, photos/, model.onnx, annotations.json."""
+    folder = tmp_path_factory.mktemp("pages")
+    clip = "synthetic://street?frames=12&size=640x360&split=test"
+    assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
+    (video,) = (folder / "made").glob("*.mp4")
+    (truth,) = (folder / "made").glob("*.json")
+    shutil.copy(video, folder / "video.mp4")
+    images = sorted((folder / "made").glob("*.png"))
+    for name, count in (("photos", 2), ("images", len(images))):
+        (folder / name).mkdir()
+        for image in images[:count]:
+            shutil.copy(image, folder / name)
+    shutil.copy(truth, folder / "annotations.json")
+    model = find_model("scout-n")
+    shutil.copy(model, folder / "model.onnx")
+    shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")
+    return folder
+
+
+PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), PYTHON, ids=lambda value: getattr(value, "name", str(value)))
+def test_python(page: Path, number: int, workplace: Path) -> None:
+    code = blocks(page, "python")[number].replace("frames=90", "frames=6")
+    done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def commands(page: Path) -> list[str]:
+    lines = "\n".join(blocks(page, "console")).splitlines()
+    return [line[2:].partition("  #")[0].strip() for line in lines if line.startswith("$ framefuse")]
+
+
+COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: getattr(value, "name", value))
+def test_command(page: Path, command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    words = shlex.split(command.partition(" | ")[0])[1:]
+    if any(word in f"{command} " for word in ELSEWHERE):
+        parse(words)
+    else:
+        assert main([*words, *(["--exist-ok"] if "--save" in words else [])]) == 0
+
+
+def parse(words: list[str]) -> None:
+    """Check verb and options without running anything."""
+    command = typer.main.get_command(app)
+    context = command.make_context("framefuse", [], resilient_parsing=True)
+    rest = list(normalise(words))
+    while hasattr(command, "get_command"):
+        name = rest.pop(0)
+        command = command.get_command(context, name)
+        assert command is not None, name
+    command.make_context(words[0], rest, parent=context)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_example(example: Path, tmp_path: Path) -> None:
+    if example.stem == "own_kernel":
+        pytest.skip("tests/kernels/test_own_kernel.py builds and runs it")
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -274,13 +274,13 @@ def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None)
     from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
     from framefuse.engines.cudnn.execution import Execution, Weights
-    from framefuse.engines.cudnn.importer import read
+    from framefuse.engines.cudnn.importer import import_network
     from framefuse.engines.cudnn.network import Conv
     from framefuse.engines.cudnn.plans import Plans
-    from framefuse.engines.cudnn.rewrites import prepare
+    from framefuse.engines.cudnn.rewrites import rewrite
 
     plans = Plans(Builder(candidates=candidates))
-    compiled = plan(prepare(read(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
+    compiled = plan(rewrite(import_network(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     made = Execution(compiled, plans.builder, weights, plans)
     plans.save()

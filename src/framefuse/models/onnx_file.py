@@ -73,6 +73,20 @@ def read_onnx(path: Path) -> OnnxFacts:
     )
 
 
+def load_onnx(path: Path) -> Any:
+    """An ONNX model with its weights, external ones too.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    import onnx
+
+    try:
+        return onnx.load(path)
+    except Exception as error:  # of a class that depends on the protobuf implementation
+        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="export the model again") from error
+
+
 def is_quantised(path: Path) -> bool:
     """Whether an ONNX file has quantisers.
 

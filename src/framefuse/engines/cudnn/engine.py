@@ -14,7 +14,7 @@ from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
-from framefuse.engines.cudnn.network import EIGHT_BITS, Conv
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.errors import CapabilityError, EngineError, UsageError
@@ -41,10 +41,10 @@ class CudnnEngine:
     def __init__(self, model: Path, options: EngineOptions) -> None:
         if options.device == "cpu":
             raise CapabilityError("engine cudnn runs on NVIDIA GPUs only", remedy="use --device cuda or another engine")
-        if options.precision not in ("auto", "fp16", *EIGHT_BITS):
+        if options.precision not in ("auto", "fp16", *LOW_PRECISIONS):
             raise CapabilityError(
                 f"engine cudnn has no {options.precision}",
-                remedy=f"use --precision fp16, {', '.join(EIGHT_BITS)} or another engine",
+                remedy=f"use --precision fp16, {', '.join(LOW_PRECISIONS)} or another engine",
             )
         if options.streams > 1 or options.threads:
             raise UsageError(
@@ -93,7 +93,7 @@ class CudnnEngine:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Of the last network whose precision was chosen layer by layer: `Choice.layers`."""
+        """Of the last network whose precision was chosen layer by layer: `TuningResult.layers`."""
         return self._precisions.layers
 
     def _compiled(self, batch: int, height: int, width: int) -> Compiled:
@@ -120,7 +120,7 @@ class CudnnEngine:
         rebuilt = plans.rebuilt - before[2]
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
-            f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} remembered"
+            f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} cached"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
             f"{time.perf_counter() - started:.1f} s"
         )

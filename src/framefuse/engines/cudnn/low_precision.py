@@ -1,5 +1,5 @@
-"""Numbers of 8 bits, as cuDNN reads and writes them: INT8, and FP8 as E4M3 (4 bits of exponent, 3 of mantissa, no
-infinity; "FP8 formats for deep learning", Micikevicius et al., 2022). Whatever is too large becomes the largest."""
+"""8-bit numbers of cuDNN: INT8, and FP8 as E4M3 (4 bits of exponent, 3 of mantissa, no infinity; "FP8 formats for deep
+learning", Micikevicius et al., 2022). Conversion saturates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAN = 0x7F
 
 
 def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
-    """The nearest numbers as bytes; of two that are as near, the even one."""
+    """The nearest 8-bit numbers as bytes; ties go to even."""
     if kind == "int8":
         return np.clip(np.rint(np.asarray(values, np.float32)), -128, 127).astype(np.int8).view(np.uint8)
     bounded = np.clip(np.asarray(values, np.float32), -LARGEST[kind], LARGEST[kind])
@@ -31,7 +31,7 @@ def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
 
 
 def decode(codes: NDArray[np.uint8], kind: Type) -> NDArray[np.float32]:
-    """What bytes mean."""
+    """Bytes -> values, the inverse of `encode`."""
     if kind == "int8":
         return codes.view(np.int8).astype(np.float32)
     size = np.append(_E4M3, np.float32(np.nan))[codes & NAN]
@@ -40,13 +40,13 @@ def decode(codes: NDArray[np.uint8], kind: Type) -> NDArray[np.float32]:
 
 
 def rounded(values: Array, kind: Type, scale: float | Array) -> NDArray[np.float32]:
-    """What is left of values that are stored in 8 bits as multiples of `scale`."""
+    """Values quantised with `scale` and dequantised."""
     found: NDArray[np.float32] = decode(encode(values / scale, kind), kind) * np.float32(scale)
     return found
 
 
 def weight_scales(weight: Array, kind: Type) -> NDArray[np.float32]:
-    """Of each channel that comes out, so that its largest weight is the largest number."""
+    """Scale per output channel that maps its largest weight to the largest 8-bit number."""
     size = np.abs(weight).reshape(len(weight), -1).max(1)
     return np.where(size > 0, size / LARGEST[kind], 1).astype(np.float32)
 
@@ -59,4 +59,4 @@ def _positive() -> NDArray[np.float32]:
 
 
 _E4M3 = _positive()
-"""The numbers from 0 up, by their codes."""
+"""The non-negative numbers by code, ascending."""

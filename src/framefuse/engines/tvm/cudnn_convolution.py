@@ -72,7 +72,7 @@ class Convolver:
         try:
             plan.run(handle, pointers, int(self.scratch[plan.workspace].data.ptr))
         finally:
-            self.builder.rest()
+            self.builder.release_handle()
 
 
 def _layer(x: Any, weight: Any, y: Any, residual: Any, how: dict[str, Any]) -> Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -55,7 +56,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_build_side_by_side(stand_in: None) -> None:
-    with Workers(4096, 3) as pool:
+    with contextlib.closing(Workers(4096, 3)) as pool:
         built = [pool.build(replace(LAYER, x_type=kind), engine, {}) for kind in ("fp16", "int8") for engine in (1, 2)]
         refused = pool.build(LAYER, 9, {})
         assert [future.result(30) for future in built] == [b"fp16 1 4096", b"fp16 2 4096", b"int8 1 4096",
@@ -65,7 +66,7 @@ def test_workers_build_side_by_side(stand_in: None) -> None:
 
 
 def test_a_worker_that_ends_is_replaced(stand_in: None) -> None:
-    with Workers(0, 1) as pool:
+    with contextlib.closing(Workers(0, 1)) as pool:
         with pytest.raises(EngineError, match="exited with code 3"):
             pool.build(LAYER, 13, {}).result(30)
         assert pool.build(LAYER, 1, {}).result(30) == b"fp16 1 0"
@@ -90,7 +91,7 @@ class Offers:
 def test_the_fastest_of_the_first_is_taken(stand_in: None) -> None:
     builder: Any = Offers({"fp16": [5, 3, 2], "fp8": [9], "int8": [9, 7]})
     layers = [replace(LAYER, x_type=kind) for kind in ("fp16", "fp8", "int8")]
-    with Workers(0, 2) as pool:
+    with contextlib.closing(Workers(0, 2)) as pool:
         found = dict(fastest_plans(builder, pool, layers, candidates=2))
         late = dict(fastest_plans(builder, pool, layers[:1], candidates=2, deadline=time.monotonic() - 1))
     assert isinstance(plan := found[layers[0]], Plan) and (plan.engine, plan.microseconds) == (3, 3.0)

@@ -54,8 +54,8 @@ def typed(compiled: Compiled, x: Any, kind: Type) -> Compiled:
     """All that may have 8 bits, with ranges from a run in float32."""
     free = [group for group, why in mixed_precision.groups(compiled).items() if not why]
     types = mixed_precision.uniform(compiled, free, kind)
-    peaks = ranges(compiled, x)
-    return replace(compiled, types=types, scales=tuple(mixed_precision.scales(compiled, free, types, peaks)))
+    peaks = {kind: ranges(compiled, x)}
+    return replace(compiled, types=types, scales=mixed_precision.scales(compiled, free, types, peaks))
 
 
 def ranges(compiled: Compiled, x: Any) -> dict[str, float]:

@@ -203,6 +203,3 @@ def _cast_tensor(tensor: Any, dtype: Any, name: str | None = None) -> Any:
     from onnx import numpy_helper
 
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), name)
-
-
-__all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16", "to_fp32"]

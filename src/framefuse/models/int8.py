@@ -272,6 +272,3 @@ def largest_values(
             if values.size:
                 found[name] = float(np.maximum(found[name], np.abs(values).max()))  # np.maximum propagates NaN
     return found
-
-
-__all__ = ["Calibration", "calibrate", "largest_values", "plan_int8", "prepare", "quantise", "sensitivities"]

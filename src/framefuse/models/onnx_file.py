@@ -13,14 +13,8 @@ from framefuse.errors import ModelError
 
 REMEDY = "pass a complete .onnx file"
 
-QUANTIZE_OPERATORS = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "QLinearConv",
-    "ConvInteger",
-    "DynamicQuantizeLinear",
-    "QLinearMatMul",
-)
+QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
+                      "QLinearMatMul")  # fmt: skip
 
 MAGIC = {
     b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: export it to ONNX first",

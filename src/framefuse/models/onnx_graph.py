@@ -82,6 +82,3 @@ def reads(node: Any) -> Iterator[str]:
             inner |= {value.name for value in (*graph.input, *graph.initializer)}
             yield from (name for part in graph.node for name in reads(part) if name not in inner)
             yield from (value.name for value in graph.output if value.name not in inner)
-
-
-__all__ = ["MOVES", "WEIGHTED", "OnnxGraph", "reads"]

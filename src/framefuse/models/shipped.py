@@ -72,5 +72,3 @@ def shipped_model(name: str, folder: Path = DATA) -> Path:
 
 
 REMEDY = "install framefuse again (pip install --force-reinstall framefuse), or pass the path of your own model file"
-
-__all__ = ["SHIPPED", "Shipped", "shipped_model"]

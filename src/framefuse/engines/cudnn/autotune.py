@@ -149,12 +149,8 @@ class PrecisionTuner:
         return mixed_precision.layers(self.compiled, types)
 
     def with_types(self, types: tuple[Type, ...]) -> Compiled:
-        scales = [1.0] * len(types)
-        for kind in LOW_PRECISIONS:
-            only = tuple(own if own == kind else "fp16" for own in types)
-            for buffer, scale in enumerate(mixed_precision.scales(self.compiled, self.free, only, self.peaks[kind])):
-                scales[buffer] = scale if types[buffer] == kind else scales[buffer]
-        return replace(self.compiled, types=types, scales=tuple(scales))
+        scales = mixed_precision.scales(self.compiled, self.free, types, self.peaks)
+        return replace(self.compiled, types=types, scales=scales)
 
     def execution(self, types: tuple[Type, ...]) -> Execution:
         return Execution(self.with_types(types), self.plans.builder, self.weights, self.plans)

@@ -81,11 +81,6 @@ class Layer:
         """Whether it reads or writes 8-bit numbers."""
         return {self.x_type, self.y_type, self.residual_type} != {"fp16"}
 
-    @property
-    def multiply_accumulates(self) -> int:
-        batch, channels, height, width = self.y
-        return int(batch * channels * height * width * np.prod(self.weight[1:]))
-
 
 @dataclass
 class Plan:

@@ -19,14 +19,11 @@ NAN = 0x7F
 
 def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
     """The nearest 8-bit numbers as bytes; ties go to even."""
+    nearest: Array = _nearest(np.asarray(values, np.float32), kind, np)
     if kind == "int8":
-        return np.clip(np.rint(np.asarray(values, np.float32)), -128, 127).astype(np.int8).view(np.uint8)
-    bounded = np.clip(np.asarray(values, np.float32), -LARGEST[kind], LARGEST[kind])
-    size = np.abs(bounded)
-    exponent = np.maximum(np.frexp(size)[1] - 1, SMALLEST_EXPONENT)
-    step = np.ldexp(np.float32(1), exponent - 3)
-    codes = np.searchsorted(_E4M3, np.rint(size / step) * step)
-    found: NDArray[np.uint8] = (codes | np.signbit(bounded).astype(np.int64) << 7).astype(np.uint8)
+        return nearest.astype(np.int8).view(np.uint8)
+    codes = np.searchsorted(_E4M3, np.abs(nearest))
+    found: NDArray[np.uint8] = (codes | np.signbit(nearest).astype(np.int64) << 7).astype(np.uint8)
     return found
 
 
@@ -39,16 +36,24 @@ def decode(codes: NDArray[np.uint8], kind: Type) -> NDArray[np.float32]:
     return found
 
 
-def rounded(values: Array, kind: Type, scale: float | Array) -> NDArray[np.float32]:
-    """Values quantised with `scale` and dequantised."""
-    found: NDArray[np.float32] = decode(encode(values / scale, kind), kind) * np.float32(scale)
-    return found
+def rounded(values: Any, kind: Type, scale: float | Array, xp: Any = np) -> Any:
+    """Values quantised with `scale` and dequantised, in float32; `xp` is NumPy or CuPy."""
+    return _nearest(values.astype(np.float32) / np.float32(scale), kind, xp) * np.float32(scale)
 
 
 def weight_scales(weight: Array, kind: Type) -> NDArray[np.float32]:
     """Scale per output channel that maps its largest weight to the largest 8-bit number."""
     size = np.abs(weight).reshape(len(weight), -1).max(1)
     return np.where(size > 0, size / LARGEST[kind], 1).astype(np.float32)
+
+
+def _nearest(numbers: Any, kind: Type, xp: Any) -> Any:
+    """float32 numbers rounded to 8-bit numbers, in float32."""
+    if kind == "int8":
+        return xp.clip(xp.rint(numbers), -128, 127)
+    numbers = xp.clip(numbers, -LARGEST[kind], LARGEST[kind])
+    step = xp.ldexp(np.float32(1), xp.maximum(xp.frexp(numbers)[1] - 1, SMALLEST_EXPONENT) - 3)
+    return xp.rint(numbers / step) * step
 
 
 def _positive() -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ change of type needs no conversion step, and no value is stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TypeAlias
@@ -64,20 +64,22 @@ def groups(compiled: Compiled) -> dict[Group, str]:
     return {found: next((why[buffer] for buffer in sorted(found) if buffer in why), "") for found in group.values()}
 
 
-def scales(compiled: Compiled, free: Iterable[Group], types: Sequence[Type], peaks: dict[str, float]) -> list[float]:
+def scales(
+    compiled: Compiled, free: Iterable[Group], types: Sequence[Type], peaks: Mapping[Type, Mapping[str, float]]
+) -> tuple[float, ...]:
     """Scale of each buffer, which maps the largest value of its group to the largest 8-bit number.
 
     Args:
-        peaks: largest magnitude of each value, by name.
+        peaks: by type, the largest magnitude of each value by name.
     """
     found = [1.0] * len(types)
     for group in free:
         values = [name for name, view in compiled.placement.views.items() if view.buffer in group]
-        peak = max((peaks.get(name, 0.0) for name in values), default=0.0)
         for buffer in group:
-            if types[buffer] != "fp16" and peak > 0:
-                found[buffer] = float(np.float32(peak / LARGEST[types[buffer]]))
-    return found
+            if (kind := types[buffer]) != "fp16":
+                peak = max((peaks[kind].get(name, 0.0) for name in values), default=0.0)
+                found[buffer] = float(np.float32(peak / LARGEST[kind])) or 1.0
+    return tuple(found)
 
 
 def uniform(compiled: Compiled, free: Collection[Group], kind: Type) -> tuple[Type, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +36,6 @@ class Plans:
     Attributes:
         measured, cached: number of layers autotuned, and taken from the cache.
         rebuilt: number of cached layers whose kernel had to be built again.
-        seconds: spent building and measuring.
         unsupported: layers for which cuDNN has no kernel, each with its message.
     """
 
@@ -45,7 +43,6 @@ class Plans:
         self.builder = builder
         self.cache = cache or PlanCache(environment(builder))
         self.measured = self.cached = self.rebuilt = 0
-        self.seconds = 0.0
         self.workers: Workers | None = None
         self.unsupported: dict[Layer, str] = {}
         self._plans: dict[Layer, Plan] = {}
@@ -55,9 +52,7 @@ class Plans:
     def __call__(self, layer: Layer) -> Plan:
         plan = self._plans.get(layer)
         if plan is None:
-            started = time.perf_counter()
             plan = self._plans[layer] = self._from_cache(layer) or self._autotune(layer)
-            self.seconds += time.perf_counter() - started
         return plan
 
     def measure(self, layers: Iterable[Layer], candidates: int) -> None:
@@ -68,7 +63,6 @@ class Plans:
         unknown = [layer for layer in dict.fromkeys(layers) if self.microseconds(layer) is None]
         if not unknown:
             return
-        started = time.perf_counter()
         self.workers = self.workers or Workers(self.builder.scratch)
         for layer, found in fastest_plans(self.builder, self.workers, unknown, candidates=candidates):
             if isinstance(found, Plan):
@@ -76,7 +70,6 @@ class Plans:
                 self._record(layer, found)
             else:
                 self.unsupported[layer] = found
-        self.seconds += time.perf_counter() - started
 
     def microseconds(self, layer: Layer) -> float | None:
         """Measured time of the fastest kernel of a layer; infinite if cuDNN has none, None if unknown."""

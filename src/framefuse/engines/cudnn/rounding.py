@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.execution import Execution
-from framefuse.engines.cudnn.low_precision import LARGEST, SMALLEST_EXPONENT
+from framefuse.engines.cudnn.low_precision import rounded
 from framefuse.engines.cudnn.network import Type
 
 PERCENTILE = 99.999
@@ -50,16 +49,8 @@ def round_values(execution: Execution, typed: Compiled) -> Callable[[Any], None]
 
     def after(step: Any) -> None:
         for name in step.writes:
-            kind = typed.type(name)
-            if kind == "fp16":
-                continue
-            values, scale = execution.values(name), typed.scale(name)
-            number = cp.clip(values.astype(cp.float32) / np.float32(scale), -LARGEST[kind], LARGEST[kind])
-            if kind == "fp8":
-                grain = cp.ldexp(cp.float32(1), cp.maximum(cp.frexp(number)[1] - 1, SMALLEST_EXPONENT) - 3)
-                number = cp.rint(number / grain) * grain
-            else:
-                number = cp.rint(number)
-            values[...] = number * np.float32(scale)
+            if (kind := typed.type(name)) != "fp16":
+                values = execution.values(name)
+                values[...] = rounded(values, kind, typed.scale(name), cp)
 
     return after

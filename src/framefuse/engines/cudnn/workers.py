@@ -1,6 +1,6 @@
 """Worker processes that build cuDNN kernels: a kernel takes up to a second, and the bindings hold the GIL.
 
-with Workers(scratch) as workers:
+with contextlib.closing(Workers(scratch)) as workers:
     kernel = workers.build(layer, engine, knobs).result()  # bytes for `Builder.load`
 """
 
@@ -46,12 +46,6 @@ class Workers:
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # it has already exited
                 process.__exit__(None, None, None)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
         process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)

@@ -90,8 +90,6 @@ def compile_to(
         try:
             compiled = tvm().compile(lowered, tvm_target, relax_pipeline=_backend_passes(relax.transform, own_memory))
             compiled.export_library(str(path), fcompile=link)
-        except CapabilityError:
-            raise
         except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM cannot compile for {target.name}: {last_line(error)}") from error
 

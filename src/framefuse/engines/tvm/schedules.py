@@ -80,29 +80,25 @@ def _inline(sch: Any) -> list[Any]:
 
 def _schedule_map(sch: Any, block: Any) -> None:
     """Each thread computes some neighbouring values in registers and writes them."""
-    width = _vector_width(sch, block)
     local = sch.cache_write(block, 0, "local")  # `local` copies from registers to memory
     loops = sch.get_loops(local)
     extents = _extents(sch, local, "S")
     axis = _contiguous_axis(sch, block)
-    if extents[-1] % width and axis is None:
-        width = 1
     if axis is not None and axis != len(extents) - 1 and extents[-1] > BYTES and not extents[axis] % ROWS:
-        outer, rows = sch.split(loops[axis], [None, ROWS])
+        outer, inner = sch.split(loops[axis], [None, ROWS])
         loops = [*loops[:axis], outer, *loops[axis + 1 :]]
-        inner = rows
         sch.reorder(*loops, inner)
-        vectorized = False
+        width = 1
     else:
+        width = _vector_width(sch, block)
         width = width if not extents[-1] % width else 1
         outer, inner = sch.split(loops[-1], [None, width])
         loops = [*loops[:-1], outer]
-        vectorized = width > 1
     thread = _bind(sch, loops)
     sch.compute_at(block, thread)
     for loop in sch.get_loops(block)[2:]:
         sch.unroll(loop)
-    if vectorized:
+    if width > 1:
         sch.vectorize(inner)
     else:
         sch.unroll(inner)

@@ -226,6 +226,3 @@ def summary(tasks: list[Task]) -> list[tuple[str, float, int, float]]:
     """(name, share of the operations, schedules measured, microseconds of the best) of each function."""
     total = sum(task.operations for task in tasks) or 1.0
     return [(task.name, task.operations / total, task.measured, task.best) for task in tasks]
-
-
-__all__ = ["BATCH", "LONGEST_SLICE", "Slice", "Task", "summary", "tasks_of", "tune"]

@@ -6,7 +6,7 @@ For each model and batch, by the GPU's clock, graphs launched in turns, medians:
 
 - `fp16`: the engine as it runs by default
 - `tuned`: all in FP16, with an identity behind the bias where a convolution has no activation
-- `fp8`, `int8`: 8 bits wherever they may be (in `mixing.groups`)
+- `fp8`, `int8`: 8 bits wherever they may be (in `mixed_precision.groups`)
 - `fastest`: of each layer the type that is fastest by measured kernels, whatever it does to the results
 - `chosen`: what the engine takes: the fastest that agrees with FP16 enough, on frames of the source
 

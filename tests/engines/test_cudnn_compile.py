@@ -67,7 +67,7 @@ def test_shipped_models(name: str) -> None:
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=2e-3)
 
 
-def test_quantisers_of_a_file_are_left_out() -> None:
+def test_qdq_nodes_are_removed() -> None:
     """Its 8 bit weights are multiplied out, and the ranges of its values known; so it is a little more exact."""
     path, x = find_model("scout-n-int8"), images(1, 64, 96)
     compiled = compile_network(path, 1, 64, 96)
@@ -79,7 +79,7 @@ def test_quantisers_of_a_file_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("lowest", [-128, 0])
-def test_ranges_that_quantisers_state(tmp_path: Path, lowest: int) -> None:
+def test_ranges_of_qdq_nodes(tmp_path: Path, lowest: int) -> None:
     net = Net()
     kind = np.int8 if lowest else np.uint8
     x = net.conv("images", 8)

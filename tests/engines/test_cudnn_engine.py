@@ -50,7 +50,7 @@ def test_what_it_cannot_do(tmp_path: Path) -> None:
         assert caught.value.remedy
 
 
-def test_plans_are_remembered(tmp_path: Path) -> None:
+def test_plans_are_cached(tmp_path: Path) -> None:
     cache = PlanCache(ENVIRONMENT, tmp_path)
     assert cache.get("layer") is None and cache.note == ""
     cache.update({"layer": ENTRY})
@@ -73,7 +73,7 @@ def test_built_kernels_are_kept_beside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"plans": {}}', '{"environment": {}, "plans": {"a": {}}}', "\0"])
-def test_damaged_caches_are_made_anew(tmp_path: Path, content: str) -> None:
+def test_damaged_caches_are_rebuilt(tmp_path: Path, content: str) -> None:
     cache = PlanCache(ENVIRONMENT, tmp_path)
     cache.update({"layer": ENTRY})
     cache.path.write_text(content)
@@ -104,7 +104,7 @@ def test_two_writers_keep_each_others_plans(tmp_path: Path) -> None:
     caches[0].update({})
     found = json.loads(caches[0].path.read_text())["plans"]
     assert {f"0-{turn}" for turn in range(10)} <= set(found)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}  # no scratch file is left
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}  # no temporary file is left
 
 
 WRITER = """
@@ -252,15 +252,15 @@ class TestGpu:
         assert "0 kernels measured, 2 cached" in told[1]
         assert "built again" not in told[1]
 
-    def test_a_remembered_plan_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cached_plan_that_cannot_be_built(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         net = Net()
         path = net.save(tmp_path / "net.onnx", net.conv("images", 16))
         engine = open_engine("cudnn", path, EngineOptions())
         engine.lane(1, 32, 32, 1)
         (file,) = (tmp_path / "framefuse" / "cudnn").glob("*.json")
-        for image in (tmp_path / "framefuse" / "cudnn" / file.stem).iterdir():
-            image.write_bytes(b"damaged")
+        for kernel in (tmp_path / "framefuse" / "cudnn" / file.stem).iterdir():
+            kernel.write_bytes(b"damaged")
         content = json.loads(file.read_text())
         for entry in content["plans"].values():
             entry["engine"] = 9999

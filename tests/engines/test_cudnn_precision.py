@@ -133,14 +133,14 @@ def cheap(*kinds: Type) -> Any:
     return lambda layer: 5.0 if layer.x_type in kinds else 10.0
 
 
-def chooser(tmp_path: Path, cost: Any, batch: int = 2) -> PrecisionTuner:
+def tuner(tmp_path: Path, cost: Any, batch: int = 2) -> PrecisionTuner:
     compiled = compile_network(wide(tmp_path), batch, 16, 24)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     return PrecisionTuner(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
 
 
 def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
-    made = chooser(tmp_path, cheap("int8"))
+    made = tuner(tmp_path, cheap("int8"))
     choice = made.tune(EIGHT, min_agreement=0.8)
     assert choice.precision == "fp16+int8" and choice.agreement > 0.8
     assert choice.us["chosen"] < choice.us["tuned"]
@@ -157,12 +157,12 @@ def test_each_layer_may_have_another_type(gpu: None, tmp_path: Path) -> None:
         best = "fp8" if layer.weight[2] == 1 else "int8"
         return 5.0 if layer.x_type == best else 10.0
 
-    choice = chooser(tmp_path, cost).tune(EIGHT, min_agreement=0.5)
+    choice = tuner(tmp_path, cost).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16+fp8+int8"
 
 
 def test_what_is_no_faster_stays_in_fp16(gpu: None, tmp_path: Path) -> None:
-    choice = chooser(tmp_path, lambda layer: 9.9 if layer.low_precision else 10.0).tune(EIGHT, min_agreement=0.5)
+    choice = tuner(tmp_path, lambda layer: 9.9 if layer.low_precision else 10.0).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16"
     assert {layer["why"] for layer in choice.layers} >= {"8 bits are no faster"}
 
@@ -171,12 +171,12 @@ def test_a_gain_that_the_graph_does_not_show_is_not_taken(
     gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PrecisionTuner, "times", lambda self, executions: dict.fromkeys(executions, 100.0))
-    choice = chooser(tmp_path, cheap("int8")).tune(EIGHT, min_agreement=0.5)
+    choice = tuner(tmp_path, cheap("int8")).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16" and "8 bits are not faster beyond noise" in choice.note
 
 
 def test_what_disturbs_the_results_goes_back(gpu: None, tmp_path: Path) -> None:
-    made = chooser(tmp_path, cheap("int8", "fp8"))
+    made = tuner(tmp_path, cheap("int8", "fp8"))
     all_in_8 = made.tune(("fp8",), min_agreement=0.0)
     part = made.tune(("fp8",), min_agreement=(1 + all_in_8.agreement) / 2)
     none = made.tune(("fp8",), min_agreement=1.1)
@@ -187,13 +187,13 @@ def test_what_disturbs_the_results_goes_back(gpu: None, tmp_path: Path) -> None:
 
 
 def test_layers_without_a_kernel_stay_in_fp16(gpu: None, tmp_path: Path) -> None:
-    choice = chooser(tmp_path, lambda layer: float("inf") if layer.low_precision else 10.0).tune(EIGHT)
+    choice = tuner(tmp_path, lambda layer: float("inf") if layer.low_precision else 10.0).tune(EIGHT)
     assert choice.precision == "fp16"
 
 
 def test_what_is_measured(gpu: None, tmp_path: Path) -> None:
     """Every layer of the choice, and not every mixture of types that there could be."""
-    made = chooser(tmp_path, cheap("int8"))
+    made = tuner(tmp_path, cheap("int8"))
     choice = made.tune(EIGHT, min_agreement=0.5)
     known = made.plans.known  # type: ignore[attr-defined]
     assert set(made.layers(choice.types)) <= known
@@ -262,7 +262,7 @@ class TestGpu:
         assert relative(run.results[0].get(), reference.run(mixed, x, dtype=np.float16)[0]) < 5e-2
 
     def test_a_choice_of_precisions(self, tmp_path: Path) -> None:
-        """Made once, said, remembered; the results stay close to ONNX Runtime's."""
+        """Tuned once, reported, cached; the results stay close to ONNX Runtime's."""
         path, x = wide(tmp_path), images(2, 64, 96)
         options = EngineOptions("cuda", "auto", calibration=[x[:1], x[1:]])
         for turn in range(2):

@@ -48,7 +48,7 @@ def convolve(x: Any, weight: Any, bias: Any, *rest: Any) -> None:
     np.copyto(y, total.astype(np.float16))
 
 
-def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
+def test_a_network_with_its_convolutions_offloaded(tmp_path: Path) -> None:
     import tvm_ffi
 
     from framefuse.engines.tvm import compiling, offload, targets

@@ -87,8 +87,8 @@ def _check(path: Path, model: Any) -> None:
             f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
             remedy="build from the FP32 model",
         )
-    halves = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
-    if any(len(tensor.dims) > 1 for tensor in halves):
+    fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    if any(len(tensor.dims) > 1 for tensor in fp16_weights):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
     opset = _opset(model)
     if not MIN_OPSET <= opset <= onnx_opset_version():

@@ -131,13 +131,13 @@ class Builder:
 
     Args:
         candidates: plans to measure for a layer; None: CANDIDATES.
-        scratch: maximum workspace of a kernel, in bytes.
+        max_workspace: maximum workspace of a kernel, in bytes.
     """
 
-    def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
+    def __init__(self, *, candidates: int | None = None, max_workspace: int = 64 << 20) -> None:
         self.cudnn = frontend()
         (self.handle, self.stream), self._return_handle = _handles.lend()
-        self.candidates, self.scratch = candidates or CANDIDATES, scratch
+        self.candidates, self.max_workspace = candidates or CANDIDATES, max_workspace
         self.failures: list[str] = []
         """Reasons of plans that could not be built or run."""
         self.release_handle()
@@ -238,7 +238,7 @@ class Builder:
                 break
             try:
                 plan = self.build(layer, engine, knobs)
-                if plan.workspace > self.scratch:
+                if plan.workspace > self.max_workspace:
                     continue
                 plan.microseconds = measure(plan)
             except Exception as error:  # the next candidate may run on this GPU

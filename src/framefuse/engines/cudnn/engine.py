@@ -1,4 +1,4 @@
-"""Engine cudnn: a small graph compiler over cuDNN's fused convolutions and our kernels, one CUDA graph a batch."""
+"""Engine cudnn: a graph compiler over cuDNN's fused convolutions and our kernels, with one CUDA graph per batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
 STREAMS = 4
-"""Steps that may run side by side: the branches of a detection head."""
+"""Steps that may run concurrently, such as the branches of a detection head."""
 
 POLL = 0.0005
 """Seconds between looks at a slot that may time out."""
@@ -53,13 +53,13 @@ class CudnnEngine:
         device.cupy()
         self._precisions = Precisions(model, options)
         self._model, self._fold = model, options.layout == "yolov8"
-        self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
+        self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
         version = frontend().backend_version()
         self.reasons = [
             self._precisions.reason,
-            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, its kernels chosen by measurement",
+            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, autotuned kernels",
         ]
 
     def execution(self, batch: int, height: int, width: int) -> Execution:
@@ -88,12 +88,12 @@ class CudnnEngine:
 
     @property
     def precision(self) -> str:
-        """Of the last network that was made: "fp16", or with what some of its layers run in, such as "fp16+int8"."""
+        """Of the last compiled network: "fp16", or all precisions of its layers, such as "fp16+int8"."""
         return self._precisions.precision
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Of the last network whose precision was chosen layer by layer: `TuningResult.layers`."""
+        """Of the last network that was tuned layer by layer, as `TuningResult.layers`."""
         return self._precisions.layers
 
     def _compiled(self, batch: int, height: int, width: int) -> Compiled:
@@ -114,7 +114,7 @@ class CudnnEngine:
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} images of {compiled.width}x{compiled.height}"
-            raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
+            raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and workspaces)") from error
         finally:
             plans.save()
         rebuilt = plans.rebuilt - before[2]

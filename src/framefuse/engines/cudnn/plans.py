@@ -26,7 +26,7 @@ def environment(builder: Builder) -> dict[str, str]:
         "cudnn": str(frontend().backend_version()),
         "frontend": str(frontend().__version__),
         "precision": "fp16",
-        "scratch": str(builder.scratch),
+        "max_workspace": str(builder.max_workspace),
     }
 
 
@@ -63,7 +63,7 @@ class Plans:
         unknown = [layer for layer in dict.fromkeys(layers) if self.microseconds(layer) is None]
         if not unknown:
             return
-        self.workers = self.workers or Workers(self.builder.scratch)
+        self.workers = self.workers or Workers(self.builder.max_workspace)
         for layer, found in fastest_plans(self.builder, self.workers, unknown, candidates=candidates):
             if isinstance(found, Plan):
                 self._plans[layer] = found

@@ -18,7 +18,7 @@ def main() -> None:
     """Serve requests until end of file."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keeps the output of libraries out of the answers
-    builder = Builder(scratch=int(sys.argv[1]))
+    builder = Builder(max_workspace=int(sys.argv[1]))
     while True:
         try:
             layer, engine, knobs = pickle.load(sys.stdin.buffer)
@@ -27,7 +27,7 @@ def main() -> None:
         kernel, error = b"", ""
         try:
             plan = builder.build(layer, engine, knobs)
-            if plan.workspace > builder.scratch:
+            if plan.workspace > builder.max_workspace:
                 raise EngineError(f"engine {engine} needs a workspace of {plan.workspace} bytes")
             kernel = bytes(plan.graph.serialize(as_bytes=True))
         except Exception as failed:  # of any class, from the bindings too: report it and go on

@@ -1,6 +1,6 @@
 """Worker processes that build cuDNN kernels: a kernel takes up to a second, and the bindings hold the GIL.
 
-with contextlib.closing(Workers(scratch)) as workers:
+with contextlib.closing(Workers(max_workspace)) as workers:
     kernel = workers.build(layer, engine, knobs).result()  # bytes for `Builder.load`
 """
 
@@ -26,13 +26,13 @@ class Workers:
     """A pool of worker processes, which start on demand.
 
     Args:
-        scratch: as for `Builder`.
+        max_workspace: as for `Builder`.
         count: of processes; 0: one per available core, at most MAX_WORKERS.
     """
 
-    def __init__(self, scratch: int, count: int = 0) -> None:
+    def __init__(self, max_workspace: int, count: int = 0) -> None:
         self.count = count or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
-        self._scratch, self._local = scratch, threading.local()
+        self._max_workspace, self._local = max_workspace, threading.local()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads = ThreadPoolExecutor(self.count, "cudnn")
 
@@ -50,7 +50,7 @@ class Workers:
     def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
         process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
         if process is None or process.poll() is not None:
-            command = [sys.executable, "-m", WORKER_MODULE, str(self._scratch)]
+            command = [sys.executable, "-m", WORKER_MODULE, str(self._max_workspace)]
             path = os.pathsep.join(entry for entry in sys.path if entry)
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        env={**os.environ, "PYTHONPATH": path})  # fmt: skip
@@ -60,10 +60,10 @@ class Workers:
         try:
             pickle.dump((layer, engine, knobs), process.stdin)
             process.stdin.flush()
-            kernel, error = pickle.load(process.stdout)
-        except (OSError, EOFError) as gone:
+            kernel, message = pickle.load(process.stdout)
+        except (OSError, EOFError) as error:
             process.wait()
-            raise EngineError(f"the worker that built {layer.text} exited with code {process.returncode}") from gone
-        if error:
-            raise EngineError(error)
+            raise EngineError(f"the worker that built {layer.text} exited with code {process.returncode}") from error
+        if message:
+            raise EngineError(message)
         return bytes(kernel)

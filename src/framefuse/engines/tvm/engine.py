@@ -1,4 +1,4 @@
-"""Engine tvm: ONNX -> Relax -> machine code for this CPU or GPU, tuned where `framefuse tune` was run.
+"""Engine tvm: ONNX -> Relax -> machine code for this CPU or GPU, with the schedules of `framefuse tune`.
 
 Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA graph over TVM's virtual machine.
 """
@@ -34,8 +34,8 @@ class TvmEngine:
     """A model, compiled for one input shape at a time.
 
     Args:
-        database: folder of a tuning database; default: the one that `framefuse tune` fills for this target.
-        cudnn: whether cuDNN runs the convolutions; CUDA and fp16 only. Default: yes on CUDA at fp16.
+        database: folder of a tuning database; default: the one of `framefuse tune` for this target.
+        cudnn: offload convolutions to cuDNN; CUDA and fp16 only. Default: yes on CUDA at fp16.
     """
 
     name = "tvm"
@@ -58,10 +58,10 @@ class TvmEngine:
         on_gpu = options.device == "cuda"
         self.target = targets.this_gpu() if on_gpu else targets.this_cpu(self._threads)
         self.precision = ("fp16" if on_gpu else "fp32") if options.precision == "auto" else options.precision
-        able = on_gpu and self.precision == "fp16"
-        if cudnn and not able:
+        offloads = on_gpu and self.precision == "fp16"
+        if cudnn and not offloads:
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
-        self.cudnn = able if cudnn is None else cudnn
+        self.cudnn = offloads if cudnn is None else cudnn
         self.capturable = on_gpu
         self._built: dict[tuple[int, int, int, int], Path] = {}
         self._records = Records(database or default_folder(self.target), self.target)
@@ -120,7 +120,7 @@ class TvmEngine:
         return self._load(self._built[shape])
 
     def _load(self, path: Path) -> Any:
-        """The compiled network in TVM's virtual machine."""
+        """Load a compiled network into TVM's virtual machine."""
         import tvm_ffi
 
         module = tvm()

@@ -96,29 +96,29 @@ def _separate(module: Any, bindings: list[Any], network: set[Any]) -> Any:
             readers[variable].add(binding.var)
     for variable in reads(main.body.body):
         readers[variable].add(None)
-    builder, made = builder_without_main(module), {param: param for param in main.params}
+    builder, variables = builder_without_main(module), {param: param for param in main.params}
 
-    def new(value: Any) -> Any:
+    def renamed(value: Any) -> Any:
         relax = tvm().relax
         if isinstance(value, relax.Tuple):
-            return relax.Tuple([new(field) for field in value.fields])
-        return made[value] if isinstance(value, relax.Var) else value
+            return relax.Tuple([renamed(field) for field in value.fields])
+        return variables[value] if isinstance(value, relax.Var) else value
 
     def emit_fp16(run: list[Any]) -> None:
         own = {binding.var for binding in run}
         shared = []
         with builder.dataflow():
             for binding in run:
-                value, leaves = rebuild(binding.value, new), bool(readers[binding.var] - own)
+                value, leaves = rebuild(binding.value, renamed), bool(readers[binding.var] - own)
                 # TVM's pass keeps outputs of a block in float32, and fails if one is a field of a tuple. So such an
                 # output, and one that the block also reads, is emitted as a copy.
                 is_field = isinstance(value, tvm().relax.TupleGetItem)
                 if leaves and (is_field or readers[binding.var] & own):
                     shared.append(binding.var)
                     leaves = False
-                made[binding.var] = (builder.emit_output if leaves else builder.emit)(value)
+                variables[binding.var] = (builder.emit_output if leaves else builder.emit)(value)
             for variable in shared:
-                made[variable] = builder.emit_output(made[variable])
+                variables[variable] = builder.emit_output(variables[variable])
 
     in_order = sorted(bindings, key=lambda binding: binding.var not in network)
     with builder.function("main", list(main.params)):
@@ -127,8 +127,8 @@ def _separate(module: Any, bindings: list[Any], network: set[Any]) -> Any:
                 emit_fp16(list(run))
                 continue
             for binding in run:
-                made[binding.var] = builder.emit(rebuild(binding.value, new))
-        builder.emit_func_output(new(main.body.body))
+                variables[binding.var] = builder.emit(rebuild(binding.value, renamed))
+        builder.emit_func_output(renamed(main.body.body))
     return builder.finalize()
 
 

@@ -103,7 +103,7 @@ class _Rewriter:
             if conv is not None:
                 self.convs[conv.end] = conv
         self.grouped = self._merge_alike()
-        self.made: dict[Group, Any] = {}
+        self.calls: dict[Group, Any] = {}
         self.builder = builder_without_main(module)
         self._fp32: dict[Any, Any] = {}
         self._fp16: dict[Any, Any] = {}
@@ -129,11 +129,11 @@ class _Rewriter:
             return value
         if value not in self._fp32:
             if value in self.convs:
-                made = relax.op.astype(self.fp16(value), "float32")
+                result = relax.op.astype(self.fp16(value), "float32")
             else:
-                made = self._expectation(self.values[value])
-                made = rebuild(self.values[value], self.fp32) if made is None else made
-            self._fp32[value] = self.builder.emit(made)
+                result = self._expectation(self.values[value])
+                result = rebuild(self.values[value], self.fp32) if result is None else result
+            self._fp32[value] = self.builder.emit(result)
         return self._fp32[value]
 
     def fp16(self, value: Any) -> Any:
@@ -147,16 +147,16 @@ class _Rewriter:
             old: Any = self.values.get(value)
             part = self.channels(value)
             if part.whole is not value:
-                made = self.whole(part)
+                result = self.whole(part)
                 if not part.is_all:
-                    made = relax.op.strided_slice(made, [3], [part.first], [part.first + part.count])
+                    result = relax.op.strided_slice(result, [3], [part.first], [part.first + part.count])
             elif _is_along_channels(old, "relax.concat"):
-                made = relax.op.concat(self._concat_inputs(old.args[0]), 3)
+                result = relax.op.concat(self._concat_inputs(old.args[0]), 3)
             elif isinstance(old, relax.TupleGetItem) or operator(old) in MOVES:
-                made = rebuild(old, self.fp16)
+                result = rebuild(old, self.fp16)
             else:
-                made = relax.op.astype(self.fp32(value), "float16")
-            self._fp16[value] = self.builder.emit(made)
+                result = relax.op.astype(self.fp32(value), "float16")
+            self._fp16[value] = self.builder.emit(result)
         return self._fp16[value]
 
     def _expectation(self, value: Any) -> Any:
@@ -195,9 +195,9 @@ class _Rewriter:
         """The tensor that the channels belong to, in float16."""
         if not isinstance(part.whole, Group):
             return self.fp16(part.whole)
-        if part.whole not in self.made:
-            self.made[part.whole] = self.builder.emit(self._call(part.whole))
-        return self.made[part.whole]
+        if part.whole not in self.calls:
+            self.calls[part.whole] = self.builder.emit(self._call(part.whole))
+        return self.calls[part.whole]
 
     def _concat_inputs(self, fields: Any) -> list[Any]:
         """Inputs of a concatenation; consecutive fields that make up a whole tensor are replaced by that tensor."""

@@ -33,10 +33,10 @@ from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled, plan
 from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
-from framefuse.engines.cudnn.importer import read
+from framefuse.engines.cudnn.importer import import_network
 from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
-from framefuse.engines.cudnn.rewrites import prepare
+from framefuse.engines.cudnn.rewrites import rewrite
 
 LAUNCHES = 50
 NOTE = (
@@ -88,7 +88,7 @@ def measure(
     row: dict[str, Any] = {"batch": batch}
     for merge, streams in variants:
         name = f"{'merged' if merge else 'plain'} {streams} stream{'s' if streams > 1 else ''}"
-        network = prepare(read(path, size, size), merge=merge)
+        network = rewrite(import_network(path, size, size), merge=merge)
         compiled = plan(network, batch, size, size, streams)
         weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
         execution = Execution(compiled, plans.builder, weights, plans)
@@ -221,7 +221,7 @@ def main() -> None:
                 variant["error"] = error(found, wanted[: len(found)])
                 print(batch, kind, variant["error"], flush=True)
         rows.append(row)
-        save(name, {**result, "failed": len(builder.failed)})
+        save(name, {**result, "failed": len(builder.failures)})
 
 
 if __name__ == "__main__":

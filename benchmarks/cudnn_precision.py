@@ -6,7 +6,7 @@ For each model and batch, by the GPU's clock, graphs launched in turns, medians:
 
 - `fp16`: the engine as it runs by default
 - `tuned`: all in FP16, with an identity behind the bias where a convolution has no activation
-- `fp8`, `int8`: 8 bits wherever they may be (in `mixing.groups`)
+- `fp8`, `int8`: 8 bits wherever they may be (in `mixed_precision.groups`)
 - `fastest`: of each layer the type that is fastest by measured kernels, whatever it does to the results
 - `chosen`: what the engine takes: the fastest that agrees with FP16 enough, on frames of the source
 
@@ -30,12 +30,12 @@ import numpy as np
 
 from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
-from framefuse.engines.cudnn import mixed_precision as mixing
-from framefuse.engines.cudnn.autotune import Chooser
+from framefuse.engines.cudnn import mixed_precision
+from framefuse.engines.cudnn.autotune import PrecisionTuner
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Builder
 from framefuse.engines.cudnn.execution import Weights
-from framefuse.engines.cudnn.network import EIGHT_BITS, Conv, Type
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.lab.lowering.frames import read_footage
 from framefuse.models import find_model
@@ -51,33 +51,33 @@ def measure(path: Path, batch: int, plans: Plans, images: Any, row: dict[str, An
     started = time.monotonic()
     compiled = compile_network(path, batch, SIZE, SIZE, streams=4)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    chooser = Chooser(compiled, plans, weights, images, {})
-    types: dict[str, tuple[Type, ...]] = {"fp16": (), "tuned": mixing.uniform(compiled, [], "fp16")}
-    types["fastest"] = chooser.fastest(chooser.free, EIGHT_BITS)
-    types |= {kind: mixing.uniform(compiled, chooser.free, kind) for kind in EIGHT_BITS}
+    tuner = PrecisionTuner(compiled, plans, weights, images, {})
+    types: dict[str, tuple[Type, ...]] = {"fp16": (), "tuned": mixed_precision.uniform(compiled, [], "fp16")}
+    types["fastest"] = tuner.fastest(tuner.free, LOW_PRECISIONS)
+    types |= {kind: mixed_precision.uniform(compiled, tuner.free, kind) for kind in LOW_PRECISIONS}
 
     def say(types: dict[str, tuple[Type, ...]]) -> None:
-        executions = {name: chooser.execution(found) if found else chooser.base for name, found in types.items()}
-        us = chooser.times(executions)
+        executions = {name: tuner.execution(found) if found else tuner.base for name, found in types.items()}
+        us = tuner.times(executions)
         for name, found in types.items():
-            kinds = Counter(layer.x_type for layer in chooser.layers(found))
-            agrees = round(chooser.check(found), 4) if found else 1.0
-            alone = sum(plans.microseconds(layer) or 0.0 for layer in chooser.layers(found))
+            kinds = Counter(layer.x_type for layer in tuner.layers(found))
+            agrees = round(tuner.agreement(found), 4) if found else 1.0
+            alone = sum(plans.microseconds(layer) or 0.0 for layer in tuner.layers(found))
             row["rows"][name] = {"us": us[name], "images_per_s": round(batch / us[name] * 1e6), "agreement": agrees,
                                  "kernels_alone_us": round(alone, 1), "layers": dict(kinds)}  # fmt: skip
             print(f"{path.stem} batch {batch} {name}: {row['rows'][name]}", flush=True)
-        known = {layer.text: plans.microseconds(layer) for found in types.values() for layer in chooser.layers(found)}
+        known = {layer.text: plans.microseconds(layer) for found in types.values() for layer in tuner.layers(found)}
         row["shapes"] |= {text: None if us is None else round(us, 3) for text, us in known.items()}
         row["seconds"] = round(time.monotonic() - started, 1)
 
     row |= {"model": path.name, "batch": batch, "rows": {}, "shapes": {}}
-    row["without_kernel"] = {layer.text: why for layer, why in plans.without.items()}
-    row["kept_in_fp16"] = sorted({why for why in chooser.barred.values()})
+    row["without_kernel"] = {layer.text: why for layer, why in plans.unsupported.items()}
+    row["kept_in_fp16"] = sorted({why for why in tuner.excluded.values()})
     say(types)
     yield
-    choice = chooser.choose(EIGHT_BITS)
-    row |= {"note": choice.note, "layers": choice.layers}
-    say({"fp16": (), "tuned": types["tuned"], "chosen": choice.types})
+    result = tuner.tune(LOW_PRECISIONS)
+    row |= {"note": result.note, "layers": result.layers}
+    say({"fp16": (), "tuned": types["tuned"], "chosen": result.types})
     yield
 
 
@@ -111,7 +111,7 @@ def main() -> None:
                         print(f"out of time at {path.stem}, batch {batch}", flush=True)
                         return
     finally:
-        plans.rest()
+        plans.stop_workers()
         plans.save()
 
 

@@ -86,7 +86,8 @@ for path in sorted(Path("runs/predict", sys.argv[1]).iterdir()):
 }
 """Written beside the clips: commands run there as they are shown."""
 NOTES = re.compile(
-    r"error|warning|choice +engine|  ->|choice .*(anew|stale|kernels measured|in flight|no room)|wrote|[\d,]+ frames"
+    r"error|warning|choice +engine|  ->|choice .*(anew|rebuilt|stale|kernels measured|in flight|no room)|wrote"
+    r"|[\d,]+ frames"
 )
 """How lines begin that are shown."""
 MOST = 12

@@ -61,7 +61,7 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
 
     from framefuse.engines.cache import EngineCache
     from framefuse.engines.tvm import compiling, jit, targets
-    from framefuse.engines.tvm import importer as reading
+    from framefuse.engines.tvm.importer import import_model
 
     target = targets.Target("cuda", arch)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def compile_elsewhere(model: Path, folder: Path, arch: str) -> None:
     np.savez_compressed(folder / f"{model.stem}-expected.npz", *(sample(value) for value in reference(model)))
     for cudnn in KINDS.values():
         path = folder / f"{names(model, cudnn)}.so"
-        lowered = compiling.lower(reading.read(model, SHAPE), target, "fp16", cudnn=cudnn)
+        lowered = compiling.lower(import_model(model, SHAPE), target, "fp16", cudnn=cudnn)
         compiling.compile_to(path, lowered, target)
         jit.register(target, EngineCache("tvm", folder / "cubins"))
         code = tvm_ffi.get_global_func(jit.FUNCTION)(source(path))
@@ -108,11 +108,11 @@ def source(library: Path) -> str:
 
 def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | None) -> tuple[Any, Any]:
     """Engine tvm's execution, and what calls cuDNN for it."""
-    from framefuse.engines.tvm import cudnn_convolution as convolve
+    from framefuse.engines.tvm.cudnn_convolution import register
 
-    convolver = convolve.register() if cudnn else None
-    if convolver is not None and candidates:
-        convolver.builder.candidates = candidates
+    runner = register() if cudnn else None
+    if runner is not None and candidates:
+        runner.builder.candidates = candidates
     if folder is None:
         from framefuse.engines import EngineOptions
         from framefuse.engines.tvm.engine import TvmEngine
@@ -120,7 +120,7 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
         engine = TvmEngine(model, EngineOptions("cuda", precision="fp16"), cudnn=cudnn)
         made = engine.execution(1, SIZE, SIZE)
         print(*engine.reasons, sep="\n", flush=True)
-        return made, convolver
+        return made, runner
     import tvm
     import tvm_ffi
     from tvm.runtime.vm import VirtualMachine
@@ -132,10 +132,10 @@ def execution(model: Path, cudnn: bool, folder: Path | None, candidates: int | N
     code = library.with_suffix(".cubin").read_bytes()
     tvm_ffi.register_global_func(FUNCTION, lambda _: code, override=True)
     machine = VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cuda(0))
-    made = TvmExecution(machine, SHAPE, np.dtype(np.float32), convolver)
-    if convolver is not None:
-        convolver.plans.save()
-    return made, convolver
+    made = TvmExecution(machine, SHAPE, np.dtype(np.float32), runner)
+    if runner is not None:
+        runner.plans.save()
+    return made, runner
 
 
 def runtime_alone() -> None:
@@ -274,13 +274,13 @@ def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None)
     from framefuse.engines.cudnn.compiled import plan
     from framefuse.engines.cudnn.convolutions import Builder
     from framefuse.engines.cudnn.execution import Execution, Weights
-    from framefuse.engines.cudnn.importer import read
+    from framefuse.engines.cudnn.importer import import_network
     from framefuse.engines.cudnn.network import Conv
     from framefuse.engines.cudnn.plans import Plans
-    from framefuse.engines.cudnn.rewrites import prepare
+    from framefuse.engines.cudnn.rewrites import rewrite
 
     plans = Plans(Builder(candidates=candidates))
-    compiled = plan(prepare(read(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
+    compiled = plan(rewrite(import_network(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     made = Execution(compiled, plans.builder, weights, plans)
     plans.save()
@@ -293,13 +293,13 @@ def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None)
     return start, made.results
 
 
-def without_convolutions(runs: Runs, made: Any, convolver: Any) -> float:
+def without_convolutions(runs: Runs, made: Any, runner: Any) -> float:
     from benchmarks.cudnn_network import device_us
 
-    known = dict(convolver._known)
-    convolver._known.update({key: (told, Nothing(plan)) for key, (told, plan) in known.items()})
+    known = dict(runner._plans)
+    runner._plans.update({key: (attributes, Nothing(plan)) for key, (attributes, plan) in known.items()})
     graph = runs.capture(made.start)
-    convolver._known.update(known)
+    runner._plans.update(known)
     return device_us(graph, runs.stream)
 
 

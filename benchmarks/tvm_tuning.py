@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.models import model as benchmark_model
 from framefuse.common.machine import available_cores
 from framefuse.engines.tvm import artifact, compiling, engine, package, records, targets, tuning
-from framefuse.engines.tvm import importer as reading
+from framefuse.engines.tvm.importer import import_model
 
 SIZE = 640
 ROUNDS = 3
@@ -105,7 +105,7 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
     for precision in precisions:
         fast, slow = row[f"tuned {precision}"], row[f"untuned {precision}"]
         row[f"speedup {precision}"] = round(slow["median_ms"] / fast["median_ms"], 2)
-        lowered = compiling.lower(reading.read(path, (1, 3, SIZE, SIZE)), target, precision)
+        lowered = compiling.lower(import_model(path, (1, 3, SIZE, SIZE)), target, precision)
         tasks = tuning.tasks_of(lowered, target)
         opened = database.open()
         for task in tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -18,10 +19,10 @@ from cudnn_nets import Net
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn import precisions, workers
-from framefuse.engines.cudnn.autotune import Choice
+from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer, Plan
-from framefuse.engines.cudnn.plan_timing import fastest
+from framefuse.engines.cudnn.plan_timing import fastest_plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import CapabilityError, EngineError, UsageError
@@ -51,11 +52,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that build nothing."""
     (tmp_path / "worker_stand_in.py").write_text(textwrap.dedent(WORKER))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(workers, "PROGRAM", "worker_stand_in")
+    monkeypatch.setattr(workers, "WORKER_MODULE", "worker_stand_in")
 
 
 def test_workers_build_side_by_side(stand_in: None) -> None:
-    with Workers(4096, 3) as pool:
+    with contextlib.closing(Workers(4096, 3)) as pool:
         built = [pool.build(replace(LAYER, x_type=kind), engine, {}) for kind in ("fp16", "int8") for engine in (1, 2)]
         refused = pool.build(LAYER, 9, {})
         assert [future.result(30) for future in built] == [b"fp16 1 4096", b"fp16 2 4096", b"int8 1 4096",
@@ -65,8 +66,8 @@ def test_workers_build_side_by_side(stand_in: None) -> None:
 
 
 def test_a_worker_that_ends_is_replaced(stand_in: None) -> None:
-    with Workers(0, 1) as pool:
-        with pytest.raises(EngineError, match="ended with 3"):
+    with contextlib.closing(Workers(0, 1)) as pool:
+        with pytest.raises(EngineError, match="exited with code 3"):
             pool.build(LAYER, 13, {}).result(30)
         assert pool.build(LAYER, 1, {}).result(30) == b"fp16 1 0"
 
@@ -74,27 +75,27 @@ def test_a_worker_that_ends_is_replaced(stand_in: None) -> None:
 class Offers:
     """A builder whose plans take as long as their engine's number says."""
 
-    def __init__(self, offered: dict[str, list[int]]) -> None:
-        self.known, self.failed = offered, list[str]()
+    def __init__(self, candidate_engines: dict[str, list[int]]) -> None:
+        self.known, self.failures = candidate_engines, list[str]()
 
-    def offered(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
+    def candidate_engines(self, layer: Layer) -> list[tuple[int, dict[str, int]]]:
         return [(engine, {}) for engine in self.known[layer.x_type]]
 
-    def measurer(self, layer: Layer) -> Any:
+    def timer(self, layer: Layer) -> Any:
         return lambda plan: float(plan.engine)
 
-    def load(self, image: bytes, engine: int, knobs: dict[str, int]) -> Plan:
-        return Plan(None, 0, engine, knobs, image=image)
+    def load(self, binary: bytes, engine: int, knobs: dict[str, int]) -> Plan:
+        return Plan(None, 0, engine, knobs, binary=binary)
 
 
 def test_the_fastest_of_the_first_is_taken(stand_in: None) -> None:
     builder: Any = Offers({"fp16": [5, 3, 2], "fp8": [9], "int8": [9, 7]})
     layers = [replace(LAYER, x_type=kind) for kind in ("fp16", "fp8", "int8")]
-    with Workers(0, 2) as pool:
-        found = dict(fastest(builder, pool, layers, candidates=2))
-        late = dict(fastest(builder, pool, layers[:1], candidates=2, deadline=time.monotonic() - 1))
+    with contextlib.closing(Workers(0, 2)) as pool:
+        found = dict(fastest_plans(builder, pool, layers, candidates=2))
+        late = dict(fastest_plans(builder, pool, layers[:1], candidates=2, deadline=time.monotonic() - 1))
     assert isinstance(plan := found[layers[0]], Plan) and (plan.engine, plan.microseconds) == (3, 3.0)
-    assert plan.image == b"fp16 3 0"
+    assert plan.binary == b"fp16 3 0"
     assert found[layers[1]] == "no such engine"
     assert isinstance(plan := found[layers[2]], Plan) and plan.engine == 7
     assert late == {layers[0]: "out of time"}
@@ -110,18 +111,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made.chosen = []
 
-    class Chooser:
+    class PrecisionTuner:
         def __init__(self, compiled: Any, plans: Any, weights: Any, images: Any, peaks: Any) -> None:
             self.compiled, self.given = compiled, (images, peaks)
 
-        def choose(self, kinds: Any) -> Choice:
+        def tune(self, kinds: Any) -> TuningResult:
             made.chosen.append((kinds, *self.given))
             types = ("int8",) * len(self.compiled.placement.sizes)
             layers = [{"name": "conv", "multiplies": "int8", "why": "1.0 us, 2.0 in fp16"}]
             us = {"fp16": 4.0, "tuned": 3.0, "chosen": 2.0}
-            return Choice(types, (0.5,) * len(types), 0.97, us, layers)
+            return TuningResult(types, (0.5,) * len(types), 0.97, us, layers)
 
-    monkeypatch.setattr(precisions, "Chooser", Chooser)
+    monkeypatch.setattr(precisions, "PrecisionTuner", PrecisionTuner)
     return made
 
 
@@ -130,7 +131,7 @@ def network(tmp_path: Path, seed: int = 0) -> Path:
     return net.save(tmp_path / "net.onnx", net.conv(net.conv("images", 16), 16))
 
 
-PLANS: Any = SimpleNamespace(builder=None, rest=lambda: None, save=lambda: None)
+PLANS: Any = SimpleNamespace(builder=None, stop_workers=lambda: None, save=lambda: None)
 FRAMES = [np.full((1, 3, 32, 48), 0.5, np.float32)] * 2
 
 
@@ -143,7 +144,7 @@ def test_a_choice_is_made_once(gpu: Any, tmp_path: Path) -> None:
         mixed, reasons = made.apply(compiled, PLANS, None)  # type: ignore[arg-type]
         assert set(mixed.types) == {"int8"} and mixed.scale(compiled.network.outputs[0]) == 0.5
         assert made.precision == "fp16+int8" and made.layers[0]["name"] == "conv"
-        assert "1 in int8; 2 us a batch, 3 with all in fp16 chosen likewise, 4 by default" in reasons[0]
+        assert "1 in int8; 2 us per batch, 3 with all in fp16 and tuned kernels, 4 by default" in reasons[0]
         assert "97.0% (2 frames" in reasons[0]
         assert ("from the cache" in reasons[1]) == bool(turn)
         assert made.apply(compiled, PLANS, None)[1] == []  # type: ignore[arg-type]
@@ -181,7 +182,7 @@ def test_the_default_is_fp16(gpu: Any, tmp_path: Path) -> None:
         assert made.apply(compiled, PLANS, None) == (compiled, [])  # type: ignore[arg-type]
         assert made.precision == "fp16" and made.reason.startswith("precision fp16")
     assert gpu.chosen == []
-    assert "quantisers of the file are left out" in Precisions(find_model("scout-n-int8"), EngineOptions()).reason
+    assert "Q/DQ nodes of the file are removed" in Precisions(find_model("scout-n-int8"), EngineOptions()).reason
 
 
 def test_a_quantised_file_needs_no_frames(gpu: Any) -> None:
@@ -189,7 +190,7 @@ def test_a_quantised_file_needs_no_frames(gpu: Any) -> None:
     made = Precisions(path, EngineOptions("cuda", "int8"))
     _, reasons = made.apply(compile_network(path, 1, 64, 96), PLANS, None)  # type: ignore[arg-type]
     kinds, images, peaks = gpu.chosen[0]
-    assert kinds == ("int8",) and len(images) == precisions.NOISES and len(peaks) == 51
+    assert kinds == ("int8",) and len(images) == precisions.NOISE_IMAGES and len(peaks) == 51
     assert "noise, since there are no frames" in reasons[0]
 
 
@@ -210,7 +211,7 @@ def test_a_gpu_without_fp8(gpu: Any, tmp_path: Path) -> None:
 
 
 def test_a_choice_of_another_network() -> None:
-    choice = Choice(("fp16",) * 99, (1.0,) * 99, 1.0, {})
+    choice = TuningResult(("fp16",) * 99, (1.0,) * 99, 1.0, {})
     with pytest.raises(ValueError, match="99 types"):
         choice.applied(compile_network(find_model("scout-n"), 1, 64, 96))
 

@@ -50,7 +50,7 @@ def test_what_it_cannot_do(tmp_path: Path) -> None:
         assert caught.value.remedy
 
 
-def test_plans_are_remembered(tmp_path: Path) -> None:
+def test_plans_are_cached(tmp_path: Path) -> None:
     cache = PlanCache(ENVIRONMENT, tmp_path)
     assert cache.get("layer") is None and cache.note == ""
     cache.update({"layer": ENTRY})
@@ -63,22 +63,22 @@ def test_built_kernels_are_kept_beside(tmp_path: Path) -> None:
     cache.update({"layer": dict(ENTRY), "other": dict(ENTRY)}, {"layer": b"kernel"})
     again = PlanCache(ENVIRONMENT, tmp_path)
     entry = again.get("layer")
-    assert entry is not None and again.image(entry) == b"kernel"
-    assert again.image(ENTRY) == b"" and again.image({"image": "../../etc/passwd"}) == b""
+    assert entry is not None and again.kernel(entry) == b"kernel"
+    assert again.kernel(ENTRY) == b"" and again.kernel({"kernel": "../../etc/passwd"}) == b""
     (file,) = (tmp_path / cache.path.stem).iterdir()
     file.write_bytes(b"damaged")
-    assert again.image(entry) == b""
+    assert again.kernel(entry) == b""
     file.unlink()
-    assert again.image(entry) == b""
+    assert again.kernel(entry) == b""
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"plans": {}}', '{"environment": {}, "plans": {"a": {}}}', "\0"])
-def test_damaged_caches_are_made_anew(tmp_path: Path, content: str) -> None:
+def test_damaged_caches_are_rebuilt(tmp_path: Path, content: str) -> None:
     cache = PlanCache(ENVIRONMENT, tmp_path)
     cache.update({"layer": ENTRY})
     cache.path.write_text(content)
     again = PlanCache(ENVIRONMENT, tmp_path)
-    assert again.get("layer") is None and "made anew" in again.note
+    assert again.get("layer") is None and "is rebuilt" in again.note
     again.update({"other": ENTRY})
     assert set(json.loads(cache.path.read_text())["plans"]) == {"other"}
 
@@ -104,7 +104,7 @@ def test_two_writers_keep_each_others_plans(tmp_path: Path) -> None:
     caches[0].update({})
     found = json.loads(caches[0].path.read_text())["plans"]
     assert {f"0-{turn}" for turn in range(10)} <= set(found)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}  # no scratch file is left
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}  # no temporary file is left
 
 
 WRITER = """
@@ -131,7 +131,7 @@ def test_two_processes_that_build_at_once(tmp_path: Path) -> None:
     cache = PlanCache(ENVIRONMENT, tmp_path)
     wanted = {f"{number}-{turn}" for number in range(2) for turn in range(20)}
     assert set(cache.entries) == wanted
-    assert all(cache.image(cache.entries[name]) == name.encode() * 1000 for name in wanted)
+    assert all(cache.kernel(cache.entries[name]) == name.encode() * 1000 for name in wanted)
 
 
 def test_a_stale_cache_says_what_has_changed(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ class TestGpu:
         expected = decode_levels(values, compiled.network.head, 160, 160)
         found = slot.outputs[0]
         assert relative(found, expected) < 0.01  # random weights enlarge rounding; a trained model is far closer
-        assert "remembered" in engine.reasons[-1]
+        assert "cached" in engine.reasons[-1]
 
     def test_plans_come_from_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -248,19 +248,19 @@ class TestGpu:
             engine = open_engine("cudnn", path, EngineOptions())
             engine.lane(1, 32, 32, 1)
             told.append(engine.reasons[-1])
-        assert "2 kernels measured, 0 remembered" in told[0]
-        assert "0 kernels measured, 2 remembered" in told[1]
+        assert "2 kernels measured, 0 cached" in told[0]
+        assert "0 kernels measured, 2 cached" in told[1]
         assert "built again" not in told[1]
 
-    def test_a_remembered_plan_that_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cached_plan_that_cannot_be_built(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         net = Net()
         path = net.save(tmp_path / "net.onnx", net.conv("images", 16))
         engine = open_engine("cudnn", path, EngineOptions())
         engine.lane(1, 32, 32, 1)
         (file,) = (tmp_path / "framefuse" / "cudnn").glob("*.json")
-        for image in (tmp_path / "framefuse" / "cudnn" / file.stem).iterdir():
-            image.write_bytes(b"damaged")
+        for kernel in (tmp_path / "framefuse" / "cudnn" / file.stem).iterdir():
+            kernel.write_bytes(b"damaged")
         content = json.loads(file.read_text())
         for entry in content["plans"].values():
             entry["engine"] = 9999
@@ -279,5 +279,4 @@ class TestGpu:
 def test_layers_are_told_apart_by_all_that_matters() -> None:
     first = Layer((1, 8, 4, 4), (128, 1, 32, 8), (8, 8, 3, 3), (1, 8, 4, 4), (128, 1, 32, 8), None, (1, 1),
                   (1, 1, 1, 1), (1, 1), "silu")  # fmt: skip
-    assert first.operations == 8 * 4 * 4 * 72
     assert first.text.startswith("x=(1,8,4,4) x_strides=(128,1,32,8) weight=(8,8,3,3)")

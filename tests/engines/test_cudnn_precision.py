@@ -16,11 +16,9 @@ from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
 from cudnn_on_cpu import Chain, NumpyPlans, complete
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import autotune as choosing
-from framefuse.engines.cudnn import convolutions, reference
-from framefuse.engines.cudnn import mixed_precision as mixing
+from framefuse.engines.cudnn import autotune, convolutions, mixed_precision, reference
 from framefuse.engines.cudnn.agreement import agreement
-from framefuse.engines.cudnn.autotune import Chooser, chosen
+from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.execution import Execution, Weights
@@ -35,7 +33,7 @@ EIGHT: tuple[Type, ...] = ("fp8", "int8")
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, fibres: Fibres) -> None:
     complete(monkeypatch)
-    monkeypatch.setattr(Chooser, "times", lambda self, executions: {
+    monkeypatch.setattr(PrecisionTuner, "times", lambda self, executions: {
         name: sum(self.plans.cost(layer) for layer in self.layers(execution.compiled.types))
         for name, execution in executions.items()})  # fmt: skip
 
@@ -54,10 +52,10 @@ def wide(tmp_path: Path, seed: int = 0) -> Path:
 
 def typed(compiled: Compiled, x: Any, kind: Type) -> Compiled:
     """All that may have 8 bits, with ranges from a run in float32."""
-    free = [group for group, why in mixing.groups(compiled).items() if not why]
-    types = mixing.uniform(compiled, free, kind)
-    peaks = ranges(compiled, x)
-    return replace(compiled, types=types, scales=tuple(mixing.scales(compiled, free, types, peaks)))
+    free = [group for group, why in mixed_precision.groups(compiled).items() if not why]
+    types = mixed_precision.uniform(compiled, free, kind)
+    peaks = {kind: ranges(compiled, x)}
+    return replace(compiled, types=types, scales=mixed_precision.scales(compiled, free, types, peaks))
 
 
 def ranges(compiled: Compiled, x: Any) -> dict[str, float]:
@@ -93,7 +91,7 @@ def test_what_may_have_8_bits(tmp_path: Path) -> None:
     net = Net()
     path = net.save(tmp_path / "net.onnx", *(net.conv(x, 16, act="none") for x in backbone(net, "images")))
     compiled = compile_network(path, 1, 64, 96)
-    groups = mixing.groups(compiled)
+    groups = mixed_precision.groups(compiled)
     whys = {why.split(" ")[0] if "channels" not in why else "channels" for why in groups.values()}
     assert whys == {"", "it", "channels"}
     for group, why in groups.items():
@@ -135,22 +133,22 @@ def cheap(*kinds: Type) -> Any:
     return lambda layer: 5.0 if layer.x_type in kinds else 10.0
 
 
-def chooser(tmp_path: Path, cost: Any, batch: int = 2) -> Chooser:
+def tuner(tmp_path: Path, cost: Any, batch: int = 2) -> PrecisionTuner:
     compiled = compile_network(wide(tmp_path), batch, 16, 24)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
-    return Chooser(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
+    return PrecisionTuner(compiled, NumpyPlans(cost), weights, images(3, 16, 24), {})  # type: ignore[arg-type]
 
 
 def test_the_fastest_is_chosen(gpu: None, tmp_path: Path) -> None:
-    made = chooser(tmp_path, cheap("int8"))
-    choice = made.choose(EIGHT, least=0.8)
+    made = tuner(tmp_path, cheap("int8"))
+    choice = made.tune(EIGHT, min_agreement=0.8)
     assert choice.precision == "fp16+int8" and choice.agreement > 0.8
     assert choice.us["chosen"] < choice.us["tuned"]
     kinds = {layer["multiplies"] for layer in choice.layers}
     assert kinds == {"fp16", "int8"}
     reasons = {layer["why"] for layer in choice.layers}
     assert "5.0 us, 10.0 in fp16" in reasons and "it holds the images" in reasons
-    again = chosen(json.loads(json.dumps(choice.to_json())))
+    again = TuningResult.from_json(json.loads(json.dumps(choice.to_json())))
     assert again == choice and again.applied(made.compiled).types == choice.types
 
 
@@ -159,12 +157,12 @@ def test_each_layer_may_have_another_type(gpu: None, tmp_path: Path) -> None:
         best = "fp8" if layer.weight[2] == 1 else "int8"
         return 5.0 if layer.x_type == best else 10.0
 
-    choice = chooser(tmp_path, cost).choose(EIGHT, least=0.5)
+    choice = tuner(tmp_path, cost).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16+fp8+int8"
 
 
 def test_what_is_no_faster_stays_in_fp16(gpu: None, tmp_path: Path) -> None:
-    choice = chooser(tmp_path, lambda layer: 9.9 if layer.mixed else 10.0).choose(EIGHT, least=0.5)
+    choice = tuner(tmp_path, lambda layer: 9.9 if layer.low_precision else 10.0).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16"
     assert {layer["why"] for layer in choice.layers} >= {"8 bits are no faster"}
 
@@ -172,16 +170,16 @@ def test_what_is_no_faster_stays_in_fp16(gpu: None, tmp_path: Path) -> None:
 def test_a_gain_that_the_graph_does_not_show_is_not_taken(
     gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Chooser, "times", lambda self, executions: dict.fromkeys(executions, 100.0))
-    choice = chooser(tmp_path, cheap("int8")).choose(EIGHT, least=0.5)
+    monkeypatch.setattr(PrecisionTuner, "times", lambda self, executions: dict.fromkeys(executions, 100.0))
+    choice = tuner(tmp_path, cheap("int8")).tune(EIGHT, min_agreement=0.5)
     assert choice.precision == "fp16" and "8 bits are not faster beyond noise" in choice.note
 
 
 def test_what_disturbs_the_results_goes_back(gpu: None, tmp_path: Path) -> None:
-    made = chooser(tmp_path, cheap("int8", "fp8"))
-    all_in_8 = made.choose(("fp8",), least=0.0)
-    part = made.choose(("fp8",), least=(1 + all_in_8.agreement) / 2)
-    none = made.choose(("fp8",), least=1.1)
+    made = tuner(tmp_path, cheap("int8", "fp8"))
+    all_in_8 = made.tune(("fp8",), min_agreement=0.0)
+    part = made.tune(("fp8",), min_agreement=(1 + all_in_8.agreement) / 2)
+    none = made.tune(("fp8",), min_agreement=1.1)
     counts = [sum(layer["multiplies"] == "fp8" for layer in choice.layers) for choice in (all_in_8, part, none)]
     assert counts[0] > counts[1] > counts[2] == 0
     assert all_in_8.agreement < part.agreement <= none.agreement
@@ -189,14 +187,14 @@ def test_what_disturbs_the_results_goes_back(gpu: None, tmp_path: Path) -> None:
 
 
 def test_layers_without_a_kernel_stay_in_fp16(gpu: None, tmp_path: Path) -> None:
-    choice = chooser(tmp_path, lambda layer: float("inf") if layer.mixed else 10.0).choose(EIGHT)
+    choice = tuner(tmp_path, lambda layer: float("inf") if layer.low_precision else 10.0).tune(EIGHT)
     assert choice.precision == "fp16"
 
 
 def test_what_is_measured(gpu: None, tmp_path: Path) -> None:
     """Every layer of the choice, and not every mixture of types that there could be."""
-    made = chooser(tmp_path, cheap("int8"))
-    choice = made.choose(EIGHT, least=0.5)
+    made = tuner(tmp_path, cheap("int8"))
+    choice = made.tune(EIGHT, min_agreement=0.5)
     known = made.plans.known  # type: ignore[attr-defined]
     assert set(made.layers(choice.types)) <= known
     assert len(known) < 9 * len(set(made.layers(())))
@@ -227,7 +225,7 @@ def test_a_detector_is_compared_by_what_it_finds(gpu: None, tmp_path: Path) -> N
     compiled = compile_network(path, 2, 24, 40)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     plans = NumpyPlans(cheap())
-    choice = Chooser(compiled, plans, weights, images(2, 24, 40), {}).choose(EIGHT)  # type: ignore[arg-type]
+    choice = PrecisionTuner(compiled, plans, weights, images(2, 24, 40), {}).tune(EIGHT)  # type: ignore[arg-type]
     assert choice.precision == "fp16" and choice.agreement == 1
 
 
@@ -264,7 +262,7 @@ class TestGpu:
         assert relative(run.results[0].get(), reference.run(mixed, x, dtype=np.float16)[0]) < 5e-2
 
     def test_a_choice_of_precisions(self, tmp_path: Path) -> None:
-        """Made once, said, remembered; the results stay close to ONNX Runtime's."""
+        """Tuned once, reported, cached; the results stay close to ONNX Runtime's."""
         path, x = wide(tmp_path), images(2, 64, 96)
         options = EngineOptions("cuda", "auto", calibration=[x[:1], x[1:]])
         for turn in range(2):
@@ -275,7 +273,7 @@ class TestGpu:
             lane.submit(slot)
             assert lane.wait(slot, 10)
             (expected,) = onnx_runtime(path, x)
-            assert relative(slot.outputs[0], expected) < 1.5 * (1 - choosing.LEAST)
+            assert relative(slot.outputs[0], expected) < 1.5 * (1 - autotune.MIN_AGREEMENT)
             lane.release(slot)
             told = " | ".join(engine.reasons)
             assert "us a batch" in told and ("from the cache" in told) == bool(turn)

@@ -48,11 +48,11 @@ def convolve(x: Any, weight: Any, bias: Any, *rest: Any) -> None:
     np.copyto(y, total.astype(np.float16))
 
 
-def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
+def test_a_network_with_its_convolutions_offloaded(tmp_path: Path) -> None:
     import tvm_ffi
 
     from framefuse.engines.tvm import compiling, offload, targets
-    from framefuse.engines.tvm import importer as reading
+    from framefuse.engines.tvm.importer import import_model
     from framefuse.engines.tvm.package import tvm
 
     net = Net()
@@ -68,7 +68,7 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
 
     tvm_ffi.register_global_func(offload.FUNCTION, convolve, override=True)
     target = targets.this_cpu(1)
-    lowered = compiling.lower(reading.read(path, (2, 3, 18, 22)), target, "fp16", cudnn=True)
+    lowered = compiling.lower(import_model(path, (2, 3, 18, 22)), target, "fp16", cudnn=True)
     compiling.compile_to(tmp_path / "net.so", lowered, target, own_memory=True)
     machine = tvm().relax.VirtualMachine(tvm().runtime.load_module(str(tmp_path / "net.so")), tvm().cpu())
     first, second = machine["memory"](), machine["memory"]()
@@ -94,12 +94,12 @@ def test_a_network_with_its_convolutions_off_loaded(tmp_path: Path) -> None:
 
 def test_what_cannot_be_laid_out_channels_last_keeps_its_convolutions(tmp_path: Path) -> None:
     from framefuse.engines.tvm import compiling, offload, targets
-    from framefuse.engines.tvm import importer as reading
+    from framefuse.engines.tvm.importer import import_model
 
     net = Net()
     x = net.conv("images", 16, stride=2)
     path = net.save(tmp_path / "net.onnx", net.node("Max", net.conv(x, 16), x, channels=16))  # TVM stacks them
-    lowered = compiling.lower(reading.read(path, (1, 3, 16, 16)), targets.this_cpu(1), "fp16", cudnn=True)
+    lowered = compiling.lower(import_model(path, (1, 3, 16, 16)), targets.this_cpu(1), "fp16", cudnn=True)
     text = lowered.script()
     assert offload.FUNCTION not in text and "float16" in text and "conv2d" in text
 

@@ -70,7 +70,7 @@ def test_a_killed_tuner_goes_on_and_what_it_found_is_used(tmp_path: Path, cache:
         file.write(b'[0, [[["GetSBl')  # as a kill in the middle of a line leaves it
     second = subprocess.run(command(model, "--trials", str(found + 4)), capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
-    assert "its last line is torn and is left out" in second.stderr
+    assert "its last line is torn and is skipped" in second.stderr
     lines = records[0].read_text().splitlines()
     assert len(lines) >= found + 1 and all(json.loads(line) for line in lines)
     third = subprocess.run(command(model, "--trials", "1"), capture_output=True, text=True)
@@ -117,10 +117,10 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_tuner(
     def look(self: Records, folder: Path) -> None:
         opened.append((folder / "database_tuning_record.json").read_text())
 
-    monkeypatch.setattr(Records, "_opened", look)
+    monkeypatch.setattr(Records, "_database", look)
     folder = database(tmp_path / "db", "[0, [1]]\n", "[0, [2")
     records = Records(folder, target())
-    assert "torn and is left out" in records.note and records.written == 1
+    assert "torn and is skipped" in records.note and records.written == 1
     records.copy()
     assert (folder / "database_tuning_record.json").read_text() == "[0, [1]]\n[0, [2"
     with records.locked():
@@ -155,7 +155,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(EngineError, match=r"line 2 of database_tuning_record.json.*\n.*move it away"):
         Records(database(tmp_path / "middle", "[0, [1]]\n", "[0, [2\n", "[0, [3]]\n"), target())
-    with pytest.raises(EngineError, match=r"it is of function 4, and database_workload.json has 1"):
+    with pytest.raises(EngineError, match=r"it belongs to function 4, and database_workload.json has 1"):
         Records(database(tmp_path / "lost", "[4, [1]]\n", "[0, [3]]\n"), target())
     with pytest.raises(EngineError, match="tuned for llvm-generic, not for llvm-znver5"):
         Records(database(tmp_path / "other"), target("znver5"))

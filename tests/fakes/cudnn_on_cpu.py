@@ -16,7 +16,17 @@ from numpy.lib.stride_tricks import as_strided
 from cuda_on_cpu import HostArray
 from framefuse.cuda import device
 from framefuse.engines.cudnn import reference
-from framefuse.engines.cudnn.convolutions import BIAS, FACTOR, OUT, RESIDUAL, SHARE, WEIGHT, Layer, X, Y
+from framefuse.engines.cudnn.convolutions import (
+    BIAS,
+    OUTPUT_SCALE,
+    RESIDUAL,
+    RESIDUAL_SCALE,
+    SCALE,
+    WEIGHT,
+    Layer,
+    X,
+    Y,
+)
 from framefuse.engines.cudnn.execution import Execution
 from framefuse.engines.cudnn.low_precision import decode, encode
 from framefuse.engines.cudnn.network import Conv
@@ -69,7 +79,7 @@ def at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str
 
 @dataclass
 class NumpyPlan:
-    """`y = round((activation(conv(x, weight) FACTOR + bias) + residual SHARE) OUT)`."""
+    """`y = round((activation(conv(x, weight) SCALE + bias) + residual RESIDUAL_SCALE) OUTPUT_SCALE)`."""
 
     layer: Layer
     workspace: int = 7
@@ -91,7 +101,7 @@ class NumpyPlan:
         y = reference._conv(x, weight, step)
         each = (out, 1, 1), (1, 1, 1)
         if eight:
-            y = y * read(FACTOR, *each, "fp32")
+            y = y * read(SCALE, *each, "fp32")
         y = y + read(BIAS, *each, "fp32" if eight else "fp16")
         if layer.activation == "silu":
             y = y / (1 + np.exp(-y))
@@ -99,10 +109,10 @@ class NumpyPlan:
             y = np.maximum(y, 0)
         if layer.residual_strides is not None:
             beside = read(RESIDUAL, layer.y, layer.residual_strides, layer.residual_type)
-            y = y + beside * (1 if layer.residual_type == "fp16" else read(SHARE, (1,), (1,), "fp32"))
+            y = y + beside * (1 if layer.residual_type == "fp16" else read(RESIDUAL_SCALE, (1,), (1,), "fp32"))
         target = at(pointers[Y], layer.y, layer.y_strides, layer.y_type)
         kind = layer.y_type
-        target[...] = y if kind == "fp16" else encode(y * read(OUT, (1,), (1,), "fp32"), kind)
+        target[...] = y if kind == "fp16" else encode(y * read(OUTPUT_SCALE, (1,), (1,), "fp32"), kind)
 
 
 @dataclass
@@ -112,7 +122,8 @@ class NumpyPlans:
     cost: Callable[[Layer], float]
     asked: list[Layer] = field(default_factory=list)
     builder: Any = field(default_factory=lambda: SimpleNamespace(
-        handle=None, rest=lambda: None, cudnn=SimpleNamespace(set_stream=lambda **options: None)))  # fmt: skip
+        handle=None, release_handle=lambda: None,
+        cudnn=SimpleNamespace(set_stream=lambda **options: None)))  # fmt: skip
     known: set[Layer] = field(default_factory=set)
 
     def __call__(self, layer: Layer) -> Any:
@@ -125,5 +136,5 @@ class NumpyPlans:
     def microseconds(self, layer: Layer) -> float | None:
         return self.cost(layer) if layer in self.known else None
 
-    def rest(self) -> None: ...
+    def stop_workers(self) -> None: ...
     def save(self) -> None: ...

@@ -81,8 +81,8 @@ def main() -> None:
     from fake_gpu import Array, Gpu
     from framefuse.cuda import device
     from framefuse.engines.tvm import compiling, jit, offload, package, targets
-    from framefuse.engines.tvm import cuda as on_gpu
-    from framefuse.engines.tvm import importer as reading
+    from framefuse.engines.tvm.cuda import TvmExecution, address
+    from framefuse.engines.tvm.importer import import_model
 
     tvm, gpu = package.tvm(), Gpu()
     Array.gpu, cupy = gpu, gpu.cupy()
@@ -96,9 +96,9 @@ def main() -> None:
     found: dict[str, Any] = {"target": target.text}
     for name, cudnn in (("cudnn", True), ("alone", False)):
         path = folder / f"{name}.so"
-        compiling.compile_to(path, compiling.lower(reading.read(model, shape), target, "fp16", cudnn=cudnn), target)
+        compiling.compile_to(path, compiling.lower(import_model(model, shape), target, "fp16", cudnn=cudnn), target)
         machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cuda(0))
-        made = [on_gpu.TvmExecution(machine, shape, np.dtype(np.float32)) for _ in range(2)]
+        made = [TvmExecution(machine, shape, np.dtype(np.float32)) for _ in range(2)]
         stream = cupy.cuda.Stream()
         log.write_text("")
         convolved.clear()
@@ -109,7 +109,7 @@ def main() -> None:
             "streams": sorted({int(where) == stream.ptr for _, where in asked}),
             "convolutions": len(convolved),
             "on the stream": set(convolved) <= {stream.ptr},
-            "own memory": on_gpu.address(made[0]._out[0]) != on_gpu.address(made[1]._out[0]),
+            "own memory": address(made[0]._out[0]) != address(made[1]._out[0]),
         }
     print(json.dumps(found))
 

@@ -320,7 +320,7 @@ def test_models_that_cannot_be_lowered_are_refused(
     with pytest.raises(UsageError, match="precision 'int4'"):
         build(models["tiny_v5"], "int4")
     model = onnx.load(models["tiny_v5"])
-    for opset, known in ((9, "11 to"), (99, "the newest that is known here is")):
+    for opset, known in ((9, "11 to"), (99, "the newest supported one is")):
         model.opset_import[0].version = opset
         onnx.save(model, tmp_path / "strange.onnx")
         with pytest.raises(ModelError, match=f"has opset {opset}; {known}") as caught:
@@ -347,7 +347,7 @@ def test_a_model_that_puts_out_no_numbers_is_not_lowered(models: dict[str, Path]
         if values.ndim == 4:
             tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
     onnx.save(model, tmp_path / "broken.onnx")
-    with pytest.raises((ModelError, NonFiniteError), match=r"put.* out NaN or infinity"):
+    with pytest.raises((ModelError, NonFiniteError), match=r"(put.* out|returned) NaN or infinity"):
         build_model(tmp_path / "broken.onnx", precision="fp16", calib=calib, frames=8)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.onnx"]
 

@@ -154,7 +154,7 @@ def test_class_list_of_the_wrong_length(write: Any) -> None:
 def test_a_model_that_puts_out_another_number_of_classes_than_it_states(write: Any) -> None:
     card = read_card(write(("o", [1, 6, 20]), names=names(2), card={"layout": "yolov8"}))
     card.check_outputs([np.zeros((1, 6, 20))])
-    with pytest.raises(CardError, match=r"states 2 classes \(onnx metadata names\), but puts out 5"):
+    with pytest.raises(CardError, match=r"states 2 classes \(onnx metadata names\), but its outputs have 5"):
         card.check_outputs([np.zeros((1, 9, 20))])
     card = read_card(write(("o", [1, 300, 6]), names=names(2), end2end=True))
     card.check_outputs([np.zeros((1, 7, 6))])  # it does not tell
@@ -202,7 +202,7 @@ def test_card_wins(write: Any, tmp_path: Path) -> None:
         ("[" * 5000, "nested too deeply"),
         ("names: [2024-02-30, b]", "day is out of range for month, line 1"),
         ("names: {2024-02-30: a}", "day is out of range for month, line 1"),
-        ('names: ["\\ud800"]', "half a character"),
+        ('names: ["\\ud800"]', "lone surrogate"),
         ("std: [.inf, 1, 1]", "std = \\[inf, 1, 1\\]"),
         ("mean: [.nan, 0, 0]", "mean = \\[nan, 0, 0\\]"),
         ("mean: [1.0e+300, 0, 0]", "mean = "),
@@ -211,7 +211,7 @@ def test_card_wins(write: Any, tmp_path: Path) -> None:
         ({"outputs": []}, "outputs = \\[\\]"),
         ({"names": "/etc/hostname"}, "outside the model's folder"),
         ({"names": "../classes.txt"}, "outside the model's folder"),
-        ({"names": "."}, "it is no file"),
+        ({"names": "."}, "it is not a file"),
         ({"names": "a\0b"}, "names .* cannot be read"),
         ({"names": "x" * 300}, "File name too long"),
         ({"names": "model.onnx"}, "cannot be read"),
@@ -372,7 +372,7 @@ class TestExternalData:
 
     @pytest.mark.parametrize("location", ["a\0b", "x" * 300])
     def test_impossible_name(self, refer: Any, location: str) -> None:
-        with pytest.raises(ModelError, match="impossible external data"):
+        with pytest.raises(ModelError, match="invalid external data"):
             read_card(refer(location))
 
     @pytest.mark.parametrize(("length", "words"), [("abc", "impossible"), ("-1", "truncated"), ("9" * 5000, "impos")])

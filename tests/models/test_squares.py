@@ -192,7 +192,7 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(ModelError, match="nor into a temporary folder"):
+    with pytest.raises(ModelError, match="nor to a temporary folder"):
         find_model("squares")
 
 

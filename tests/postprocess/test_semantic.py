@@ -261,7 +261,7 @@ def test_card_of_a_segmenter(tmp_path: Path) -> None:
     fixed = read_card(write_segmenter(tmp_path / "b.onnx", dynamic=False, stride=4))
     assert fixed.layout == "semantic"
     plain = write_segmenter(tmp_path / "c.onnx", dynamic=False, task=None)
-    with pytest.raises(CardError, match="in no known layout") as error:
+    with pytest.raises(CardError, match="has no known layout") as error:
         read_card(plain)
     assert "task: semantic" in str(error.value.remedy)
     (tmp_path / "c.yaml").write_text("layout: semantic\n")

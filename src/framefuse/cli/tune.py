@@ -32,7 +32,7 @@ def tune(
     """Measure schedules for a model's heaviest functions; a tuner that was stopped goes on where it was."""
     from framefuse.common.machine import available_cores
     from framefuse.engines.tvm import compiling, records, targets, tuning
-    from framefuse.engines.tvm import importer as reading
+    from framefuse.engines.tvm.importer import import_model
     from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.models import find_model
 
@@ -64,7 +64,7 @@ def tune(
 
     if kept.note:
         say(kept.note)
-    lowered = compiling.lower(reading.read(path, (batch, 3, height, width)), where, precision)
+    lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
     found = tuning.tasks_of(lowered, where, heaviest=tasks)
     say(f"{len(found)} functions for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)

@@ -1,4 +1,4 @@
-"""Models: what they are (card.py), the ones that come with framefuse (shipped.py), and the one it makes itself."""
+"""Finds models by name or path. A card (card.py) describes a model; shipped.py lists the models in the package."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from framefuse.common.redact import brief, redact_source
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.shipped import SHIPPED, shipped_model
 
-MADE = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
-"""Models that framefuse makes itself, by name, and what each does."""
+GENERATED = {"squares": "finds saturated red, green and blue squares; written on first use, for demos and tests"}
+"""Models that framefuse generates: name -> description."""
 
 
 def list_models() -> dict[str, str]:
-    """Names that `find_model` knows, each with a line that says what the model does."""
-    return {name: model.about for name, model in SHIPPED.items()} | MADE
+    """Model names for `find_model`, each with a one-line description."""
+    return {name: model.about for name, model in SHIPPED.items()} | GENERATED
 
 
 def find_model(model: str | Path) -> Path:
-    """The file of a model, from its name or path. A model that framefuse makes itself is written into the user's cache,
-    or, where that cannot be written, into a folder for temporary files.
+    """The file of a model, from its name or path. A generated model is written to the user's cache, or to a temporary
+    folder if the cache is not writable.
 
     Raises:
-        UsageError: no text and no path.
-        ModelError: neither a known name nor a file, a shipped file that was changed, or nothing can be written.
+        UsageError: `model` is not a string or path.
+        ModelError: there is no such model, a shipped file was changed, or a generated model cannot be written.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise UsageError(f"the model is {brief(model)}", remedy="pass a name, or the path of an ONNX file")
     if str(model) in SHIPPED:
         return shipped_model(str(model))
-    if str(model) in MADE:
+    if str(model) in GENERATED:
         return _write_squares()
     path = Path(model)
     try:
@@ -50,34 +50,34 @@ def find_model(model: str | Path) -> Path:
 
 
 def _write_squares() -> Path:
-    """Written anew each time, a few milliseconds, so that it is always this version's."""
+    """Write the model squares; every time, because it takes milliseconds and must match this version."""
     from framefuse.models.squares import write_squares
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "framefuse"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return write_squares(folder / "squares.onnx")
-    except OSError:  # a container's home, often
+    except OSError:  # such as the home of a container
         pass
     try:
-        return write_squares(_temporary() / "squares.onnx")
+        return write_squares(_temporary_folder() / "squares.onnx")
     except OSError as error:
         raise ModelError(
-            f"the model squares can be written neither into {folder} nor into a temporary folder: {error}",
-            remedy="set XDG_CACHE_HOME to a folder that can be written",
+            f"the model squares can be written neither to {folder} nor to a temporary folder: {error}",
+            remedy="set XDG_CACHE_HOME to a writable folder",
         ) from error
 
 
-def _temporary() -> Path:
-    """A folder for temporary files of this user alone.
+def _temporary_folder() -> Path:
+    """A temporary folder that only this user can access.
 
     Raises:
-        OSError: there is none.
+        OSError: it cannot be created, or belongs to another user.
     """
     folder = Path(tempfile.gettempdir(), f"framefuse-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it belongs to somebody else", str(folder))
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Card: what a model is (how its input is made, what its outputs mean), read from the ONNX or a YAML file beside it."""
+"""Card: a model's preprocessing, output layout and classes, read from the ONNX file or a YAML file beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUT_DTYPES = ("float32", "float16", "uint8")
 
 @dataclass(frozen=True)
 class Card:
-    """Everything the pipeline must know about a model, and where each fact came from.
+    """Everything that the pipeline needs to know about a model, and where each fact comes from.
 
     Output layouts (nc classes, N anchors, K queries; boxes in model pixels unless said otherwise):
         yolov5:  (b, N, 5 + nc)  cx cy w h objectness scores
@@ -31,32 +31,32 @@ class Card:
         end2end: (b, K, 6)       x1 y1 x2 y2 score class
         detr:    two outputs, boxes (b, K, 4) cx cy w h in 0..1 and logits (b, K, nc); or three: labels (b, K),
                  boxes (b, K, 4) x1 y1 x2 y2, scores (b, K); or one (b, K, 4 + nc): cx cy w h in 0..1, probabilities
-        semantic: (b, nc, h, w)  a score of each class for each pixel, background included; h and w are those of the
-                 input, or the same part of both (task: semantic)
+        semantic: (b, nc, h, w)  scores of each class, background included; h and w are those of the input, or the same
+                 fraction of both (task: semantic)
     """
 
     path: Path
     preprocess: Preprocess
     layout: OutputLayout
     names: Mapping[int, str]
-    """Class names by class number; empty where neither names nor their number are stated (end2end)."""
+    """Class number -> name; empty if neither names nor their number are known (end2end)."""
     input_name: str
     outputs: tuple[str, ...]
-    """Names of the outputs that post-processing reads, in the order the layout says."""
+    """Names of the outputs that post-processing reads, in the order of the layout."""
     dynamic_size: bool
-    """Height and width are free (multiples of the stride)."""
+    """Whether height and width are free (multiples of the stride)."""
     dynamic_batch: bool
     batch: int = 1
-    """The fixed batch size, where it is fixed."""
+    """The batch size, if it is fixed."""
     task: str = "detect"
     origin: Mapping[str, str] = field(default_factory=dict)
-    """Where each fact came from: "onnx metadata", "card scout-n.yaml", "default of layout yolov8"."""
+    """Source of each fact: "onnx metadata", "card scout-n.yaml", "default of layout yolov8"."""
     output_indices: tuple[int, ...] = (0,)
-    """Positions of `outputs` among all outputs of the ONNX: post-processing reads `slot.outputs[i]` for each i."""
+    """Indices of `outputs` among all outputs of the ONNX model."""
     activation: Activation = "none"
-    """What post-processing applies to the scores (detr: sigmoid unless the card says otherwise)."""
+    """Activation that post-processing applies to scores (detr: sigmoid unless the card says otherwise)."""
     box_units: BoxUnits = "pixels"
-    """Model pixels, or 0..1 of the model input."""
+    """Units of boxes: model pixels, or 0..1 of the model input."""
     input_dtype: str = "float32"
     """Type of the ONNX input: float32, float16 or uint8."""
 
@@ -65,39 +65,39 @@ class Card:
         return len(self.names)
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in multiples of the stride, which is what a model takes whose size is free."""
+        """Height and width rounded to multiples of the stride, for models of free size."""
         stride = self.preprocess.stride
         return max(1, round(height / stride)) * stride, max(1, round(width / stride)) * stride
 
     def check_outputs(self, outputs: Sequence[NDArray[Any]], layout: str | None = None) -> None:
-        """Compare what the model puts out with what the card says: the shapes that an ONNX states may be wrong.
+        """Compare the outputs of a model with the card, because an ONNX file may state wrong shapes.
 
         Args:
-            outputs: those that are read, in the order of the layout.
-            layout: theirs, where the engine puts out another one than the model.
+            outputs: in the order of the layout.
+            layout: of `outputs`, if the engine's differs from the model's.
 
         Raises:
-            CardError: it has another number of classes.
+            CardError: the outputs have another number of classes.
         """
         shapes = [output.shape for output in outputs]
         found = layouts.count_classes(layout or self.layout, shapes, self.activation)
         if self.names and found is not None and found != self.class_count:
             raise CardError(
                 f"{self.path.name} states {self.class_count} classes ({self.origin.get('names', 'names')}), "
-                f"but puts out {found} ({self.layout}: {', '.join(map(str, shapes))})",
-                remedy=f"correct names, or layout, in the card {self.path.with_suffix('.yaml')}",
+                f"but its outputs have {found} ({self.layout}: {', '.join(map(str, shapes))})",
+                remedy=f"correct names or layout in the card {self.path.with_suffix('.yaml')}",
             )
 
 
 class _Facts:
-    """The card file, then the ONNX metadata, then a default, in this order; `origin` remembers which one spoke."""
+    """Looks facts up in the card file, then the ONNX metadata, then defaults; `origin` records which one applied."""
 
     def __init__(self, card: CardFile, card_name: str, metadata: Mapping[str, str]) -> None:
         self.card, self.card_name, self.metadata = card, card_name, metadata
         self.origin: dict[str, str] = {}
 
-    def stated(self, key: str) -> Any:
-        """What the card file or the metadata says; None where both are silent."""
+    def find(self, key: str) -> Any:
+        """The value from the card file or the metadata; None if neither has it."""
         value = getattr(self.card, key)
         if value is not None:
             self.origin[key] = f"card {self.card_name}"
@@ -109,7 +109,7 @@ class _Facts:
         return value
 
     def get(self, key: str, default: T, why: str) -> T:
-        value = self.stated(key)
+        value = self.find(key)
         if value is None:
             self.origin[key] = why
             return default
@@ -142,15 +142,16 @@ METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
     "task": ("task", str),
     "layout": ("end2end", lambda text: "end2end" if text.lower() == "true" else None),
 }
-"""Card key -> the key that exporters write into the ONNX, and how its text is read (None: it does not say)."""
+"""Card key -> the metadata key that exporters write, and its parser, which may return None."""
 
 
 def read_card(model: Path) -> Card:
-    """Read what a model is from its ONNX metadata and shapes, and from the card beside it (model.yaml), which wins.
+    """Read a model's card from its ONNX metadata and shapes and the YAML file beside it (model.yaml), which takes
+    precedence.
 
     Raises:
-        ModelError: no such file, not ONNX, truncated, or external data outside its folder.
-        CardError: something is unknown; the message names the key to add to the YAML card.
+        ModelError: the file is missing, not ONNX or truncated, or has external data outside its folder.
+        CardError: a fact is unknown or wrong; the remedy names the key to add to the YAML file.
     """
     model = Path(model)
     onnx_facts = read_onnx(model)
@@ -169,7 +170,7 @@ def read_card(model: Path) -> Card:
 
 def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     image = _image_input(onnx_facts)
-    stated_layout = facts.stated("layout")
+    stated_layout = facts.find("layout")
     default_task = "semantic" if stated_layout == "semantic" else "detect"
     task = facts.get("task", default_task, f"default: {default_task}")
     if task not in ("detect", "semantic"):
@@ -182,15 +183,15 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         )
 
     height, width = _input_size(image, facts)
-    names = facts.stated("names")
+    names = facts.find("names")
     layout = layouts.resolve(
         onnx_facts.outputs,
         size=(height, width),
         class_count=None if names is None else len(names),
         layout="semantic" if task == "semantic" else stated_layout,
-        wanted=facts.stated("outputs"),
-        activation=facts.stated("activation"),
-        box_units=facts.stated("box_units"),
+        wanted=facts.find("outputs"),
+        activation=facts.find("activation"),
+        box_units=facts.find("box_units"),
     )
     facts.origin = {**layout.origin, **facts.origin}
     if names is None:
@@ -205,7 +206,7 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         width=width,
         height=height,
         fit=fit,
-        rectangular=facts.get("rect", dynamic_size and fit == "letterbox", "yes where height and width are free"),
+        rectangular=facts.get("rect", dynamic_size and fit == "letterbox", "default: yes if height and width are free"),
         stride=facts.get("stride", 32, default),
         interpolation=facts.get("interpolation", "linear", default),
         pad_value=facts.get("pad_value", 114.0, default),
@@ -236,12 +237,12 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
 
 def _image_input(facts: OnnxFacts) -> TensorFacts:
-    """The one input, (b, 3, h, w)."""
+    """The only input, (b, 3, h, w)."""
     listed = ", ".join(map(str, facts.inputs)) or "none"
     if any("orig" in tensor.name and "size" in tensor.name for tensor in facts.inputs):
         raise CardError(
-            f"the model wants the image's size as a second input: {listed}",
-            remedy="export it without its post-processor (outputs boxes and logits); framefuse does that part",
+            f"the model takes the image size as a second input: {listed}",
+            remedy="export it without its post-processor, which framefuse replaces (outputs boxes and logits)",
         )
     if len(facts.inputs) != 1:
         raise ModelError(
@@ -263,13 +264,13 @@ def _image_input(facts: OnnxFacts) -> TensorFacts:
 
 
 def _input_size(image: TensorFacts, facts: _Facts) -> tuple[int, int]:
-    """Height and width: the fixed ones of the ONNX, else those stated."""
+    """Height and width: fixed in the ONNX file, else from the card."""
     fixed = image.shape[2:]
-    stated = facts.stated("imgsz")
+    stated = facts.find("imgsz")
     if stated is None:
         if None in fixed:
             raise CardError(
-                f"input {image} has a free size and nothing states the size it was trained at",
+                f"input {image} has a free size, and its training size is not stated",
                 remedy="add imgsz: 640 (or imgsz: [height, width]) to the card",
             )
         facts.origin["imgsz"] = "onnx input shape"

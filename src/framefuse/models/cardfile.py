@@ -1,4 +1,4 @@
-"""The YAML card beside a model (model.yaml for model.onnx): the keys a user may state, and their checks."""
+"""The YAML card beside a model (model.yaml for model.onnx): its keys and their validation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from framefuse.errors import CardError
 from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
 from framefuse.preprocess import Fit, Interpolation
 
-Level = Annotated[float, Field(ge=-1e6, le=1e6)]
-Levels = tuple[Level, Level, Level]
+GreyLevel = Annotated[float, Field(ge=-1e6, le=1e6)]
+GreyLevels = tuple[GreyLevel, GreyLevel, GreyLevel]
 
 
 def _size(value: Any) -> Any:
@@ -25,7 +25,7 @@ def _size(value: Any) -> Any:
 
 
 class CardFile(BaseModel):
-    """Every key of a card. A key that is left out is read from the ONNX, or has the default of the output layout."""
+    """All keys of a card. Missing keys come from the ONNX file, or get the default of the output layout."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -34,30 +34,30 @@ class CardFile(BaseModel):
     outputs: list[str] | None = Field(
         None, min_length=1, description="names of the outputs to read, in the order of the layout"
     )
-    activation: Activation | None = Field(None, description="what turns the model's scores into 0..1 (detr)")
-    box_units: BoxUnits | None = Field(None, description="relative: boxes are 0..1 of the model input; or pixels of it")
+    activation: Activation | None = Field(None, description="maps scores to 0..1 (detr): none, sigmoid or softmax")
+    box_units: BoxUnits | None = Field(None, description="of boxes: relative (0..1 of the model input) or pixels")
     names: list[str] | dict[int, str] | str | None = Field(
-        None, description="class names: a list, a mapping from 0, or the path of a file with one name a line"
+        None, description="class names: a list, a mapping from 0, or the path of a file with one name per line"
     )
     imgsz: Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(_size)] | None = Field(
-        None, description="input size, one number or [height, width]"
+        None, description="input size: one number or [height, width]"
     )
-    stride: PositiveInt | None = Field(None, description="input sides are multiples of it")
+    stride: PositiveInt | None = Field(None, description="input sides are multiples of this")
     rect: bool | None = Field(None, description="shrink the padded side to the next multiple of the stride")
-    fit: Fit | None = Field(None, description="how an image is brought to the input size")
-    interpolation: Interpolation | None = Field(None, description="how it is resized")
-    pad_value: float | None = Field(None, ge=0, le=255, description="grey level 0..255 of the padding")
-    mean: Levels | None = Field(None, description="subtracted from each channel, grey levels 0..255")
-    std: Levels | None = Field(None, description="divides each channel, grey levels 0..255")
+    fit: Fit | None = Field(None, description="how an image is fitted to the input size")
+    interpolation: Interpolation | None = Field(None, description="interpolation for resizing")
+    pad_value: float | None = Field(None, ge=0, le=255, description="grey level of the padding, 0..255")
+    mean: GreyLevels | None = Field(None, description="subtracted from each channel, grey levels 0..255")
+    std: GreyLevels | None = Field(None, description="divides each channel, grey levels 0..255")
     channel_order: Literal["rgb", "bgr"] | None = Field(None, description="rgb or bgr")
-    about: dict[str, Any] | None = Field(None, description="anything worth knowing: licence, training, scores")
+    about: dict[str, Any] | None = Field(None, description="other information: licence, training, scores")
 
 
 def read_card_file(path: Path) -> CardFile:
-    """The card at `path`; an empty one where there is no such file.
+    """The card at `path`; an empty card if there is no such file.
 
     Raises:
-        CardError: not YAML, an unknown key (with the nearest valid one), or a wrong value.
+        CardError: not YAML, an unknown key, or an invalid value.
     """
     try:
         content = {key: value for key, (value, _) in read_mapping(path.read_bytes()).items()}
@@ -92,14 +92,14 @@ def read_card_file(path: Path) -> CardFile:
 
 
 def _names_from_file(folder: Path, name: str) -> Any:
-    """Class names from a text file, one a line, or from the key `names` of a YAML file. It lies in the model's folder:
-    a card from elsewhere must not read other files."""
+    """Class names from a text file, one per line, or from the key `names` of a YAML file. The file must be in the
+    model's folder, because a card from elsewhere must not read other files."""
     try:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
             raise ValueError("it is outside the model's folder")
         if path.exists() and not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if path.suffix in (".yaml", ".yml"):
             return read_mapping(path.read_bytes()).get("names", (None, 0))[0]
         return path.read_text(encoding="utf-8").splitlines()
@@ -110,10 +110,10 @@ def _names_from_file(folder: Path, name: str) -> Any:
 
 
 def check_names(names: Any, where: str) -> dict[int, str]:
-    """Class names by class number 0..nc-1, from a list or a mapping.
+    """Class number -> name, from a list or a mapping.
 
     Raises:
-        CardError: something else, or numbers that do not run from 0.
+        CardError: something else, or class numbers that are not 0..nc-1.
     """
     if isinstance(names, list | tuple):
         names = dict(enumerate(names))
@@ -124,10 +124,11 @@ def check_names(names: Any, where: str) -> dict[int, str]:
         numbered = {int(key): str(name) for key, name in names.items()}
         "".join(numbered.values()).encode()
     except UnicodeEncodeError as error:
-        raise CardError(f"names in {where} hold half a character: {error}", remedy="write them in UTF-8") from error
+        raise CardError(f"names in {where} hold a lone surrogate: {error}", remedy="write them in UTF-8") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise CardError(
-            f"names in {where} have a key that is no class number: {error}", remedy="write names: {0: first, 1: second}"
+            f"names in {where} have a key that is not a class number: {error}",
+            remedy="write names: {0: first, 1: second}",
         ) from error
     if sorted(numbered) != list(range(len(names))):
         raise CardError(
@@ -138,7 +139,7 @@ def check_names(names: Any, where: str) -> dict[int, str]:
 
 
 def parse_literal(key: str, text: str) -> Any:
-    """A metadata value, written by exporters as JSON or as a Python literal."""
+    """Parse a metadata value, which exporters write as JSON or as a Python literal."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A clip for the squares detector: coloured squares drift over grey, and where each one is, is known exactly."""
+"""Video clips with ground truth for the squares detector: coloured squares that drift over a grey background."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ COLOURS = np.array([(228, 60, 52), (30, 200, 50), (40, 76, 228)], np.float32)
 """RGB of red, green and blue: class 0, 1, 2 of the squares detector."""
 
 Truth = list[tuple[int, float, float, float, float]]
-"""One frame's squares: class_id, x1, y1, x2, y2 in pixels (edges, not centres of pixels)."""
+"""Ground truth of one frame: (class_id, x1, y1, x2, y2) per square, in pixels, measured at pixel edges."""
 
 
 def squares_scene(
     frames: int, size: tuple[int, int] = (1280, 720), *, fps: float = 30, seed: int = 0
 ) -> Iterator[tuple[NDArray[np.uint8], Truth]]:
-    """Frames (height, width, 3) RGB, each with its truth. The array is reused: copy what must outlast the next frame.
+    """Frames (height, width, 3) RGB, each with its ground truth. The array is reused: copy it to keep a frame.
 
-    Six squares, two a class, each on its own Lissajous curve in its own cell of the image, so that none ever hides
-    another. Edges are blended: positions are exact to a fraction of a pixel.
+    Six squares, two per class, move on Lissajous curves, each within its own cell, so that they never overlap. Edges
+    are antialiased, so that positions are exact to a fraction of a pixel.
 
     Args:
         size: (width, height).
@@ -64,11 +64,11 @@ def squares_clip(
     codec: str = "libx264",
     pix_fmt: str = "yuv420p",
 ) -> list[Truth]:
-    """Write `squares_scene` as a video (BT.709, tagged so) and return its truth, frame by frame.
+    """Write `squares_scene` as a video, tagged BT.709, and return its ground truth per frame.
 
     Args:
-        size: (width, height); even numbers where the pixel format halves the chroma.
-        audio: add a quiet tone as AAC.
+        size: (width, height); even if the pixel format subsamples chroma.
+        audio: add a quiet AAC tone.
         codec, pix_fmt: FFmpeg names of the encoder and of its pixel format.
     """
     import av
@@ -102,7 +102,7 @@ def squares_clip(
 
 
 def _backgrounds(size: tuple[int, int], random: np.random.Generator) -> list[NDArray[np.uint8]]:
-    """Four images of one soft grey landscape, each with its own grain."""
+    """Four images of one soft grey background with different grain."""
     width, height = size
     x, y = np.linspace(0, 1, width, dtype=np.float32), np.linspace(0, 1, height, dtype=np.float32)[:, None]
     grey = 148 - 62 * y
@@ -118,7 +118,7 @@ def _backgrounds(size: tuple[int, int], random: np.random.Generator) -> list[NDA
 
 
 def _coverage(start: float, side: float, softness: float, length: int) -> tuple[slice, NDArray[np.float32]]:
-    """Which pixels of an axis [start, start + side) touches, and how far each is covered, 0..1."""
+    """The pixels of an axis that [start, start + side) touches, and the coverage of each, 0..1."""
     first, last = max(0, math.floor(start - softness)), min(length, math.ceil(start + side + softness))
     centre = np.arange(first, last, dtype=np.float32) + 0.5
     inside = side / 2 - np.abs(centre - (start + side / 2))
@@ -134,7 +134,7 @@ def _blend(image: NDArray[np.uint8], left: float, top: float, side: float, colou
 
 
 def _shade(image: NDArray[np.uint8], left: float, top: float, side: float) -> None:
-    """A soft shadow: it stays grey, so the detector does not see it."""
+    """A soft shadow, which stays grey, so that the detector ignores it."""
     columns, across = _coverage(left, side, 0.08 * side, image.shape[1])
     rows, along = _coverage(top, side, 0.08 * side, image.shape[0])
     patch = image[rows, columns]

@@ -1,10 +1,9 @@
-"""FP16: the network in half precision, with FP32 islands where half is not enough. One strongly typed ONNX.
+"""Lowers an ONNX model to FP16, with FP32 islands. The result is strongly typed.
 
-Kept in FP32, each with its reason in the report:
-- inputs and outputs: what is before and after the model does not change;
-- decoding, everything behind the last learnt layers: half precision is half a pixel coarse at 640;
-- what overflows: nodes whose values on real frames come within a factor of `HEADROOM` of the largest FP16 number, and
-  what reads them;
+These stay in FP32, each with its reason in the report:
+- inputs and outputs;
+- decoding, that is everything after the last weighted layers: at 640 pixels, FP16 has steps of half a pixel;
+- overflow: nodes whose inputs or outputs on real frames come within a factor of `HEADROOM` of the largest FP16 number;
 - operators that ONNX does not define for FP16, and those with sub-graphs.
 """
 
@@ -18,20 +17,23 @@ import numpy as np
 from framefuse.errors import ModelError
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph, reads
 
-LARGEST = 65504.0
+FP16_MAX = 65504.0
 HEADROOM = 8.0
 ONLY_FP32 = ("Range", "NonMaxSuppression", "Upsample", "CumSum", "TopK", "GridSample", "RoiAlign", "RandomNormalLike",
              "QuantizeLinear", "DequantizeLinear")  # fmt: skip
-"""Operators without FP16, or with FP16 only in newer opsets than most engines read."""
+"""Operators without FP16, or with FP16 only in opsets that most engines do not support."""
 TYPED_INPUTS = {"Resize": 1, "Clip": 3}
-"""How many leading inputs follow the node's type, where it is not all of them."""
+"""Number of leading inputs that have the node's type, for operators where not all of them do."""
 
 
 def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
-    """Number of each node that stays FP32 -> why.
+    """Nodes to keep in FP32: index -> reason.
 
     Args:
-        largest: largest magnitude of tensors on real frames, by name; what is missing has not been measured.
+        largest: largest magnitude of tensors on real frames, by name; may be incomplete.
+
+    Raises:
+        ModelError: the model has no layers with weights.
     """
     graph = OnnxGraph(model)
     layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
@@ -47,17 +49,17 @@ def plan_fp16(model: Any, largest: Mapping[str, float]) -> dict[int, str]:
             kept[number] = f"{node.op_type} is not defined for FP16"
         elif any(attribute.g.node or attribute.graphs for attribute in node.attribute):
             kept[number] = f"{node.op_type} has a sub-graph"
-        elif (peak := max((_peak(tensor) for tensor in weights), default=0.0)) > LARGEST:
+        elif (peak := max((_peak(tensor) for tensor in weights), default=0.0)) > FP16_MAX:
             kept[number] = f"weights up to {peak:.3g} overflow FP16"
-        elif (peak := max((largest.get(name, 0.0) for name in reads(node)), default=0.0)) > LARGEST / HEADROOM:
+        elif (peak := max((largest.get(name, 0.0) for name in reads(node)), default=0.0)) > FP16_MAX / HEADROOM:
             kept[number] = f"inputs up to {peak:.3g} come close to the largest FP16 number"
-        elif (peak := max((largest.get(name, 0.0) for name in node.output), default=0.0)) > LARGEST / HEADROOM:
+        elif (peak := max((largest.get(name, 0.0) for name in node.output), default=0.0)) > FP16_MAX / HEADROOM:
             kept[number] = f"values up to {peak:.3g} come close to the largest FP16 number"
     return kept
 
 
 def network_tensors(model: Any) -> list[str]:
-    """Tensors whose range decides about islands: all that the network computes before its decoding."""
+    """Float32 tensors that the network computes before decoding, whose ranges `plan_fp16` needs."""
     graph = OnnxGraph(model)
     layers = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
     types = tensor_types(model)
@@ -66,7 +68,7 @@ def network_tensors(model: Any) -> list[str]:
 
 
 def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
-    """A copy of the model whose nodes compute in FP16, except those in `kept`; casts stand where the two meet."""
+    """A copy of the model in FP16, except the nodes in `kept`, with casts in between."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -76,47 +78,47 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
     half.CopyFrom(model)
     nodes: list[Any] = []
     constants: dict[str, Any] = {}
-    here: dict[tuple[str, bool], str] = {}
-    """(tensor, in half?) -> its name, once it has been made."""
+    names: dict[tuple[str, bool], str] = {}
+    """(tensor, whether FP16) -> its name in the new graph, if it exists."""
     taken = {name for node in model.graph.node for name in (*reads(node), *node.output)}
     suffix = "_half"
-    while any(name + suffix in taken for name in taken):  # a file that was in half precision in parts before
+    while any(name + suffix in taken for name in taken):  # a file that was lowered before
         suffix += "_"
     captured = {name for node in model.graph.node for name in reads(node) if name not in node.input}
     captured |= {value.name for value in model.graph.output}
 
     def typed(name: str, as_half: bool) -> str:
-        """The tensor's name in one of the two types; a cast, or a converted weight, is added on first use."""
+        """The tensor's name in the type; adds a cast or a converted weight on first use."""
         if types.get(name) != "float32":
             return name
-        if (name, as_half) not in here:
+        if (name, as_half) not in names:
             target = name + suffix if as_half else name
             if name not in weights:
                 kind = TensorProto.FLOAT16 if as_half else TensorProto.FLOAT
-                nodes.append(helper.make_node("Cast", [here[name, not as_half]], [target], f"{target}/cast", to=kind))
+                nodes.append(helper.make_node("Cast", [names[name, not as_half]], [target], f"{target}/cast", to=kind))
             elif as_half:
-                constants[target] = _converted(weights[name], np.float16, target)
-            here[name, as_half] = target
-        return here[name, as_half]
+                constants[target] = _cast_tensor(weights[name], np.float16, target)
+            names[name, as_half] = target
+        return names[name, as_half]
 
     for value in model.graph.input:
-        here[value.name, False] = value.name
+        names[value.name, False] = value.name
     for number, original in enumerate(model.graph.node):
         node = type(original)()
         node.CopyFrom(original)
         as_half = number not in kept
-        follow = TYPED_INPUTS.get(node.op_type, len(node.input)) if as_half else len(node.input)
+        typed_inputs = TYPED_INPUTS.get(node.op_type, len(node.input)) if as_half else len(node.input)
         for index, name in enumerate(node.input):
-            node.input[index] = typed(name, as_half and index < follow) if name else name
+            node.input[index] = typed(name, as_half and index < typed_inputs) if name else name
         if as_half:
             _retype(node, to_half=True)
         for index, name in enumerate(node.output):
             if as_half and types.get(name) == "float32":
-                node.output[index] = here[name, True] = name + suffix
+                node.output[index] = names[name, True] = name + suffix
             elif types.get(name) == "float32":
-                here[name, False] = name
+                names[name, False] = name
         nodes.append(node)
-        for name in original.output:  # sub-graphs and the outside know tensors by name, and as FP32
+        for name in original.output:  # sub-graphs and callers read these by their FP32 names
             if as_half and name in captured:
                 typed(name, False)
     used = {name for node in nodes for name in reads(node)} | captured
@@ -129,31 +131,31 @@ def to_fp16(model: Any, kept: Mapping[int, str]) -> Any:
 
 
 def to_fp32(model: Any) -> Any:
-    """The model, changed: FP32 where it is written in FP16, no casts between the two. Its inputs stay as they are."""
+    """Convert a model from FP16 to FP32 in place, without casts; inputs keep their types."""
     from onnx import TensorProto, helper
 
     types, graph = tensor_types(model), model.graph
     if "float16" not in types.values():
         return model
     results = {value.name for value in graph.output}
-    instead: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     nodes = []
     for value in graph.input:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            instead[value.name] = f"{value.name}_full"
-            nodes.append(helper.make_node("Cast", [value.name], [instead[value.name]], to=TensorProto.FLOAT))
+            replacements[value.name] = f"{value.name}_full"
+            nodes.append(helper.make_node("Cast", [value.name], [replacements[value.name]], to=TensorProto.FLOAT))
     for node in graph.node:
-        given, made = types.get(node.input[0] if node.input else ""), types.get(node.output[0])
-        floats = {given, made} <= {"float16", "float32"}
+        source, result = types.get(node.input[0] if node.input else ""), types.get(node.output[0])
+        floats = {source, result} <= {"float16", "float32"}
         if node.op_type == "Cast" and floats and node.output[0] not in results:
-            instead[node.output[0]] = instead.get(node.input[0], node.input[0])
+            replacements[node.output[0]] = replacements.get(node.input[0], node.input[0])
             continue
         nodes.append(node)
-        node.input[:] = [instead.get(name, name) for name in node.input]
+        node.input[:] = [replacements.get(name, name) for name in node.input]
         _retype(node, to_half=False)
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
-            tensor.CopyFrom(_converted(tensor, np.float32, tensor.name))
+            tensor.CopyFrom(_cast_tensor(tensor, np.float32, tensor.name))
     for value in (*graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -163,7 +165,7 @@ def to_fp32(model: Any) -> Any:
 
 
 def tensor_types(model: Any) -> dict[str, str]:
-    """Element type of every tensor whose type is known, as numpy calls it."""
+    """NumPy name of the element type of every tensor whose type is known."""
     import onnx
     from onnx import helper
 
@@ -184,7 +186,7 @@ def _peak(tensor: Any) -> float:
 
 
 def _retype(node: Any, *, to_half: bool) -> None:
-    """Types that a node states in its attributes, from FP32 to FP16 or back."""
+    """Change types in the attributes of a node from FP32 to FP16 or back."""
     from onnx import TensorProto, helper
 
     old, new = (TensorProto.FLOAT, TensorProto.FLOAT16) if to_half else (TensorProto.FLOAT16, TensorProto.FLOAT)
@@ -192,15 +194,12 @@ def _retype(node: Any, *, to_half: bool) -> None:
         if node.op_type == "Cast" and attribute.name == "to" and attribute.i == old:
             attribute.i = new
         elif attribute.name in ("value", "dtype") and attribute.t.data_type == old:
-            attribute.t.CopyFrom(_converted(attribute.t, np.float16 if to_half else np.float32))
+            attribute.t.CopyFrom(_cast_tensor(attribute.t, np.float16 if to_half else np.float32))
     if to_half and node.op_type == "ConstantOfShape" and not node.attribute:
         node.attribute.append(helper.make_attribute("value", helper.make_tensor("", TensorProto.FLOAT16, [1], [0])))
 
 
-def _converted(tensor: Any, dtype: Any, name: str | None = None) -> Any:
+def _cast_tensor(tensor: Any, dtype: Any, name: str | None = None) -> Any:
     from onnx import numpy_helper
 
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), name)
-
-
-__all__ = ["network_tensors", "plan_fp16", "tensor_types", "to_fp16", "to_fp32"]

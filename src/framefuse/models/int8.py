@@ -1,13 +1,13 @@
-"""INT8: convolutions on 8 bit numbers, as a static Q/DQ graph that every engine reads; on onnxruntime.quantization.
+"""Lowers convolutions to INT8 as a static Q/DQ graph, which every engine reads; uses onnxruntime.quantization.
 
-Where the quantisers stand decides about speed and accuracy alike:
-- on the inputs and weights of convolutions only, never on their outputs: between a convolution and its SiLU
-  (x * sigmoid(x)) a quantiser would keep engines from fusing the two, and cost a third of the speed;
-- weights one scale a channel, symmetric; activations one scale a tensor, from percentiles over real frames;
-- a concatenation is quantised once, behind it, and residual sums stay in floating point: parts of different range
-  never share a scale before they have to;
-- stem, head and decoding stay in floating point: boxes in 0..640 and scores in 0..1 have no common scale, and the
-  first and last layers cost little and lose most.
+The placement of Q/DQ nodes decides speed and accuracy:
+- on inputs and weights of convolutions only: a node between a convolution and its SiLU (x * sigmoid(x)) would keep
+  engines from fusing them, and cost a third of the speed;
+- weights have per-channel scales, symmetric; activations have per-tensor scales, from percentiles over real frames;
+- a concatenation is quantised once, after it, and residual sums stay in floating point, so that parts of different
+  ranges share a scale only where they must;
+- stem, head and decoding stay in floating point: boxes in 0..640 and scores in 0..1 have no common scale, and the first
+  and last layers cost little time but most of the accuracy.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from numpy.typing import NDArray
 
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.errors import ModelError
-from framefuse.models.onnx_file import QUANTISERS, plain_words
+from framefuse.models.onnx_file import QUANTIZE_OPERATORS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
 
 Calibration = Literal["percentile", "entropy", "minmax"]
 PERCENTILE = 99.999
 BINS = 2048
-OLDEST_OPSET = 11
-FRAMES_AT_ONCE = 4
-"""The histograms are made of this many frames at a time, whose activations are all in memory."""
+MIN_OPSET = 11
+FRAMES_PER_UPDATE = 4
+"""Frames per update of the histograms, because their activations are all in memory."""
 
 
 def prepare(path: Path) -> Any:
-    """The model ready to be lowered: one supported opset, constants folded, normalisations folded into convolutions.
+    """Load a model for lowering: opset 13 or later, constants folded, batch normalisation fused into convolutions.
 
     Raises:
-        ModelError: already lowered, an opset that cannot be read, or a graph that ONNX Runtime cannot load.
+        ModelError: it is already lowered, its opset is unsupported, or ONNX Runtime cannot load it.
         CapabilityError: the extra `build` is not installed.
     """
     import onnx
@@ -50,21 +50,21 @@ def prepare(path: Path) -> Any:
     opset = _opset(model)
     options = ort.SessionOptions()
     options.log_severity_level = SILENT
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # what stays within ONNX
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # only standard ONNX operators
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "model.onnx")
         try:
-            if opset < 13:  # scales of channels came with opset 13
+            if opset < 13:  # per-channel scales need opset 13
                 model = onnx.version_converter.convert_version(model, 13)
             ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
-        except Exception as error:  # converter, shape inference and ONNX Runtime raise a dozen unrelated classes
+        except Exception as error:  # converter, shape inference and ONNX Runtime raise unrelated classes
             raise ModelError(
                 f"{path} (opset {opset}) cannot be prepared: {plain_words(error)}",
-                remedy="export it again with opset 17, in operators that ONNX Runtime has",
+                remedy="export it again with opset 17 and operators that ONNX Runtime supports",
             ) from error
     names: set[str] = set()
-    for node in prepared.graph.node:  # layers are known by their names
+    for node in prepared.graph.node:  # layers are identified by name
         if not node.name or node.name in names:
             node.name = f"{node.op_type}:{node.output[0]}"
         names.add(node.name)
@@ -82,18 +82,18 @@ def _check(path: Path, model: Any) -> None:
     from onnx.defs import onnx_opset_version
 
     kinds = {node.op_type for node in model.graph.node}
-    if found := kinds & set(QUANTISERS):
+    if found := kinds & set(QUANTIZE_OPERATORS):
         raise ModelError(
             f"{path} is quantised already: it has {', '.join(sorted(found))} nodes",
             remedy="build from the FP32 model",
         )
-    halves = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
-    if any(len(tensor.dims) > 1 for tensor in halves):
+    fp16_weights = [tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    if any(len(tensor.dims) > 1 for tensor in fp16_weights):
         raise ModelError(f"{path} has FP16 weights already", remedy="build from the FP32 model")
     opset = _opset(model)
-    if not OLDEST_OPSET <= opset <= onnx_opset_version():
+    if not MIN_OPSET <= opset <= onnx_opset_version():
         raise ModelError(
-            f"{path} has opset {opset}; {OLDEST_OPSET} to {onnx_opset_version()} are supported",
+            f"{path} has opset {opset}; {MIN_OPSET} to {onnx_opset_version()} are supported",
             remedy="export it again with opset 17",
         )
 
@@ -103,7 +103,7 @@ def _opset(model: Any) -> int:
 
 
 def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
-    """Convolutions that may be quantised, in order, and why each of the other layers with weights stays as it is.
+    """Names of the convolutions to quantise, in order, and the other layers with weights -> why they are not.
 
     Raises:
         ModelError: there is nothing to quantise.
@@ -121,7 +121,7 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
     if not chosen:
         raise ModelError(
             f"the model has {len(convolutions)} convolutions, none of them between stem and head",
-            remedy="there is nothing to gain from INT8; use it as it is",
+            remedy="INT8 gains nothing here; use the model as it is",
         )
     return chosen, {graph.name(number): kept[number] for number in sorted(kept)}
 
@@ -129,13 +129,13 @@ def plan_int8(model: Any) -> tuple[list[str], dict[str, str]]:
 def calibrate(
     model: Any, input_name: str, batches: Iterable[NDArray[Any]], *, method: Calibration = "percentile"
 ) -> Any:
-    """Ranges of all inputs of convolutions over real frames, as onnxruntime.quantization holds them.
+    """Ranges of all inputs of convolutions over real frames, as `TensorsData` of onnxruntime.quantization.
 
     Args:
         batches: model inputs (1, 3, h, w).
 
     Raises:
-        ModelError: the model puts out NaN or infinity on a frame.
+        ModelError: a tensor is constant, NaN or infinite on the frames.
     """
     from onnxruntime.quantization import CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
@@ -155,18 +155,18 @@ def calibrate(
             path, ["Conv"], str(Path(folder) / "augmented.onnx"), calibrate_method=kind, extra_options=options
         )
         try:
-            waiting: list[NDArray[Any]] = []
+            pending: list[NDArray[Any]] = []
             for batch in batches:
-                if waiting and (len(waiting) == FRAMES_AT_ONCE or waiting[0].shape != batch.shape):
-                    calibrator.collect_data(_Reader(input_name, waiting))
-                    waiting = []
-                waiting.append(batch)
-            calibrator.collect_data(_Reader(input_name, waiting))
+                if pending and (len(pending) == FRAMES_PER_UPDATE or pending[0].shape != batch.shape):
+                    calibrator.collect_data(_Reader(input_name, pending))
+                    pending = []
+                pending.append(batch)
+            calibrator.collect_data(_Reader(input_name, pending))
             ranges = calibrator.compute_data()
-        except ValueError as error:  # numpy makes no histogram of values that are all alike, or not finite
+        except ValueError as error:  # NumPy's histogram rejects values that are not finite
             raise ModelError(
                 f"the model's values on the calibration frames have no range: {error}",
-                remedy="check that it is trained: layers put out NaN, or nothing but zero",
+                remedy="check that it is trained: layers return NaN, or only zeros",
             ) from error
     for name, data in ranges.items():
         if not np.isfinite([float(np.ravel(edge)[0]) for edge in data.range_value]).all():
@@ -175,7 +175,7 @@ def calibrate(
 
 
 class _Reader:
-    """Calibration data in the form that onnxruntime.quantization asks for."""
+    """Calibration data reader for onnxruntime.quantization."""
 
     def __init__(self, input_name: str, batches: Sequence[NDArray[Any]]) -> None:
         self._input_name = input_name
@@ -187,7 +187,7 @@ class _Reader:
 
 
 def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
-    """A copy of the model in which the named convolutions read 8 bit numbers."""
+    """A copy of the model with the inputs and weights of the named convolutions quantised."""
     import onnx
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -204,7 +204,7 @@ def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
         nodes_to_quantize=list(layers),
         nodes_to_exclude=[],
         op_types_to_quantize=["Conv"],
-        # A bias in floating point costs nothing, and not every engine reads the 32 bit kind.
+        # A floating-point bias costs nothing, and not every engine supports INT32 biases.
         extra_options={"OpTypesToExcludeOutputQuantization": ["Conv"], "QuantizeBias": False},
     )
     quantizer.quantize_model()
@@ -217,9 +217,9 @@ def quantise(model: Any, ranges: Any, layers: Iterable[str]) -> Any:
 def sensitivities(
     model: Any, ranges: Any, layers: Sequence[str], input_name: str, batches: Sequence[NDArray[Any]]
 ) -> dict[str, float]:
-    """How much noise each layer, quantised alone, brings into what the head puts out: noise / signal, as rms.
+    """Noise at the outputs of the head when each layer alone is quantised: layer -> RMS of noise / signal.
 
-    Measured at the last layers, before decoding, where all values are of one kind.
+    Measured at the last weighted layers, before decoding, where values are homogeneous.
     """
     graph = OnnxGraph(model)
     network = [number for number in graph.layers(*WEIGHTED) if not graph.decodes(number)]
@@ -240,14 +240,14 @@ def sensitivities(
 def _run(
     model: Any, tensors: Sequence[str], input_name: str, batches: Sequence[NDArray[Any]]
 ) -> Iterable[NDArray[np.float32]]:
-    """Values of some tensors on some inputs, batch by batch."""
+    """Values of the tensors, for each batch in turn."""
     session = tapped_session(model, tensors)
     for batch in batches:
         yield from session.run(list(tensors), {input_name: batch})
 
 
 def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
-    """An ONNX Runtime session that also gives out the named tensors."""
+    """An ONNX Runtime session with the named tensors as additional outputs."""
     import onnx
 
     ort = onnxruntime("build")
@@ -264,14 +264,11 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
 def largest_values(
     model: Any, tensors: Sequence[str], input_name: str, batches: Iterable[NDArray[Any]]
 ) -> Mapping[str, float]:
-    """Largest magnitude of each of the tensors over some inputs; NaN where one was."""
+    """Largest magnitude of each tensor over the batches; NaN if it has one."""
     found = dict.fromkeys(tensors, 0.0)
     session = tapped_session(model, tensors)
     for batch in batches:
         for name, values in zip(tensors, session.run(list(tensors), {input_name: batch}), strict=True):
             if values.size:
-                found[name] = float(np.maximum(found[name], np.abs(values).max()))  # which keeps NaN
+                found[name] = float(np.maximum(found[name], np.abs(values).max()))  # np.maximum propagates NaN
     return found
-
-
-__all__ = ["Calibration", "calibrate", "largest_values", "plan_int8", "prepare", "quantise", "sensitivities"]

@@ -1,4 +1,4 @@
-"""Which output layout a model has, inferred from its output shapes and its number of classes."""
+"""Infers the output layout of a model from its output shapes and number of classes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "semantic"]
 Activation = Literal["none", "sigmoid", "softmax"]
 BoxUnits = Literal["pixels", "relative"]
 
-QUERIES = 1000
-"""Models that choose their boxes themselves (end2end, detr) put out at most this many; anchors are more."""
+MAX_QUERIES = 1000
+"""Maximum boxes of models that select their boxes (end2end, detr); models with anchors have more."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A layout, the outputs it reads, and how."""
+    """A layout, and the outputs that it reads."""
 
     name: OutputLayout
     outputs: tuple[str, ...]
     indices: tuple[int, ...]
     class_count: int | None
-    """As the shapes say; None where they do not."""
+    """From the shapes; None if they do not tell."""
     activation: Activation = "none"
     box_units: BoxUnits = "pixels"
     origin: dict[str, str] = field(default_factory=dict)
@@ -41,16 +41,16 @@ def resolve(
     activation: Activation | None = None,
     box_units: BoxUnits | None = None,
 ) -> Resolved:
-    """Decide the layout; what is given (not None) is checked against the shapes and never overridden.
+    """Infer the layout. Arguments that are not None are checked against the shapes and never overridden.
 
     Args:
-        outputs: all outputs of the ONNX, in its order.
-        size: height and width of the model input, for the number of anchors.
-        class_count: number of class names, where they are known.
+        outputs: all outputs of the ONNX model, in order.
+        size: (height, width) of the model input.
+        class_count: number of class names, if known.
         wanted: names of the outputs to read, in the order of the layout.
 
     Raises:
-        CardError: unknown, ambiguous or contradicting; the message names the key to add.
+        CardError: the layout is unknown, ambiguous or contradictory; the remedy names the key to add.
     """
     listed = "; ".join(map(str, outputs))
     by_name = {tensor.name: tensor for tensor in outputs}
@@ -63,7 +63,7 @@ def resolve(
         ordered = _detr_order(chosen, keep=wanted is not None)
         if ordered is None or layout not in (None, "detr"):
             raise CardError(
-                f"it is not clear which outputs hold the detections: {listed}",
+                f"it is unclear which outputs hold the detections: {listed}",
                 remedy="add outputs: [name, ...] (and layout: yolov5, yolov8, end2end or detr) to the card",
             )
         chosen, name = ordered, "detr"
@@ -93,11 +93,11 @@ def resolve(
 
 
 def count_classes(layout: str, shapes: Sequence[tuple[int | None, ...]], activation: Activation | None) -> int | None:
-    """Number of classes that outputs of these shapes have; None where the layout does not tell.
+    """Number of classes in outputs of these shapes; None if the layout does not tell.
 
     Args:
-        shapes: of the outputs that are read, in the order of the layout.
-        activation: softmax models have one more column of logits, for no object.
+        shapes: in the order of the layout.
+        activation: softmax models have an extra logit for no object.
     """
     if layout == "semantic":
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 4 else None
@@ -114,7 +114,7 @@ def count_classes(layout: str, shapes: Sequence[tuple[int | None, ...]], activat
 def _single(
     tensor: TensorFacts, size: tuple[int, int], class_count: int | None, layout: OutputLayout | None
 ) -> tuple[OutputLayout, int | None, str]:
-    """Layout and number of classes of a model with one output (b, rows, columns), and the reason."""
+    """Layout and number of classes of a model with one output, and the reason."""
     shape = tensor.shape
     if layout is not None and not shape:
         return layout, None, "only output"
@@ -122,8 +122,8 @@ def _single(
         return layout, _check_semantic(tensor, size), "only output"
     if len(shape) != 3:
         raise CardError(
-            f"output {tensor} is in no known layout",
-            remedy="add task: semantic to the card if it is the scores of each class for each pixel"
+            f"output {tensor} has no known layout",
+            remedy="add task: semantic to the card if it holds the scores of each class for each pixel"
             if len(shape) == 4
             else "framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
         )
@@ -134,7 +134,7 @@ def _single(
         return layout, count, "only output"
     found = _candidates(shape, size)
     fitting = {name: n for name, n in found.items() if class_count is None or n is None or n == class_count}
-    # One candidate that contradicts the names is a wrong class list, and is reported as that.
+    # A single candidate that contradicts the names is reported as a wrong class list by the caller.
     if len(fitting or found) != 1:
         names = "no class names" if class_count is None else f"{class_count} class names"
         could = " or ".join(fitting or found) or "no known layout"
@@ -147,7 +147,7 @@ def _single(
 
 
 def _check_semantic(tensor: TensorFacts, size: tuple[int, int]) -> int | None:
-    """Number of classes of an output (b, classes, h, w), h and w being those of the input or the same part of both."""
+    """Number of classes of an output (b, classes, h, w); h and w must be the same fraction of the input's sides."""
     shape = tensor.shape
     if len(shape) != 4 or (shape[1] is not None and not 2 <= shape[1] <= 256):
         raise CardError(
@@ -157,7 +157,7 @@ def _check_semantic(tensor: TensorFacts, size: tuple[int, int]) -> int | None:
     height, width = shape[2:]
     if height and width and height * size[1] != width * size[0]:
         raise CardError(
-            f"output {tensor} is no even part of the input {size[1]}x{size[0]}",
+            f"output {tensor} does not have the aspect ratio of the input {size[1]}x{size[0]}",
             remedy="export logits at the size of the input, or at 1/2, 1/4, ... of it",
         )
     return shape[1]
@@ -168,7 +168,7 @@ def _minus(size: int | None, fixed: int) -> int | None:
 
 
 def _candidates(shape: tuple[int | None, ...], size: tuple[int, int]) -> dict[OutputLayout, int | None]:
-    """Layouts that an output (b, rows, columns) may have by its shape, with the number of classes each implies."""
+    """Layouts that the shape (b, rows, columns) of an output allows, each with its number of classes."""
     _, rows, columns = shape
     cells = [sum((size[0] // s) * (size[1] // s) for s in strides) for strides in ((8, 16, 32), (8, 16, 32, 64))]
     found: dict[OutputLayout, int | None] = {}
@@ -177,26 +177,26 @@ def _candidates(shape: tuple[int | None, ...], size: tuple[int, int]) -> dict[Ou
     if columns is None:
         return found
     anchors = rows is None or rows in [3 * n for n in cells]
-    if columns > 5 and (anchors or (rows is not None and rows > QUERIES)):
+    if columns > 5 and (anchors or (rows is not None and rows > MAX_QUERIES)):
         found["yolov5"] = columns - 5
-    if columns == 6 and (rows is None or (rows <= QUERIES and not anchors)):
+    if columns == 6 and (rows is None or (rows <= MAX_QUERIES and not anchors)):
         found["end2end"] = None
-    if columns > 4 and columns not in cells and rows is not None and rows <= QUERIES and not anchors:
+    if columns > 4 and columns not in cells and rows is not None and rows <= MAX_QUERIES and not anchors:
         found["detr"] = columns - 4
     return found
 
 
 def _detr_order(tensors: Sequence[TensorFacts], *, keep: bool) -> list[TensorFacts] | None:
-    """Two outputs as boxes, logits; three as labels, boxes, scores; None where that is not what they are.
+    """Two outputs as boxes, logits; three as labels, boxes, scores; None if they are something else.
 
     Args:
-        keep: the order was given by the user.
+        keep: the user gave the order.
     """
     if keep:
         boxes_at = len(tensors) - 2
         return list(tensors) if boxes_at in (0, 1) and tensors[boxes_at].shape[2:] in ((4,), (None,), ()) else None
     boxes = [t for t in tensors if len(t.shape) == 3 and t.shape[2] == 4]
-    if len(boxes) == 2:  # four classes: only the names tell
+    if len(boxes) == 2:  # with four classes, only the names differ
         boxes = [t for t in boxes if any(part in t.name.lower() for part in ("box", "dets"))]
     if len(boxes) != 1:
         return None

@@ -1,4 +1,4 @@
-"""What an ONNX file says about itself, read without its weights and without an engine."""
+"""Reads the inputs, outputs and metadata of ONNX files, without an engine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ from framefuse.errors import ModelError
 
 REMEDY = "pass a complete .onnx file"
 
-QUANTISERS = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "QLinearConv",
-    "ConvInteger",
-    "DynamicQuantizeLinear",
-    "QLinearMatMul",
-)
+QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "DynamicQuantizeLinear",
+                      "QLinearMatMul")  # fmt: skip
 
-HEADS = {
+MAGIC = {
     b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: export it to ONNX first",
     b"\x80": "a Python pickle, perhaps a PyTorch checkpoint: export it to ONNX first",
     b"version https://git-lfs": "a git LFS pointer: run `git lfs pull`",
@@ -33,7 +27,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Name, type and shape of an input or output; None in a shape is a free axis, an empty shape is not stated."""
+    """Name, type and shape of an input or output. None in a shape is a free axis; an empty shape is unknown."""
 
     name: str
     dtype: str
@@ -53,10 +47,11 @@ class OnnxFacts:
 
 
 def read_onnx(path: Path) -> OnnxFacts:
-    """Inputs, outputs and metadata of an ONNX file; its weights are not loaded from external files.
+    """Inputs, outputs and metadata of an ONNX file; external weights are checked but not loaded.
 
     Raises:
-        ModelError: missing, empty, truncated or not ONNX; external data outside its folder or incomplete.
+        ModelError: the file is missing, empty, truncated or not ONNX, or external data is incomplete or outside its
+            folder.
     """
     import onnx
 
@@ -73,17 +68,31 @@ def read_onnx(path: Path) -> OnnxFacts:
     )
 
 
-def is_quantised(path: Path) -> bool:
-    """Whether an ONNX file has quantisers.
+def load_onnx(path: Path) -> Any:
+    """An ONNX model with its weights, external ones too.
 
     Raises:
         ModelError: it cannot be read.
     """
-    return any(node.op_type in QUANTISERS for node in _parse(path).graph.node)
+    import onnx
+
+    try:
+        return onnx.load(path)
+    except Exception as error:  # of a class that depends on the protobuf implementation
+        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="export the model again") from error
+
+
+def is_quantised(path: Path) -> bool:
+    """Whether an ONNX file is quantised.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    return any(node.op_type in QUANTIZE_OPERATORS for node in _parse(path).graph.node)
 
 
 def plain_words(error: BaseException) -> str:
-    """What ONNX Runtime says of a model, without where in its own source it says so."""
+    """The message of an ONNX Runtime error, without locations in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |(Load model from )?\S* ?failed:(?=\S)", "", lines[-1])
     return re.sub(r"/onnxruntime_src/\S+:\d+ .*?\(.*?\) ", "", text)[:300]
@@ -97,14 +106,14 @@ def _parse(path: Path) -> Any:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError; its class depends on the protobuf implementation
+    except Exception as error:  # DecodeError, of a class that depends on the protobuf implementation
         raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset > onnx_opset_version():
         raise ModelError(
-            f"{path} has opset {opset}; the newest that is known here is {onnx_opset_version()}",
+            f"{path} has opset {opset}; the newest supported one is {onnx_opset_version()}",
             remedy="export it again with opset 17",
         )
     return model
@@ -131,14 +140,14 @@ def _remedy(path: Path) -> str:
 
 
 def _looks_like(data: bytes) -> str:
-    for head, kind in HEADS.items():
+    for head, kind in MAGIC.items():
         if data.startswith(head):
             return f"not ONNX but {kind}"
     return f"not ONNX, or truncated ({len(data)} bytes, starting with {data[:8].hex(' ')})"
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """Every tensor that may hold external data: initializers and attributes, in sub-graphs too."""
+    """Every tensor that may have external data: initializers and attributes, also in sub-graphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -150,30 +159,30 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _check_external(path: Path, tensor: Any) -> None:
-    """External data must be a complete file inside the model's folder: a model from elsewhere must not read ours."""
+    """Require external data to be complete and in the model's folder, because a model must not read other files."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    written = PureWindowsPath(location)  # splits at both / and \
+    written = PureWindowsPath(location)  # splits at / and \
     folder = path.resolve().parent
     try:
         target = (folder / location).resolve()
         present = target.is_file()
         start, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except (OSError, ValueError, RuntimeError) as error:  # no file can have this name, or the numbers are none
+    except (OSError, ValueError, RuntimeError) as error:  # an impossible file name, or invalid numbers
         raise ModelError(
-            f"{path} refers to impossible external data: tensor {brief(tensor.name)} in {brief(location)}: "
+            f"{path} has invalid external data: tensor {brief(tensor.name)} in {brief(location)}: "
             f"{getattr(error, 'strerror', None) or str(error)[:100]}",
             remedy="export the model again",
         ) from error
     if not location or written.anchor or ".." in written.parts or not target.is_relative_to(folder):
         raise ModelError(
             f"{path} keeps weights outside its folder: tensor {brief(tensor.name)} is in {brief(location)}",
-            remedy="put the model and its external data into one folder, as plain files",
+            remedy="put the model and its external data into one folder, without links",
         )
     if not present:
         raise ModelError(
-            f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, and there is no such file",
-            remedy="copy the external data beside the model",
+            f"{path} keeps tensor {brief(tensor.name)} in {brief(location)}, but there is no such file",
+            remedy="copy the external data next to the model",
         )
     size = target.stat().st_size
     if start < 0 or length < 0 or start + length > size:

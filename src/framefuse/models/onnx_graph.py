@@ -1,4 +1,4 @@
-"""Walks over an ONNX graph: who makes a tensor and who reads it, which layers begin it, end it, or only decode."""
+"""Queries on an ONNX graph: producers and consumers of tensors, first and last weighted layers, decoding."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 WEIGHTED = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-"""Operators that multiply by learnt weights."""
+"""Operators with weights."""
 MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
-"""Operators that pass values on as they are."""
+"""Operators that keep values as they are."""
 
 
 class OnnxGraph:
-    """A view of a `ModelProto`, which it never changes. Nodes are known by their number."""
+    """A read-only view of a `ModelProto`. Nodes are identified by index."""
 
     def __init__(self, model: Any) -> None:
         self.nodes: list[Any] = list(model.graph.node)
         self.weights: dict[str, Any] = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.maker: dict[str, int] = {}
+        self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = defaultdict(list)
         for number, node in enumerate(self.nodes):
             for name in node.output:
-                self.maker[name] = number
+                self.producer[name] = number
             for name in reads(node):
                 self.readers[name].append(number)
 
@@ -30,13 +30,13 @@ class OnnxGraph:
         return str(self.nodes[number].name)
 
     def before(self, number: int) -> list[int]:
-        return [self.maker[name] for name in reads(self.nodes[number]) if name in self.maker]
+        return [self.producer[name] for name in reads(self.nodes[number]) if name in self.producer]
 
     def after(self, number: int) -> list[int]:
         return [reader for name in self.nodes[number].output for reader in self.readers[name]]
 
     def layers(self, *kinds: str) -> list[int]:
-        """Nodes of these kinds that multiply by constant weights, in order."""
+        """Nodes of these operators with constant weights, in order."""
         return [
             number
             for number, node in enumerate(self.nodes)
@@ -44,28 +44,28 @@ class OnnxGraph:
         ]
 
     def decodes(self, number: int) -> bool:
-        """Whether a convolution only takes an expectation over a softmax: YOLOv8 decodes its boxes so."""
+        """Whether a convolution computes an expectation over a softmax, as YOLOv8 decodes its boxes."""
         sources = self.before(number)
         while len(sources) == 1 and self.nodes[sources[0]].op_type in MOVES:
             sources = self.before(sources[0])
         return any(self.nodes[source].op_type == "Softmax" for source in sources)
 
     def first(self, layers: list[int]) -> list[int]:
-        """Those of the layers that no other of them comes before."""
+        """The layers that do not depend on another of them."""
         follows = self._reached(layers, self.after, range(len(self.nodes)))
         return [number for number in layers if number not in follows]
 
     def last(self, layers: list[int]) -> list[int]:
-        """Those of the layers that no other of them comes after."""
+        """The layers that no other of them depends on."""
         precedes = self._reached(layers, self.before, range(len(self.nodes) - 1, -1, -1))
         return [number for number in layers if number not in precedes]
 
     def up_to(self, layers: list[int]) -> set[int]:
-        """The layers and everything they depend on."""
+        """The layers and everything that they depend on."""
         return self._reached(layers, self.before, range(len(self.nodes) - 1, -1, -1)) | set(layers)
 
     def _reached(self, starts: list[int], step: Any, order: range) -> set[int]:
-        """Nodes one or more steps away from the starts; ONNX sorts its nodes, so one pass in order is enough."""
+        """Nodes that are one or more steps from the starts, in one pass, because ONNX sorts its nodes topologically."""
         begins, reached = set(starts), set[int]()
         for number in order:
             if number in begins or number in reached:
@@ -74,7 +74,7 @@ class OnnxGraph:
 
 
 def reads(node: Any) -> Iterator[str]:
-    """Names that a node reads, those that its sub-graphs take from outside included."""
+    """Names that a node reads, including those that its sub-graphs capture."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -82,6 +82,3 @@ def reads(node: Any) -> Iterator[str]:
             inner |= {value.name for value in (*graph.input, *graph.initializer)}
             yield from (name for part in graph.node for name in reads(part) if name not in inner)
             yield from (value.name for value in graph.output if value.name not in inner)
-
-
-__all__ = ["MOVES", "WEIGHTED", "OnnxGraph", "reads"]

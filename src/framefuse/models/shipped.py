@@ -1,6 +1,6 @@
-"""The models that come with framefuse: weights of our own making in `weights/`, each with a card and a known hash.
+"""Models in the package: files in `weights/`, each with a card and a SHA-256.
 
-How they were made is in `training/` of the repository: recipes, seeds, curves, scores.
+They are trained by `training/` in the repository, which has recipes, seeds, curves and scores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Shipped:
     file: str
     sha256: str
     about: str
-    """What it does, one line."""
+    """One-line description."""
 
 
 SHIPPED = {
@@ -51,14 +51,14 @@ SHIPPED = {
         "people against background in the same world; FP32, 0.7 M parameters",
     ),
 }
-"""Name -> file. `python -m training.export` prints the lines."""
+"""Name -> file. `python -m training.export` prints these entries."""
 
 
 def shipped_model(name: str, folder: Path = DATA) -> Path:
-    """The file of a shipped model, unchanged since it was shipped.
+    """The file of a shipped model, with its hash checked.
 
     Raises:
-        ModelError: the file is missing, or is another one.
+        ModelError: the file is missing or was changed.
     """
     known = SHIPPED[name]
     path = folder / known.file
@@ -71,8 +71,4 @@ def shipped_model(name: str, folder: Path = DATA) -> Path:
     return path
 
 
-REMEDY = (
-    "install framefuse again (pip install --force-reinstall framefuse), or pass a model file of your own by its path"
-)
-
-__all__ = ["SHIPPED", "Shipped", "shipped_model"]
+REMEDY = "install framefuse again (pip install --force-reinstall framefuse), or pass the path of your own model file"

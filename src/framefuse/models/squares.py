@@ -1,14 +1,14 @@
-"""squares: a detector with known truth. It finds saturated red, green and blue squares; nothing in it is trained.
+"""squares: a detector of saturated red, green and blue squares, written as an ONNX graph without trained weights.
 
     saturation   m = clip((channel - max of the two others - LOW) / (HIGH - LOW)), one map per class, 0..1
-    run length   R(x) = m(x) + m(x) m(x+1) + m(x) m(x+1) m(x+2) + ...: how far the colour reaches to the right, with the
-                 fraction of the last, blended pixel; L, U and D to the left, up and down
+    run length   R(x) = m(x) + m(x) m(x+1) + m(x) m(x+1) m(x+2) + ...: how far the colour extends to the right, with the
+                 fraction of the last, antialiased pixel; L, U and D to the left, up and down
     box          x - L + 1, y - U + 1, x + R, y + D: the same from every pixel of a square
-    score        near 1 where width and height agree, highest at the centre
+    score        near 1 if width and height agree, highest at the centre
 
 Runs of n pixels take log2(n) steps: with P(w, x) the product of w factors m from x on,
-R(2w, x) = R(w, x) + P(w, x) R(w, x + w). Boxes are read at every 8th pixel in each direction, so the runs are followed
-along every 8th row and column only. `clip.py` makes the matching video.
+R(2w, x) = R(w, x) + P(w, x) R(w, x + w). Anchors are 8 pixels apart, so runs are computed along every 8th row and
+column only. `clip.py` makes matching videos.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from framefuse.models.clip import squares_clip, squares_scene
 
 NAMES = {0: "red", 1: "green", 2: "blue"}
 STRIDE = 8
-"""Model pixels between two anchors; each anchor lies on pixel 8 i + 4."""
+"""Model pixels between anchors, which lie on pixels 8 i + 4."""
 LOW, HIGH = 0.22, 0.38
-"""Saturation (0..1) at which a pixel begins to count, and counts in full."""
+"""Saturation (0..1) at which a pixel counts as 0 and as 1."""
 CELLS = 32
-"""Runs are followed over this many anchors, 256 pixels."""
+"""Maximum run length in anchors: 256 pixels."""
 SMALLEST, LARGEST = 8.0, 250.0
-"""Sides of a square, model pixels, at which the score has fallen to 0."""
+"""Sides of a square, in model pixels, at which the score is 0."""
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "uint8": np.uint8}
 
 
 class _Graph:
-    """Collects nodes and constants; every operator call returns the name of its output."""
+    """Builds a graph; every operator call adds a node and returns the name of its output."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -63,13 +63,13 @@ class _Graph:
         return self("Slice", value, *(self.constant([number], np.int64) for number in (start, last, axis, step)))
 
     def pad(self, value: str, axis: int, count: int) -> str:
-        """Zeros behind the end of one axis."""
+        """Append zeros along one axis."""
         pads = np.zeros(8, np.int64)
         pads[4 + axis] = count
         return self("Pad", value, self.constant(pads, np.int64))
 
     def run(self, mask: str, axis: int, direction: int) -> str:
-        """Run lengths at the anchors of `axis` (2: rows, 3: columns), the anchor's own pixel included.
+        """Run lengths at the anchors of `axis` (2: rows, 3: columns), including the anchor's pixel.
 
         Args:
             direction: 1 towards higher indices, -1 towards lower ones.
@@ -78,7 +78,7 @@ class _Graph:
         if direction < 0:
             mask, anchor = self.slice(mask, axis, -1, None, -1), STRIDE - 1 - anchor
         product = total = self.pad(self.slice(mask, axis, anchor), axis, anchor)
-        for _ in range(3):  # pairs, fours, eights: what lies between two anchors
+        for _ in range(3):  # runs of 2, 4 and 8 pixels, up to the next anchor
             first, last = (self.slice(product, axis, start, None, 2) for start in (0, 1))
             near, far = (first, last) if product is total else (self.slice(total, axis, s, None, 2) for s in (0, 1))
             product, total = self("Mul", first, last), self("Add", near, self("Mul", first, far))
@@ -91,7 +91,7 @@ class _Graph:
             width *= 2
         if direction < 0:
             total = self.slice(total, axis, -1, None, -1)
-        return self("ReduceMax", total, axes=[1], keepdims=1)  # a pixel has one colour: the other runs are 0
+        return self("ReduceMax", total, axes=[1], keepdims=1)  # a pixel has one colour, so the other runs are 0
 
 
 def write_squares(
@@ -104,7 +104,7 @@ def write_squares(
     """Write the detector as ONNX: input (b, 3, h, w), RGB, 0..1 (uint8: 0..255); output (b, 4 + 3, h / 8 * w / 8).
 
     Args:
-        dynamic: batch, height and width are free (multiples of 8); else batch 1 and `size`.
+        dynamic: leave batch, height and width free (multiples of 8); else batch 1 and `size`.
         size: (height, width).
     """
     from onnx import TensorProto, checker, helper
@@ -112,7 +112,7 @@ def write_squares(
     g = _Graph()
     pixels = g("Cast", "images", to=TensorProto.FLOAT) if dtype != "float32" else "images"
 
-    # A 1x1 convolution gives each channel and the two others, in the order in which they are compared.
+    # A 1x1 convolution returns each channel with the two others, in the order of the comparison.
     order = [0, 1, 2, 1, 2, 0, 2, 0, 1]
     kernel = np.eye(3, dtype=np.float32)[order].reshape(9, 3, 1, 1) / (255 if dtype == "uint8" else 1)
     weights = g.constant(kernel)
@@ -130,13 +130,13 @@ def write_squares(
     width = g("Sub", g("Add", left, right), 1.0)
     height = g("Sub", g("Add", up, down), 1.0)
 
-    # Positions of the anchors, from the shape of the image itself: a running sum of 8, 8, 8, ...
+    # Positions of the anchors, from the shape of the image: the cumulative sum of 8, 8, 8, ...
     eights = g("Add", g("Mul", left, 0.0), float(STRIDE))
     across, along = (g("Sub", g("CumSum", eights, g.constant(axis, np.int64)), (STRIDE - 1) / 2) for axis in (3, 2))
     centre_x = g("Add", across, g("Mul", g("Sub", right, left), 0.5))
     centre_y = g("Add", along, g("Mul", g("Sub", down, up), 0.5))
 
-    # Squareness falls to 0 at sides 5 : 3; the centre scores up to twice the edge; too small and too large score 0.
+    # Squareness is 0 from sides 5 : 3; the centre scores up to twice the edge; too small and too large score 0.
     sides = g("Max", g("Add", width, height), g.constant(1.0))
     square = g("Sub", 1.0, g("Mul", g("Div", g("Abs", g("Sub", width, height)), sides), 4.0))
     skew = g("Add", g("Abs", g("Sub", right, left)), g("Abs", g("Sub", down, up)))
@@ -144,7 +144,7 @@ def write_squares(
     enough = g("Mul", g("Sub", g("Min", width, height), SMALLEST), 0.25)
     fits = g("Mul", g("Sub", g.constant(LARGEST), g("Max", width, height)), 0.25)
     gate = g("Clip", g("Min", square, enough, fits), 0.0, 1.0)
-    # An anchor on a blurred edge does not see the whole square: only pixels of full colour count.
+    # An anchor on an antialiased edge does not see the whole square, so only pixels of full colour count.
     full = g("Clip", g("Mul", g("Sub", g.slice(rows, 3, STRIDE // 2, None, STRIDE), 0.9), 10.0), 0.0, 1.0)
     score = g("Mul", g("Mul", gate, centred), full)
 
@@ -168,7 +168,7 @@ def write_squares(
     )
     checker.check_model(model)
     path = Path(path)
-    # Others see the file either not at all or complete.
+    # Replaced atomically, so that readers never see a partial file.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         partial.write_bytes(model.SerializeToString())

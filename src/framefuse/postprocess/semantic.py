@@ -1,4 +1,4 @@
-"""Semantic segmentation: scores of each class for each pixel of the model input to the class of each source pixel."""
+"""Post-processing of semantic segmentation: class scores of the model -> class masks in source pixels."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from framefuse.preprocess import Placement
 
 
 class ClassMasks:
-    """Stretches the scores over the image, then takes the best class of each pixel, as training frameworks do.
+    """Upsamples scores to the source, then takes the argmax of each pixel, as training frameworks do.
 
-    The stretched scores, (classes, height, width) float32, are kept from call to call: one thread at a time.
+    The buffer of upsampled scores, (classes, height, width) float32, is reused between calls, so instances are not
+    thread-safe.
     """
 
     def __init__(self) -> None:
         self._scores = np.empty((0, 0, 0), np.float32)
 
     def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
-        """Class masks (height, width) of the shown images.
+        """Class masks (height, width) of the images.
 
         Args:
-            scores: (batch, classes, h, w), float32; other types are copied. Rows beyond `placements` are padding.
+            scores: (batch, classes, h, w), float32; other types are copied. Batch rows beyond `placements` are padding.
             placements: where each image lies in the model input.
 
         Raises:
-            CardError: h and w are not the same part of the input's sides.
+            CardError: h and w are not the same fraction of the input's sides.
             NonFiniteError: NaN or infinity in the scores of an image.
         """
         return [self._one(rows, placement) for rows, placement in zip(scores, placements, strict=False)]
@@ -40,7 +41,7 @@ class ClassMasks:
         wide, high = placement.size
         if height * wide != width * high:
             raise CardError(
-                f"the model put out {width}x{height} scores for an input of {wide}x{high}",
+                f"the model returned {width}x{height} scores for an input of {wide}x{high}",
                 remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
             )
         if scores.dtype != np.float32:
@@ -49,17 +50,17 @@ class ClassMasks:
             finite = bool(np.isfinite(scores.sum(dtype=np.float64)))
         if not finite:
             raise NonFiniteError(
-                "the model put out NaN or infinity",
-                remedy="run it with --precision fp32; if they are still there, the model file is damaged",
+                "the model returned NaN or infinity",
+                remedy="run it with --precision fp32; if that does not help, the model file is damaged",
             )
-        part = width / wide
-        left, top, across, down = (side * part for side in placement.content)
+        fraction = width / wide
+        left, top, across, down = (side * fraction for side in placement.content)
         source_width, source_height = placement.source
         shape = classes, source_height, source_width
         if self._scores.shape != shape:
             self._scores = np.empty(shape, np.float32)
-        stretched = masks.upsample(
+        upsampled = masks.upsample(
             scores, (source_height, source_width), content=(left, top, across, down), out=self._scores
         )
-        found: NDArray[np.uint8] = masks.argmax(stretched[None])[0]
+        found: NDArray[np.uint8] = masks.argmax(upsampled[None])[0]
         return found

@@ -1,15 +1,36 @@
-"""Engine cudnn: ONNX -> fused network -> one CUDA graph, from parts that pip installs.
+"""Engine cudnn: ONNX -> fused network -> one CUDA graph, from packages that pip installs.
 
-network.py       what a fused network is            reading.py, heads.py, attention.py, nodes.py   from ONNX to it
-rewriting.py     fewer and wider convolutions       placement.py           concatenation by slices
-schedule.py      streams and shared memory          compiled.py            all of these: the front half, no GPU
-reference.py     the same in NumPy                  launch.py              kernels between convolutions
-convolutions.py  cuDNN's kernels, measured          plans.py, plan_cache.py  remembered
-execution.py     the network on a GPU               engine.py              the engine
+Compiler, without a GPU:
+network.py          operations of a fused network and the decoding of its head
+importer.py         ONNX -> fused network: constant folding, operator fusion
+import_state.py     what the importer knows about a graph so far
+heads.py            recognises detection heads
+attention.py        recognises attention blocks
+quantize_nodes.py   removes Q/DQ nodes and keeps their ranges
+rewrites.py         merged convolutions, padded channels
+placement.py        values as views of buffers, so that concatenations cost nothing
+schedule.py         streams and memory planning
+compiled.py         all of the above in order
+reference.py        the compiled network in NumPy
+selftest.py         a small model for `doctor`
 
-Precision, layer by layer, where it was asked for:
-precisions.py    what was asked for, the cache      choosing.py, measuring.py, workers.py, worker.py   measured choice
-mixing.py        which buffers hold 8 bits          agreement.py, rounding.py      what that does to the results
-eight_bits.py    INT8 and FP8 as numbers            scaled.py              weights and factors in memory
-quantisers.py    ranges that a file states
+Runtime:
+convolutions.py     builds and times cuDNN's fused convolutions
+plans.py            the plan of each layer: in memory, cached or autotuned
+plan_cache.py       plan cache on disk
+plan_timing.py      the fastest plan of many layers
+workers.py          processes that build plans
+worker.py           the program that they run
+launch.py           kernels other than convolutions
+scaled_convolution.py  quantised weights and scales in GPU memory
+execution.py        the network with its memory on a GPU
+engine.py           the engine
+
+Mixed precision:
+precisions.py       the requested precision, and the cache of tuned ones
+autotune.py         chooses the precision of each layer by measurement
+mixed_precision.py  which buffers can be 8-bit, and the fastest assignment
+low_precision.py    INT8 and FP8 encoding
+rounding.py         calibration ranges, and the effect of rounding
+agreement.py        agreement between two runs
 """

@@ -1,4 +1,4 @@
-"""How far two runs of a network agree: the measure by which 8 bits are accepted."""
+"""Agreement between two runs of a network, which decides whether 8-bit layers are accurate enough."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from framefuse.engines.cudnn.network import AnchorHead, Head
 Array = NDArray[Any]
 
 CONFIDENCE = 0.25
-"""From here on an anchor has found something."""
+"""Lowest confidence at which an anchor counts as a detection."""
 OVERLAP = 0.9
-"""Two boxes of one anchor that overlap by this are the same."""
+"""Lowest IoU at which two boxes of one anchor count as equal."""
 DIFFERENCE = 0.1
-"""Of confidence, at most."""
+"""Largest difference between two confidences that count as equal."""
 
 
 def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead | None) -> float:
-    """Part of what either of two runs finds on which they agree, 0 to 1.
+    """Agreement of two runs, 0 to 1; 0 where `found` has NaN or infinity.
 
-    With a detection head: of the anchors with a confidence of at least `CONFIDENCE` in one of them, those that have the
-    same class, boxes that overlap by `OVERLAP` and confidences no further apart than `DIFFERENCE`. Without one, or
-    where nothing is found: 1 less the norm of the difference over the norm of what was expected.
+    With a detection head: the share of anchors with a confidence of at least `CONFIDENCE` in either run that have the
+    same class, an IoU of at least `OVERLAP` and confidences that differ by at most `DIFFERENCE`. Without a head, or
+    without such anchors: 1 - norm(expected - found) / norm(expected).
 
     Args:
         expected, found: results of `Execution.finish`.
@@ -37,7 +37,7 @@ def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead
         if either.any():
             one, other = (run[either] for run in runs)
             same = np.abs(_confidence(one, head) - _confidence(other, head)) <= DIFFERENCE
-            same &= one[:, _first(head) :].argmax(1) == other[:, _first(head) :].argmax(1)
+            same &= one[:, _first_score(head) :].argmax(1) == other[:, _first_score(head) :].argmax(1)
             same &= _overlap(one[:, :4], other[:, :4]) >= OVERLAP
             return float(same.mean())
     norm = sum(float(np.square(values, dtype=np.float64).sum()) for values in expected)
@@ -46,17 +46,17 @@ def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead
 
 
 def _anchors(values: Array, head: Head | AnchorHead) -> Array:
-    """(batch, anchors, numbers of an anchor), a view: centre and size of its box, then objectness and scores."""
+    """View as (batch, anchors, fields): centre and size of the box, objectness (anchor heads only), scores."""
     return values if isinstance(head, AnchorHead) else values.transpose(0, 2, 1)
 
 
-def _first(head: Head | AnchorHead) -> int:
-    """Of the scores, among the numbers of an anchor."""
+def _first_score(head: Head | AnchorHead) -> int:
+    """Index of the first score among the fields of an anchor."""
     return 5 if isinstance(head, AnchorHead) else 4
 
 
 def _confidence(anchors: Array, head: Head | AnchorHead) -> Array:
-    best: Array = anchors[..., _first(head) :].max(-1)
+    best: Array = anchors[..., _first_score(head) :].max(-1)
     return best * anchors[..., 4] if isinstance(head, AnchorHead) else best
 
 

@@ -1,20 +1,20 @@
-"""The front half of the engine: ONNX file -> steps over planned memory. Plain Python; no GPU is needed."""
+"""The compiler: ONNX file -> scheduled steps over planned memory. Plain Python, needs no GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from framefuse.engines.cudnn import importer as reading
-from framefuse.engines.cudnn import rewrites as rewriting
+from framefuse.engines.cudnn.importer import import_network
 from framefuse.engines.cudnn.network import Network, Type
 from framefuse.engines.cudnn.placement import Placement, View, place
+from framefuse.engines.cudnn.rewrites import rewrite
 from framefuse.engines.cudnn.schedule import Memory, Schedule, plan_memory, schedule
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is to be run for one batch at one input size."""
+    """A network compiled for one batch and input size."""
 
     network: Network
     placement: Placement
@@ -24,9 +24,9 @@ class Compiled:
     height: int
     width: int
     types: tuple[Type, ...] = ()
-    """Of each buffer; none: float16 everywhere. A buffer of 8 bits lies in the first half of its memory."""
+    """Of each buffer; empty: float16 everywhere. An 8-bit buffer uses the first half of its memory."""
     scales: tuple[float, ...] = ()
-    """Of each buffer: its values are the numbers of 8 bits times this."""
+    """Of each buffer: value = 8-bit number * scale."""
 
     def type(self, name: str) -> Type:
         return self.types[self.view(name).buffer] if self.types else "fp16"
@@ -35,7 +35,7 @@ class Compiled:
         return self.scales[self.view(name).buffer]
 
     def byte(self, name: str) -> int:
-        """Where a value begins in the arena, in bytes."""
+        """Offset of a value in the arena, in bytes."""
         view = self.view(name)
         return self.memory.offsets[view.buffer] * 2 + view.offset * (2 if self.type(name) == "fp16" else 1)
 
@@ -43,32 +43,32 @@ class Compiled:
         return self.placement.views[name]
 
     def address(self, name: str) -> int:
-        """Where a value begins in the arena, in elements."""
+        """Offset of a value in the arena, in elements."""
         view = self.view(name)
         return self.memory.offsets[view.buffer] + view.offset
 
     def image(self, name: str) -> int:
-        """Elements from one image of a value to the next."""
+        """Elements from one image of a batch to the next."""
         return self.placement.sizes[self.view(name).buffer]
 
 
 def compile_network(
     path: Path, batch: int, height: int, width: int, *, streams: int = 4, merge: bool = True
 ) -> Compiled:
-    """Read, rewrite and plan.
+    """Import, rewrite and plan a model.
 
     Args:
-        streams: steps that may run at the same time.
-        merge: whether convolutions of one input become one.
+        streams: steps that may run concurrently.
+        merge: merge convolutions that read the same input.
 
     Raises:
-        ModelError: as `reading.read`.
+        ModelError: as `import_network`, or the channels cannot be padded.
     """
-    return plan(rewriting.prepare(reading.read(path, height, width), merge=merge), batch, height, width, streams)
+    return plan(rewrite(import_network(path, height, width), merge=merge), batch, height, width, streams)
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:
-    """Places, order and memory of a network that was rewritten."""
+    """Placement, schedule and memory plan of a rewritten network."""
     placement = place(network)
     order = schedule(placement, streams)
     memory = plan_memory(placement, order, batch, network.outputs, network.input)

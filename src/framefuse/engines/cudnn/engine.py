@@ -1,4 +1,4 @@
-"""Engine cudnn: a small graph compiler over cuDNN's fused convolutions and our kernels, one CUDA graph a batch."""
+"""Engine cudnn: a graph compiler over cuDNN's fused convolutions and our kernels, with one CUDA graph per batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from framefuse.engines import EngineOptions, Slot, SlotPool
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
-from framefuse.engines.cudnn.network import EIGHT_BITS, Conv
+from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
 STREAMS = 4
-"""Steps that may run side by side: the branches of a detection head."""
+"""Steps that may run concurrently, such as the branches of a detection head."""
 
 POLL = 0.0005
 """Seconds between looks at a slot that may time out."""
@@ -41,10 +41,10 @@ class CudnnEngine:
     def __init__(self, model: Path, options: EngineOptions) -> None:
         if options.device == "cpu":
             raise CapabilityError("engine cudnn runs on NVIDIA GPUs only", remedy="use --device cuda or another engine")
-        if options.precision not in ("auto", "fp16", *EIGHT_BITS):
+        if options.precision not in ("auto", "fp16", *LOW_PRECISIONS):
             raise CapabilityError(
                 f"engine cudnn has no {options.precision}",
-                remedy=f"use --precision fp16, {', '.join(EIGHT_BITS)} or another engine",
+                remedy=f"use --precision fp16, {', '.join(LOW_PRECISIONS)} or another engine",
             )
         if options.streams > 1 or options.threads:
             raise UsageError(
@@ -53,13 +53,13 @@ class CudnnEngine:
         device.cupy()
         self._precisions = Precisions(model, options)
         self._model, self._fold = model, options.layout == "yolov8"
-        self._builder = Builder(scratch=(options.workspace_mb or 64) << 20)
+        self._builder = Builder(max_workspace=(options.workspace_mb or 64) << 20)
         self._plans = Plans(self._builder)
         self._weights: Weights | None = None
         version = frontend().backend_version()
         self.reasons = [
             self._precisions.reason,
-            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, its kernels chosen by measurement",
+            f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}, autotuned kernels",
         ]
 
     def execution(self, batch: int, height: int, width: int) -> Execution:
@@ -88,12 +88,12 @@ class CudnnEngine:
 
     @property
     def precision(self) -> str:
-        """Of the last network that was made: "fp16", or with what some of its layers run in, such as "fp16+int8"."""
+        """Of the last compiled network: "fp16", or all precisions of its layers, such as "fp16+int8"."""
         return self._precisions.precision
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Of the last network whose precision was chosen layer by layer: `Choice.layers`."""
+        """Of the last network that was tuned layer by layer, as `TuningResult.layers`."""
         return self._precisions.layers
 
     def _compiled(self, batch: int, height: int, width: int) -> Compiled:
@@ -114,13 +114,13 @@ class CudnnEngine:
             made = [Execution(compiled, self._builder, self._weights, plans, fold=fold) for _ in range(count)]
         except device.cupy().cuda.memory.OutOfMemoryError as error:
             what = f"{count} x {compiled.batch} images of {compiled.width}x{compiled.height}"
-            raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and scratch)") from error
+            raise translate_cuda_error(error, f"hold {what} ({size / 1e6:.0f} MB and workspaces)") from error
         finally:
             plans.save()
         rebuilt = plans.rebuilt - before[2]
         self.reasons.append(
             f"batch {compiled.batch} of {compiled.width}x{compiled.height}: {len(compiled.placement.steps)} steps, "
-            f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} remembered"
+            f"{plans.measured - before[0]} kernels measured, {plans.cached - before[1]} cached"
             f"{f' ({rebuilt} built again)' if rebuilt else ''}, "
             f"{time.perf_counter() - started:.1f} s"
         )

@@ -194,7 +194,7 @@ class Execution:
         try:
             self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
         finally:
-            self.builder.rest()
+            self.builder.release_handle()
 
     def finish(self, stream: Any) -> None:
         """Write `results` from the raw outputs; where they are raw, there is nothing to do."""

@@ -1,4 +1,4 @@
-"""What the importer knows of a graph on its way: constants, shapes, operations so far, and the tail."""
+"""State of the importer: constants, shapes, operations so far, and the tail."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.network import Operation, Shape
-from framefuse.engines.cudnn.onnx_nodes import evaluate
 from framefuse.errors import ModelError
+from framefuse.models.onnx_nodes import evaluate
 
 Array = NDArray[Any]
 
 
 class ImportState:
-    """What is known of a graph while its nodes are taken one after the other."""
+    """What is known about a graph while its nodes are imported in order."""
 
     def __init__(self, model: Any, path: Path, height: int, width: int) -> None:
         from onnx import numpy_helper
@@ -37,50 +37,52 @@ class ImportState:
                 remedy="export the model with dynamic height and width",
             )
         self.input = inputs[0].name
-        self.names: dict[str, str] = {}
-        """Other names of values: outputs of Identity and of casts between floats."""
+        self.aliases: dict[str, str] = {}
+        """Alias -> value: outputs of Identity, of casts between floats and of Q/DQ nodes."""
         self.shapes: dict[str, Shape] = {self.input: (3, height, width)}
         self.ranks: dict[str, int] = {self.input: 4}
         self.operations: list[Operation] = []
         self.tail: list[Any] = []
-        self.beyond: set[str] = set()
-        """Values of the tail."""
+        """Deferred nodes: unsupported ones and everything that depends on them."""
+        self.deferred: set[str] = set()
+        """Outputs of the tail."""
         self.reasons: dict[str, str] = {}
-        """Why the tail begins, for each value where it does."""
-        self.regrouped: set[str] = set()
-        """Images of queries, keys and values whose channels lie by kind, not by head as in the model."""
+        """Why a node is unsupported, by its first output."""
+        self.reordered: set[str] = set()
+        """Values whose channels are ordered queries, keys, values instead of by head as in the model."""
         self.uses = Counter(name for node in model.graph.node for name in node.input)
         self.uses.update(item.name for item in model.graph.output)
         self.gates: dict[str, str] = {}
-        """Sigmoid of a value, by name: half of a SiLU."""
+        """Output of a Sigmoid -> its input: one half of a SiLU."""
         self.ranges: dict[str, float] = {}
-        """Largest magnitude of values that the file quantises."""
+        """Largest magnitude of each value that the file quantises."""
 
-    def name(self, name: str) -> str:
-        return self.names.get(name, name)
+    def resolve(self, name: str) -> str:
+        """The value that a name stands for."""
+        return self.aliases.get(name, name)
 
     def add(self, operation: Operation, shapes: Iterable[Shape], rank: int = 4) -> None:
-        """Append an operation whose results have these shapes."""
+        """Append an operation whose outputs have these shapes."""
         self.operations.append(operation)
         for name, shape in zip(operation.writes, shapes, strict=True):
             self.shapes[name], self.ranks[name] = shape, rank
 
-    def leading_to(self, names: Iterable[str]) -> list[Any]:
-        """The nodes of the tail that values need, in order."""
-        wanted, kept = {*names}, []
+    def tail_leading_to(self, names: Iterable[str]) -> list[Any]:
+        """The nodes of the tail that compute these values, in order."""
+        wanted, needed = {*names}, []
         for node in reversed(self.tail):
             if any(name in wanted and name not in self.shapes for name in node.output):
-                kept.append(node)
-                wanted |= {*node.input, *map(self.name, node.input)}
-        return kept[::-1]
+                needed.append(node)
+                wanted |= {*node.input, *map(self.resolve, node.input)}
+        return needed[::-1]
 
-    def evaluated(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array:
-        """A value of some nodes of the tail, by onnx's evaluator. It raises whatever it cannot do."""
+    def evaluate(self, nodes: list[Any], values: dict[str, Array], output: str) -> Array:
+        """Run nodes with onnx's evaluator, which raises errors of any class for what it cannot run."""
         feeds = dict(values)
         for name in {name for node in nodes for name in node.input}:
-            known = {**self.constants, **values}.get(self.name(name)) if name else None
-            if known is not None:
-                feeds[name] = known
+            value = {**self.constants, **values}.get(self.resolve(name)) if name else None
+            if value is not None:
+                feeds[name] = value
         return evaluate(nodes, feeds, [output], self.model)[0]
 
     def onnx_shape(self, name: str) -> tuple[int, ...]:

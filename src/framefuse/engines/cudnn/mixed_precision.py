@@ -1,12 +1,12 @@
-"""Which buffers hold 8 bits: what may, and the assignment of types that takes the least time by measured kernels.
+"""Which buffers can hold 8-bit numbers, and the assignment of types that is fastest by measured kernels.
 
-A convolution multiplies what its input's buffer holds, and writes what its output's holds: so types belong to buffers,
-a change of type costs nothing but what the kernel itself takes, and no value is there twice.
+Types belong to buffers: a convolution multiplies the type of its input's buffer and writes that of its output's. So a
+change of type needs no conversion step, and no value is stored twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TypeAlias
@@ -18,37 +18,37 @@ from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.engines.cudnn.low_precision import LARGEST
 from framefuse.engines.cudnn.network import Conv, Type, Upsample
 
-GRAIN = 16
-"""Channels of a value of 8 bits are a multiple of this: 16 bytes."""
+CHANNEL_MULTIPLE = 16
+"""Channels of an 8-bit value are multiples of this: 16 bytes."""
 NOISE = 0.02
-"""What is faster by less than this part counts as equal."""
+"""Relative differences of times below this count as noise."""
 
 Group: TypeAlias = frozenset[int]
-"""Buffers of one type and scale: values are copied between them."""
+"""Buffers that share one type and scale, because values are copied between them."""
 
 
 def convolutions(compiled: Compiled) -> list[Conv]:
-    """Those that cuDNN runs, in order."""
+    """The convolutions that cuDNN runs, in order."""
     return [step for step in compiled.placement.steps if isinstance(step, Conv) and not step.depthwise]
 
 
 def layers(compiled: Compiled, types: tuple[Type, ...]) -> list[Layer]:
-    """Of each of `convolutions`, with these types of buffers."""
+    """The layer of each of `convolutions` with these types of buffers."""
     typed = replace(compiled, types=types)
     return [Layer.of(typed, conv) for conv in convolutions(compiled)]
 
 
 def groups(compiled: Compiled) -> dict[Group, str]:
-    """Groups of buffers, and why each has to be float16; empty where it may hold 8 bits."""
+    """Groups of buffers, each with the reason why it must be float16; empty if it may be 8-bit."""
     group = {buffer: frozenset({buffer}) for buffer in range(len(compiled.placement.sizes))}
     why: dict[int, str] = {}
 
-    def bar(name: str, reason: str) -> None:
+    def require_fp16(name: str, reason: str) -> None:
         why.setdefault(compiled.view(name).buffer, reason)
 
-    bar(compiled.network.input, "it holds the images")
+    require_fp16(compiled.network.input, "it holds the images")
     for name in compiled.network.outputs:
-        bar(name, "it holds what the network puts out")
+        require_fp16(name, "it holds an output of the network")
     for step in compiled.placement.steps:
         names = (*step.reads, *step.writes)
         if isinstance(step, Upsample):
@@ -56,44 +56,47 @@ def groups(compiled: Compiled) -> dict[Group, str]:
             group |= dict.fromkeys(joined, joined)
         elif not isinstance(step, Conv) or step.groups > 1:
             for name in names:
-                bar(name, f"{type(step).__name__} {step.name} has no kernel for 8 bits")
+                require_fp16(name, f"{type(step).__name__} {step.name} has no 8-bit kernel")
         for name in names:
             view = compiled.view(name)
-            if any(count % GRAIN for count in (view.offset, view.shape[0], view.column)):
-                bar(name, f"its channels are no multiples of {GRAIN}")
+            if any(count % CHANNEL_MULTIPLE for count in (view.offset, view.shape[0], view.column)):
+                require_fp16(name, f"its channels are not multiples of {CHANNEL_MULTIPLE}")
     return {found: next((why[buffer] for buffer in sorted(found) if buffer in why), "") for found in group.values()}
 
 
-def scales(compiled: Compiled, free: Iterable[Group], types: Sequence[Type], peaks: dict[str, float]) -> list[float]:
-    """Of each buffer: so that the largest value in its group is the largest number.
+def scales(
+    compiled: Compiled, free: Iterable[Group], types: Sequence[Type], peaks: Mapping[Type, Mapping[str, float]]
+) -> tuple[float, ...]:
+    """Scale of each buffer, which maps the largest value of its group to the largest 8-bit number.
 
     Args:
-        peaks: largest magnitude of values, by name.
+        peaks: by type, the largest magnitude of each value by name.
     """
     found = [1.0] * len(types)
     for group in free:
         values = [name for name, view in compiled.placement.views.items() if view.buffer in group]
-        peak = max((peaks.get(name, 0.0) for name in values), default=0.0)
         for buffer in group:
-            if types[buffer] != "fp16" and peak > 0:
-                found[buffer] = float(np.float32(peak / LARGEST[types[buffer]]))
-    return found
+            if (kind := types[buffer]) != "fp16":
+                peak = max((peaks[kind].get(name, 0.0) for name in values), default=0.0)
+                found[buffer] = float(np.float32(peak / LARGEST[kind])) or 1.0
+    return tuple(found)
 
 
 def uniform(compiled: Compiled, free: Collection[Group], kind: Type) -> tuple[Type, ...]:
-    """One type wherever it may be."""
+    """One type for all groups in `free`, float16 for the rest."""
     none: list[Type] = ["fp16"] * len(compiled.placement.sizes)
-    return _with(tuple(none), dict.fromkeys(free, kind))
+    return _with_changes(tuple(none), dict.fromkeys(free, kind))
 
 
 def fastest(
     compiled: Compiled, free: Collection[Group], kinds: Sequence[Type], cost: Callable[[Layer], float]
 ) -> tuple[Type, ...]:
-    """Types of the buffers with the least sum of costs, found by changing one group, or two that a convolution joins,
-    as long as that helps, from every uniform assignment.
+    """Types of the buffers with the least total cost, by local search from every uniform assignment.
+
+    A move changes the type of one group, or of two groups that one convolution touches.
 
     Args:
-        free: groups that may hold 8 bits.
+        free: groups that may be 8-bit.
         cost: microseconds of a layer.
     """
     convs = convolutions(compiled)
@@ -104,10 +107,10 @@ def fastest(
     moves = [(sorted(pair, key=min), [conv for conv, found in zip(convs, touched, strict=True) if pair & found])
              for pair in sorted(pairs, key=lambda pair: (len(pair), sorted(map(min, pair))))]  # fmt: skip
 
-    def total(types: tuple[Type, ...], some: Sequence[Conv]) -> float:
+    def total(types: tuple[Type, ...], affected: Sequence[Conv]) -> float:
         typed = replace(compiled, types=types)
-        found = [Layer.of(typed, conv) for conv in some]
-        return sum(cost(layer) * (1 + NOISE if layer.mixed else 1) for layer in found)
+        found = [Layer.of(typed, conv) for conv in affected]
+        return sum(cost(layer) * (1 + NOISE if layer.low_precision else 1) for layer in found)
 
     best: tuple[float, tuple[Type, ...]] | None = None
     for start in ("fp16", *kinds):
@@ -115,11 +118,11 @@ def fastest(
         improved = True
         while improved:
             improved = False
-            for changed, some in moves:
-                before = total(types, some)
+            for changed, affected in moves:
+                before = total(types, affected)
                 for wanted in product(("fp16", *kinds), repeat=len(changed)):
-                    other = _with(types, dict(zip(changed, wanted, strict=True)))
-                    if (after := total(other, some)) < before - 1e-6:
+                    other = _with_changes(types, dict(zip(changed, wanted, strict=True)))
+                    if (after := total(other, affected)) < before - 1e-6:
                         types, before, improved = other, after, True
         found = total(types, convs), types
         best = found if best is None or found[0] < best[0] - 1e-6 else best
@@ -127,7 +130,7 @@ def fastest(
     return best[1]
 
 
-def _with(types: tuple[Type, ...], changes: dict[Group, Type]) -> tuple[Type, ...]:
+def _with_changes(types: tuple[Type, ...], changes: dict[Group, Type]) -> tuple[Type, ...]:
     new = list(types)
     for group, kind in changes.items():
         for buffer in group:

@@ -1,8 +1,8 @@
-"""The fused network: what a model computes, as few operations as can be, with batch left out.
+"""The fused network: the intermediate representation split importer and scheduler. Shapes leave out the batch.
 
-A value is an image of channels, named as in the ONNX file, of shape (channels, height, width); a list of anchors is
-one of width 1. Operations of the first kind compute; those of the second only say that values share memory, and cost
-nothing once `placement.py` has found places for them.
+A value is a feature map (channels, height, width), named as in the ONNX file; a list of anchors has width 1. Compute
+operations run kernels. Layout operations only relate values, and cost nothing: `placement.py` makes their values views
+of shared buffers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,30 @@ from numpy.typing import NDArray
 
 Activation = Literal["none", "silu", "relu"]
 Type: TypeAlias = Literal["fp16", "fp8", "int8"]
-"""Of the numbers in a buffer; fp8: E4M3."""
-EIGHT_BITS: tuple[Type, ...] = ("fp8", "int8")
+"""Number format of a buffer; fp8 is E4M3."""
+LOW_PRECISIONS: tuple[Type, ...] = ("fp8", "int8")
 Shape: TypeAlias = tuple[int, int, int]
 Floats: TypeAlias = NDArray[np.float32]
 
 
+class _OneInput:
+    x: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+
+class _OneOutput:
+    y: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.y,)
+
+
 @dataclass(frozen=True, eq=False)
-class Conv:
+class Conv(_OneOutput):
     """`y = activation(conv(x, weight) + bias) + residual`."""
 
     name: str
@@ -44,21 +60,17 @@ class Conv:
 
     @property
     def depthwise(self) -> bool:
-        """Whether each channel has a filter of its own."""
+        """Whether each channel has its own filter."""
         return self.groups > 1 and self.groups == len(self.weight) and self.weight.shape[1] == 1
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.x,) if self.residual is None else (self.x, self.residual)
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.y,)
-
 
 @dataclass(frozen=True)
-class Pool:
-    """Maxima of square windows of odd size, stride 1, kept in size: `ys[0]` of x, `ys[1]` of `ys[0]`, and so on."""
+class Pool(_OneInput):
+    """Chain of max pools (square, odd kernel, stride 1, same size): `ys[0]` pools x, `ys[1]` pools `ys[0]`, ..."""
 
     name: str
     x: str
@@ -66,37 +78,25 @@ class Pool:
     kernel: int
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,)
-
-    @property
     def writes(self) -> tuple[str, ...]:
         return self.ys
 
 
 @dataclass(frozen=True)
-class Upsample:
-    """Each pixel `scale` times along both axes; scale 1 is a copy."""
+class Upsample(_OneInput, _OneOutput):
+    """Nearest upsampling by `scale`; 1 is a copy."""
 
     name: str
     x: str
     y: str
     scale: int
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.y,)
-
 
 @dataclass(frozen=True)
-class Attention:
-    """`y = softmax(scale q k^T) v` over the pixels of an image, for each head.
+class Attention(_OneInput, _OneOutput):
+    """`y = softmax(scale q k^T) v` over pixels, for each head.
 
-    Channels of x: `keys` of q for each head, as many of k, `values` of v; y has those of v.
+    Channels of x: q of all heads (`keys` each), k of all heads (`keys` each), v of all heads (`values` each), as y.
     """
 
     name: str
@@ -107,18 +107,10 @@ class Attention:
     values: int
     scale: float
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.y,)
-
 
 @dataclass(frozen=True)
-class Concat:
-    """y is the inputs one after the other: along the channels, or along the rows (of lists of anchors)."""
+class Concat(_OneOutput):
+    """Concatenation along the channels, or along the rows (of lists of anchors)."""
 
     name: str
     xs: tuple[str, ...]
@@ -129,22 +121,14 @@ class Concat:
     def reads(self) -> tuple[str, ...]:
         return self.xs
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.y,)
-
 
 @dataclass(frozen=True)
-class Split:
-    """The channels of x in consecutive parts."""
+class Split(_OneInput):
+    """Consecutive parts of the channels of x."""
 
     name: str
     x: str
     ys: tuple[str, ...]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -152,40 +136,33 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(_OneInput, _OneOutput):
     """(channels, height, width) -> (channels, height * width, 1)."""
 
     name: str
     x: str
     y: str
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.x,)
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return (self.y,)
-
-
-Computed: TypeAlias = Conv | Pool | Upsample | Attention
-Free: TypeAlias = Concat | Split | Flatten
-Operation: TypeAlias = Computed | Free
-"""Flatten, and Concat along the rows, stand before a head only, and go when it is recognised."""
+ComputeOp: TypeAlias = Conv | Pool | Upsample | Attention
+LayoutOp: TypeAlias = Concat | Split | Flatten
+Operation: TypeAlias = ComputeOp | LayoutOp
+"""Flatten, and Concat along the rows, occur only before a head; recognising it removes them."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A detection head without anchors whose decoding is known, so that it need not be run as written.
+    """An anchor-free detection head, as in YOLOv8.
 
-    With p = softmax of the `bins` logits of a side, a side lies sum(k p[k]) strides from the centre of the cell; scores
-    are sigmoid(logit). Output: (4 + classes, anchors), centre x, centre y, width, height in model pixels, then scores.
+    With p = softmax of the `bins` logits of a side, the side lies sum(k p[k]) strides from the centre of the cell;
+    scores are sigmoid(logit). Output: (4 + classes, anchors): centre x, centre y, width, height in model pixels, then
+    scores.
     """
 
     sides: tuple[str, ...]
-    """For each level an image of 4 * bins channels: logits of the distance to left, top, right, bottom."""
+    """For each level a feature map of 4 * bins logits: distances to left, top, right, bottom."""
     scores: tuple[str, ...]
-    """For each level an image of `classes` channels: logits."""
+    """For each level a feature map of `classes` logits."""
     bins: int
     classes: int
     levels: tuple[tuple[int, int], ...]
@@ -197,29 +174,28 @@ class Head:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Distances and classes of each level, in turn."""
+        """Distances and scores of each level, alternating."""
         return tuple(name for pair in zip(self.sides, self.scores, strict=True) for name in pair)
 
 
 @dataclass(frozen=True)
 class AnchorHead:
-    """A detection head with anchors, as YOLOv5 has it.
+    """A detection head with anchors, as in YOLOv5.
 
     With s = sigmoid(logit): centre = (2 s - 0.5 + cell) stride, size = (2 s)^2 anchor, the rest s. Output: (anchors,
-    5 + classes), level after level, in each anchor after anchor; centre x, centre y, width, height in model pixels,
+    5 + classes), ordered by level, then anchor shape, then cell: centre x, centre y, width, height in model pixels,
     objectness, scores.
     """
 
     rows: tuple[str, ...]
-    """For each level an image of logits: for each anchor 5 + classes channels."""
+    """For each level a feature map of logits: 5 + classes channels per anchor shape."""
     sizes: tuple[tuple[tuple[float, float], ...], ...]
-    """For each level width and height of its anchors, in model pixels."""
+    """For each level the width and height of its anchor shapes, in model pixels."""
     classes: int
     levels: tuple[tuple[int, int], ...]
 
     @property
     def fields(self) -> int:
-        """Numbers of an anchor."""
         return 5 + self.classes
 
     @property
@@ -233,30 +209,29 @@ class AnchorHead:
 
 @dataclass
 class Network:
-    """Operations in an order in which they can run."""
+    """Operations in topological order."""
 
     input: str
     outputs: tuple[str, ...]
-    """Values that a reader outside wants: those of the head, or the outputs of the ONNX."""
+    """Values that are read after the run: inputs of the head, or the outputs of the ONNX file."""
     operations: list[Operation]
     shapes: dict[str, Shape]
     head: Head | AnchorHead | None = None
     padding: dict[str, list[int]] = field(default_factory=dict)
-    """Values wider than the model's own: for each channel, that of the model, or -1 for one that is 0 or unused."""
-
+    """For padded values: the model's channel of each channel, or -1 for padding, which is 0 or unused."""
     ranges: dict[str, float] = field(default_factory=dict)
-    """Largest magnitude of a value, for those that the file quantises."""
+    """Largest magnitude of each value that the file quantises."""
 
     def channels(self, name: str) -> int:
-        """Channels of a value that are the model's own; what is padded comes behind them."""
+        """Channels of a value without padding."""
         return sum(channel >= 0 for channel in self.padding.get(name, range(self.shapes[name][0])))
 
 
 def attend(x: NDArray[Any], step: Attention) -> NDArray[Any]:
-    """(batch, channels, height, width) of queries, keys and values -> what they attend to."""
+    """`Attention` of x (batch, channels, height, width)."""
     batch, _, height, width = x.shape
-    between = step.heads * step.keys
-    parts = np.split(x.reshape(batch, -1, height * width), [between, 2 * between], 1)
+    split = step.heads * step.keys
+    parts = np.split(x.reshape(batch, -1, height * width), [split, 2 * split], 1)
     q, k, v = (part.reshape(batch, step.heads, -1, height * width) for part in parts)
     logits = q.transpose(0, 1, 3, 2) @ k * step.scale
     weight = np.exp(logits - logits.max(-1, keepdims=True))
@@ -265,7 +240,7 @@ def attend(x: NDArray[Any], step: Attention) -> NDArray[Any]:
 
 
 def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, width: int) -> Floats:
-    """What the head means, for one image.
+    """Decode the logits of one image.
 
     Args:
         sides: (4 bins, anchors).
@@ -286,17 +261,17 @@ def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, w
 
 
 def decode_levels(values: Sequence[NDArray[Any]], head: Head, height: int, width: int) -> Floats:
-    """`decode` of a batch: values are those of `Head.values`, (batch, channels, rows, columns)."""
+    """`decode` for a batch; `values` are those of `Head.values`, (batch, channels, rows, columns)."""
     flat = [value.reshape(*value.shape[:2], -1) for value in values]
     sides, scores = np.concatenate(flat[::2], 2), np.concatenate(flat[1::2], 2)
     return np.stack([decode(a, b, head, height, width) for a, b in zip(sides, scores, strict=True)])
 
 
 def decode_anchors(values: Sequence[NDArray[Any]], head: AnchorHead, height: int, width: int) -> Floats:
-    """What a head with anchors means, for a batch.
+    """Decode the logits of a batch.
 
     Args:
-        values: those of `AnchorHead.values`, (batch, anchors * fields, rows, columns).
+        values: of `AnchorHead.values`, (batch, anchors * fields, rows, columns).
         height, width: of the model's input.
 
     Returns:
@@ -305,11 +280,11 @@ def decode_anchors(values: Sequence[NDArray[Any]], head: AnchorHead, height: int
     parts = []
     for value, sizes, (rows, columns) in zip(values, head.sizes, head.levels, strict=True):
         logits = value.astype(np.float64).reshape(len(value), len(sizes), head.fields, rows, columns)
-        share = 1 / (1 + np.exp(-logits.transpose(0, 1, 3, 4, 2)))
+        sigmoid = 1 / (1 + np.exp(-logits.transpose(0, 1, 3, 4, 2)))
         y, x = np.mgrid[0:rows, 0:columns]
-        share[..., :2] = (2 * share[..., :2] - 0.5 + np.stack([x, y], -1)) * (width / columns, height / rows)
-        share[..., 2:4] = (2 * share[..., 2:4]) ** 2 * np.array(sizes)[:, None, None]
-        parts.append(share.reshape(len(value), -1, head.fields))
+        sigmoid[..., :2] = (2 * sigmoid[..., :2] - 0.5 + np.stack([x, y], -1)) * (width / columns, height / rows)
+        sigmoid[..., 2:4] = (2 * sigmoid[..., 2:4]) ** 2 * np.array(sizes)[:, None, None]
+        parts.append(sigmoid.reshape(len(value), -1, head.fields))
     return np.concatenate(parts, 1).astype(np.float32)
 
 

@@ -1,14 +1,14 @@
-"""Where values lie: concatenation by writing into slices, splits as views, nothing copied that need not be.
+"""Placement of values in buffers: concatenation inputs are written to slices, and splits are views, without copies.
 
-A buffer is a dense image in NHWC. A value is a view of one: its channels may be part of a wider buffer. Rows and
-images follow each other without a gap: where they do not, cuDNN falls back to kernels that are 30 times slower.
+A buffer is a dense NHWC feature map. A value is a view of one buffer, whose channels may be part of a wider buffer.
+Rows and images are contiguous; otherwise cuDNN falls back to kernels that are 30 times slower.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from framefuse.engines.cudnn.network import Computed, Concat, Flatten, Network, Shape, Split, Upsample
+from framefuse.engines.cudnn.network import ComputeOp, Concat, Flatten, Network, Shape, Split, Upsample
 
 
 @dataclass(frozen=True)
@@ -27,38 +27,38 @@ class View:
 
 @dataclass
 class Placement:
-    """Operations that compute, in order, and where their values lie."""
+    """Compute operations in order, and where their values lie."""
 
-    steps: list[Computed]
+    steps: list[ComputeOp]
     views: dict[str, View]
     sizes: list[int] = field(default_factory=list)
     """Elements of each buffer, for one image."""
     producers: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Steps that write a value, whole or in parts; none for the network's input."""
+    """Steps that write a value or a part of it; empty for the network's input."""
 
 
 def place(network: Network) -> Placement:
-    """Find a place for every value. A value that two concatenations want is copied for the second of them."""
+    """Place every value. A value that is input to two concatenations is copied for the second of them."""
     views: dict[str, View] = {}
     sizes: list[int] = []
     copies: dict[int, list[Upsample]] = {}
-    """By the index of the concatenation before which they run."""
+    """By the index of the concatenation that they precede."""
 
-    def new(name: str) -> None:
+    def new_buffer(name: str) -> None:
         channels, height, width = network.shapes[name]
         views[name] = View(len(sizes), 0, network.shapes[name], width * channels, channels)
         sizes.append(channels * height * width)
 
     parts = {y for op in network.operations if isinstance(op, Split) for y in op.ys}
-    # From the end: whoever wants a value somewhere is met before the one that makes it.
+    # In reverse order, so that the consumer that decides where a value lies comes before its producer.
     for index in range(len(network.operations) - 1, -1, -1):
         op = network.operations[index]
         assert not isinstance(op, Flatten)
         if isinstance(op, Split):
-            continue  # its parts lie in its input
+            continue  # its outputs are views of its input
         for name in op.writes:
             if name not in views:
-                new(name)
+                new_buffer(name)
         if isinstance(op, Concat):
             start = 0
             for x in op.xs:
@@ -72,24 +72,24 @@ def place(network: Network) -> Placement:
                     views[x] = target
                 start += count
     if network.input not in views:
-        new(network.input)
+        new_buffer(network.input)
 
     placement = Placement([], views, sizes, {network.input: frozenset()})
-    made = placement.producers
+    producers = placement.producers
     for index, op in enumerate(network.operations):
         for copy in copies.get(index, ()):
-            made[copy.y] = frozenset({len(placement.steps)})
+            producers[copy.y] = frozenset({len(placement.steps)})
             placement.steps.append(copy)
         if isinstance(op, Concat):
             parts_of = [*op.xs, *(copy.y for copy in copies.get(index, ()))]
-            made[op.y] = frozenset[int]().union(*(made[name] for name in parts_of))
+            producers[op.y] = frozenset[int]().union(*(producers[name] for name in parts_of))
         elif isinstance(op, Split):
             start = 0
             for y in op.ys:
                 views[y] = views[op.x].channels(start, network.shapes[y][0])
-                made[y] = made[op.x]
+                producers[y] = producers[op.x]
                 start += network.shapes[y][0]
         elif not isinstance(op, Flatten):
-            made |= dict.fromkeys(op.writes, frozenset({len(placement.steps)}))
+            producers |= dict.fromkeys(op.writes, frozenset({len(placement.steps)}))
             placement.steps.append(op)
     return placement

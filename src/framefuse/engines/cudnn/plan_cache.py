@@ -1,9 +1,9 @@
-"""Measured plans on disk: one JSON file for each combination of GPU, driver and versions, entries by layer.
+"""Plan cache on disk: one JSON file per combination of GPU, driver and library versions, with an entry per layer.
 
-Entries do not belong to a model: two models, batches or sizes with one layer in common share its entry. A file of
-another combination is never used, and `note` says in what the nearest differs; one that is damaged counts as empty, and
-says so. Processes that write at once wait for each other. Built kernels lie beside it in
-a folder of the same name, each under the SHA-256 of its bytes, which the entry states.
+Models, batches and sizes share the entry of a layer that they have in common. A file of another combination is never
+used; `note` says how the most similar one differs. A damaged file counts as empty, and `note` says so. A lock
+serialises concurrent writers. Serialised kernels lie in a folder of the same name, each named by the SHA-256 that its
+entry states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from framefuse.engines import cache
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 
 
 def directory() -> Path:
@@ -34,8 +34,8 @@ class PlanCache:
     """Plans by layer.
 
     Args:
-        environment: everything that decides whether a plan can be used again, by name.
-        folder: where files lie.
+        environment: everything that decides whether a cached plan is valid, by name.
+        folder: of the cache files.
     """
 
     environment: dict[str, str]
@@ -45,37 +45,37 @@ class PlanCache:
         text = json.dumps({"format": FORMAT, **self.environment}, sort_keys=True)
         self.path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
         self.note = ""
-        """What was wrong with the file, if anything."""
+        """What is wrong with the cache, if anything."""
         self.entries: dict[str, dict[str, Any]] = self._read()
 
     def get(self, layer: str) -> dict[str, Any] | None:
         return self.entries.get(layer)
 
-    def image(self, entry: Mapping[str, Any]) -> bytes:
-        """The built kernel of an entry; empty where there is none, or not the one that was written."""
-        name = str(entry.get("image", ""))
+    def kernel(self, entry: Mapping[str, Any]) -> bytes:
+        """The serialised kernel of an entry; empty if it is missing or damaged."""
+        name = str(entry.get("kernel", ""))
         try:
-            content = (self._images / name).read_bytes() if name else b""
+            content = (self._kernels / name).read_bytes() if name else b""
         except (OSError, ValueError):
             return b""
         return content if hashlib.sha256(content).hexdigest() == name else b""
 
-    def update(self, entries: dict[str, dict[str, Any]], images: Mapping[str, bytes] | None = None) -> None:
-        """Add entries, beside those that other processes have written meanwhile. Readers never see half a file.
+    def update(self, entries: dict[str, dict[str, Any]], kernels: Mapping[str, bytes] | None = None) -> None:
+        """Merge entries into the file, which is replaced atomically.
 
         Args:
-            images: built kernels by layer.
+            kernels: serialised kernels by layer.
         """
-        for layer, content in (images or {}).items():
-            entries[layer]["image"] = hashlib.sha256(content).hexdigest()
+        for layer, content in (kernels or {}).items():
+            entries[layer]["kernel"] = hashlib.sha256(content).hexdigest()
         self.entries = {**self.entries, **entries}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with cache.locked(self.path.with_suffix(".lock")):
-                if images:
-                    self._images.mkdir(exist_ok=True)
-                for layer, content in (images or {}).items():
-                    cache.write_atomically(self._images / entries[layer]["image"], content)
+                if kernels:
+                    self._kernels.mkdir(exist_ok=True)
+                for layer, content in (kernels or {}).items():
+                    cache.write_atomically(self._kernels / entries[layer]["kernel"], content)
                 self.entries = {**self._read(), **self.entries}
                 index = json.dumps({"environment": self.environment, "plans": self.entries}, indent=0)
                 cache.write_atomically(self.path, index.encode())
@@ -84,7 +84,7 @@ class PlanCache:
             _logger.warning(self.note)
 
     @property
-    def _images(self) -> Path:
+    def _kernels(self) -> Path:
         return self.path.with_suffix("")
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -94,18 +94,18 @@ class PlanCache:
             if content["environment"] != self.environment or not all(
                 isinstance(plan["engine"], int) and isinstance(plan["knobs"], dict) for plan in plans.values()
             ):
-                raise ValueError("it is of another kind")
+                raise ValueError("it has another format")
         except FileNotFoundError:
             self.note = self._difference()
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.note = f"{self.path} cannot be used and is made anew: {error}"
+            self.note = f"{self.path} cannot be used and is rebuilt: {error}"
             _logger.warning(self.note)
             return {}
         return dict(plans)
 
     def _difference(self) -> str:
-        """In what the plans of this folder that are the most alike differ from these: why they are of no use."""
+        """Why the most similar cache of this folder is stale; empty if there is none."""
         nearest: list[str] | None = None
         for path in self.folder.glob("*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -117,4 +117,4 @@ class PlanCache:
                 ]
                 if changed and (nearest is None or len(changed) < len(nearest)):
                     nearest = changed
-        return f"kernels that were measured before are stale ({', '.join(nearest)}): measured again" if nearest else ""
+        return f"cached kernels are stale ({', '.join(nearest)}): measured again" if nearest else ""

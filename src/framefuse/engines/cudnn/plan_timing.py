@@ -1,4 +1,4 @@
-"""The fastest kernel of many layers: built by processes side by side, measured one after the other."""
+"""Autotuning of many layers: worker processes build the candidates in parallel, this process times them in turn."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from concurrent.futures import CancelledError, Future
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan
 from framefuse.engines.cudnn.workers import Workers
 
-PATIENCE = 60.0
-"""Seconds that a kernel may take to build."""
+BUILD_TIMEOUT = 60.0
+"""Seconds."""
 
 
-def fastest(
+def fastest_plans(
     builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int, deadline: float = float("inf")
 ) -> Iterator[tuple[Layer, Plan | str]]:
-    """For each layer the fastest of cuDNN's first `candidates` kernels; or, as text, why there is none.
+    """For each layer the fastest of cuDNN's first `candidates` kernels, or the reason why there is none.
 
     Args:
-        deadline: when to stop, by `time.monotonic`; what is not reached has "out of time" as its reason.
+        deadline: when to stop, by `time.monotonic`; later candidates fail with "out of time".
     """
-    waiting: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
+    queued: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
     for layer in layers:
         try:
-            offered = builder.offered(layer)[:candidates]
+            candidate_engines = builder.candidate_engines(layer)[:candidates]
         except Exception as error:  # the bindings raise their own classes and RuntimeError
-            waiting.append((layer, [], f"cuDNN: {str(error)[:160]}"))
+            queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
             continue
-        waiting.append((layer, [(workers.build(layer, *found), *found) for found in offered], "cuDNN offers none"))
-    for layer, futures, reason in waiting:
+        queued.append(
+            (layer, [(workers.build(layer, *engine), *engine) for engine in candidate_engines], "cuDNN has no kernel")
+        )
+    for layer, futures, reason in queued:
         best: Plan | None = None
         measure = None
         for future, engine, knobs in futures:
@@ -39,15 +41,15 @@ def fastest(
                 future.cancel()
                 continue
             try:
-                image = future.result(min(left, PATIENCE))
-                measure = measure or builder.measurer(layer)
-                plan = builder.load(image, engine, knobs)
+                binary = future.result(min(left, BUILD_TIMEOUT))
+                measure = measure or builder.timer(layer)
+                plan = builder.load(binary, engine, knobs)
                 plan.microseconds = measure(plan)
             except (TimeoutError, CancelledError):
                 reason = "out of time"
-            except Exception as error:  # a kernel that cannot be built or run: the next may
+            except Exception as error:  # cannot be built or run; the next candidate may
                 reason = str(error)[:160]
-                builder.failed.append(str(error)[:300])
+                builder.failures.append(str(error)[:300])
             else:
                 if best is None or plan.microseconds < best.microseconds:
                     best = plan

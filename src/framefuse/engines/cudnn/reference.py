@@ -1,7 +1,7 @@
-"""The compiled network in plain NumPy: the same steps over the same planned memory, which tests compare with the ONNX.
+"""The compiled network in NumPy: the same steps over the same planned memory, for tests against the ONNX model.
 
-It says what the GPU half must do. Memory that a plan shares wrongly shows here, since every step reads and writes the
-one arena; running the steps in any order that the schedule allows gives the same result.
+All steps share one arena, so errors of the memory plan change the results. Any order of steps that the schedule allows
+gives the same results.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ def run(compiled: Compiled, images: Array, *, order: list[int] | None = None, dt
 
     Args:
         images: (batch, 3, height, width) float32.
-        order: of the steps; None: as they are listed.
-        dtype: in which values are stored between steps; float16 is what the GPU does. Those of 8 bits are rounded
-            to them, and stored as what they mean.
+        order: of the steps; None: list order.
+        dtype: of the arena; the GPU uses float16. 8-bit values are rounded and stored dequantised.
 
     Returns:
-        The network's outputs, (batch, channels, height, width) each, padding left out.
+        The network's outputs without padding, (batch, channels, height, width) each.
     """
     arena = np.full(compiled.memory.size, np.nan, dtype)
     fill(compiled, arena, images)
@@ -39,7 +38,7 @@ def run(compiled: Compiled, images: Array, *, order: list[int] | None = None, dt
 
 
 def view(compiled: Compiled, arena: Array, name: str) -> Array:
-    """(batch, channels, height, width) of a value, writable."""
+    """A value as a writable view (batch, channels, height, width)."""
     found, size = compiled.view(name), arena.itemsize
     strides = (compiled.image(name) * size, size, found.row * size, found.column * size)
     return as_strided(arena[compiled.address(name) :], (compiled.batch, *found.shape), strides)
@@ -53,7 +52,7 @@ def fill(compiled: Compiled, arena: Array, images: Array) -> None:
 
 
 def step(compiled: Compiled, arena: Array, index: int) -> None:
-    """One step. Values are stored in the arena's dtype, arithmetic is float32."""
+    """Run one step; arithmetic is float32."""
     operation = compiled.placement.steps[index]
     x = view(compiled, arena, operation.x).astype(np.float32)
     if isinstance(operation, Conv):
@@ -81,7 +80,7 @@ def step(compiled: Compiled, arena: Array, index: int) -> None:
 
 
 def outputs(compiled: Compiled, arena: Array) -> list[Array]:
-    """The network's outputs, padding left out."""
+    """The network's outputs without padding."""
     results = []
     for name in compiled.network.outputs:
         kept = [channel for channel, model in enumerate(compiled.network.padding.get(name, ())) if model >= 0]
@@ -90,7 +89,7 @@ def outputs(compiled: Compiled, arena: Array) -> list[Array]:
 
 
 def _stored(compiled: Compiled, conv: Conv, dtype: Any) -> tuple[Array, Array]:
-    """Weights and bias as they are stored, in float32."""
+    """Weights and bias as stored on the GPU, converted to float32."""
     kind = compiled.type(conv.x)
     if kind == "fp16":
         return conv.weight.astype(dtype).astype(np.float32), conv.bias.astype(dtype).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Rewrites of a network that keep what it computes: fewer convolutions, channels in numbers that suit the GPU."""
+"""Graph rewrites that keep what a network computes: merged convolutions, padded channels, no split before a concat."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from framefuse.engines.cudnn.network import Attention, Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.errors import ModelError
 
-GRAIN = 8
-"""Channels of a value are a multiple of this: 16 bytes of float16."""
+CHANNEL_MULTIPLE = 8
+"""Channels of a value are padded to multiples of this: 16 bytes of float16."""
 
 
-def prepare(network: Network, *, merge: bool = True) -> Network:
-    """All rewrites, in their order."""
+def rewrite(network: Network, *, merge: bool = True) -> Network:
+    """Apply all rewrites in order."""
     if merge:
         network = merge_siblings(network)
-    return join_parts(pad_channels(network))
+    return remove_split_concat(pad_channels(network))
 
 
 def merge_siblings(network: Network) -> Network:
-    """Convolutions that differ in their weights alone become one, whose result is split.
+    """Merge convolutions of one input that differ only in their weights, and split the result.
 
-    The two branches of a detection head begin so: one kernel of 144 channels is faster than two of 64 and 80.
+    The two branches of a detection head begin this way: one kernel of 144 channels is faster than two of 64 and 80.
     """
     groups: dict[tuple[object, ...], list[Conv]] = defaultdict(list)
     joined = {name for op in network.operations if isinstance(op, Concat) for name in op.xs}
     for op in network.operations:
-        # Channels of a split must begin at multiples of the grain; what a concatenation takes would have to be copied.
+        # Channels of a split must begin at multiples of CHANNEL_MULTIPLE; inputs of a concatenation would be copied.
         if isinstance(op, Conv) and op.residual is None and op.groups == 1 and op.y not in joined | {*network.outputs}:
             same = (op.x, op.weight.shape[1:], op.stride, op.pads, op.dilation, op.activation)
-            if len(op.weight) % GRAIN == 0:
+            if len(op.weight) % CHANNEL_MULTIPLE == 0:
                 groups[same].append(op)
     operations, shapes = list(network.operations), dict(network.shapes)
     for group in groups.values():
@@ -56,25 +56,25 @@ def merge_siblings(network: Network) -> Network:
 
 
 def pad_channels(network: Network) -> Network:
-    """Widen values to multiples of GRAIN with channels of zeros, and the weights that read them.
+    """Pad the channels of values, and the weights that read and write them, with zeros to CHANNEL_MULTIPLE.
 
     Raises:
-        ModelError: a value would have to be split or grouped where it is padded.
+        ModelError: a padded value is split, grouped, added or concatenated in a way that padding breaks.
     """
-    # Which channel of the model each channel of a value is; -1: padding.
-    maps: dict[str, list[int]] = {network.input: _padded(network.shapes[network.input][0])}
+    # For each value, the model's channel of each of its channels; -1: padding.
+    maps: dict[str, list[int]] = {network.input: _padded_map(network.shapes[network.input][0])}
     operations: list[Operation] = []
     for op in network.operations:
         if isinstance(op, Conv):
             count = len(op.weight)
-            maps[op.y] = _padded(count)
+            maps[op.y] = _padded_map(count)
             if op.residual is not None and maps[op.residual] != maps[op.y]:
-                raise ModelError(f"engine cudnn cannot add {op.residual} to {op.y}: their channels are padded apart")
-            op = _widened(op, maps[op.x], maps[op.y])
+                raise ModelError(f"engine cudnn cannot add {op.residual} to {op.y}: their padding differs")
+            op = _pad_weights(op, maps[op.x], maps[op.y])
         elif isinstance(op, Attention):
-            if -1 in maps[op.x] or op.heads * op.values % GRAIN or op.heads * op.keys % GRAIN:
+            if -1 in maps[op.x] or op.heads * op.values % CHANNEL_MULTIPLE or op.heads * op.keys % CHANNEL_MULTIPLE:
                 raise ModelError(f"engine cudnn cannot pad {op.name}: {op.heads} heads of {op.keys} and {op.values}")
-            maps[op.y] = _padded(op.heads * op.values)
+            maps[op.y] = _padded_map(op.heads * op.values)
         elif isinstance(op, (Pool, Upsample, Flatten)):
             maps |= dict.fromkeys(op.writes, maps[op.reads[0]])
         elif isinstance(op, Concat) and op.along == "channels":
@@ -86,24 +86,24 @@ def pad_channels(network: Network) -> Network:
         elif isinstance(op, Concat):
             maps[op.y] = maps[op.xs[0]]
             if any(maps[x] != maps[op.y] for x in op.xs):
-                raise ModelError(f"engine cudnn cannot join {op.xs}: their channels are padded apart")
+                raise ModelError(f"engine cudnn cannot concatenate {op.xs}: their padding differs")
         else:
             start = 0
             for y in op.ys:
                 width = network.shapes[y][0]
-                maps[y] = _part(maps[op.x], start, width, op.name)
+                maps[y] = _part_map(maps[op.x], start, width, op.name)
                 start += width
         operations.append(op)
     shapes = {name: (len(maps[name]), *network.shapes[name][1:]) for name in network.shapes if name in maps}
     padding = {name: found for name, found in maps.items() if -1 in found}
     for name in network.outputs:
         if maps[name][: network.shapes[name][0]] != list(range(network.shapes[name][0])):
-            raise ModelError(f"engine cudnn cannot put out {name}: it joins values whose channels are padded")
+            raise ModelError(f"engine cudnn cannot return {name}: it concatenates padded values")
     return replace(network, operations=operations, shapes=shapes, padding=padding)
 
 
-def join_parts(network: Network) -> Network:
-    """A concatenation of all parts of a split takes the value that was split, so that nothing has to be copied."""
+def remove_split_concat(network: Network) -> Network:
+    """Replace all parts of a split in a concatenation by the value that was split, which saves the copy."""
     sources = {op.ys: op.x for op in network.operations if isinstance(op, Split)}
     operations: list[Operation] = []
     for op in network.operations:
@@ -119,24 +119,26 @@ def join_parts(network: Network) -> Network:
     return replace(network, operations=operations)
 
 
-def _padded(count: int) -> list[int]:
-    return [*range(count), *[-1] * (-count % GRAIN)]
+def _padded_map(count: int) -> list[int]:
+    return [*range(count), *[-1] * (-count % CHANNEL_MULTIPLE)]
 
 
-def _part(channels: Sequence[int], start: int, width: int, name: str) -> list[int]:
-    """The channels start .. start + width - 1 of the model, with the padding behind them."""
+def _part_map(channels: Sequence[int], start: int, width: int, name: str) -> list[int]:
+    """Map of a part: the model's channels start .. start + width - 1 and the padding after them."""
     at = list(channels).index(start)
     end = at + width
-    if list(channels[at:end]) != list(range(start, start + width)) or at % GRAIN:
-        raise ModelError(f"engine cudnn cannot split at channel {start} ({name}): it is no multiple of {GRAIN}")
+    if list(channels[at:end]) != list(range(start, start + width)) or at % CHANNEL_MULTIPLE:
+        raise ModelError(f"engine cudnn cannot split at channel {start} ({name}), not a multiple of {CHANNEL_MULTIPLE}")
     while end < len(channels) and channels[end] == -1:
         end += 1
-    if end % GRAIN:
-        raise ModelError(f"engine cudnn cannot split at channel {start + width} ({name}): no multiple of {GRAIN}")
+    if end % CHANNEL_MULTIPLE:
+        raise ModelError(
+            f"engine cudnn cannot split at channel {start + width} ({name}), not a multiple of {CHANNEL_MULTIPLE}"
+        )
     return [*range(width), *[-1] * (end - at - width)]
 
 
-def _widened(op: Conv, read: Sequence[int], written: Sequence[int]) -> Conv:
+def _pad_weights(op: Conv, read: Sequence[int], written: Sequence[int]) -> Conv:
     if op.groups > 1 and (-1 in read or -1 in written):
         raise ModelError(f"engine cudnn cannot pad the grouped convolution {op.name}: {len(op.weight)} channels")
     if -1 not in read and -1 not in written:

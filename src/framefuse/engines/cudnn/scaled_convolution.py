@@ -1,4 +1,4 @@
-"""What convolutions that read or write 8 bits take beside their plans: rounded weights, factors, and where they lie."""
+"""Tensors of 8-bit convolutions: quantised weights, scales, and their addresses on the GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.convolutions import BIAS, FACTOR, OUT, SHARE, WEIGHT
+from framefuse.engines.cudnn.convolutions import BIAS, OUTPUT_SCALE, RESIDUAL_SCALE, SCALE, WEIGHT
 from framefuse.engines.cudnn.low_precision import encode, weight_scales
 from framefuse.engines.cudnn.network import Conv
 
@@ -17,18 +17,18 @@ ALIGNMENT = 256
 
 
 def parameters(compiled: Compiled, conv: Conv) -> dict[int, NDArray[Any]]:
-    """By unique id of the tensor in cuDNN's graph; empty where everything is float16."""
+    """Tensors by their unique id in cuDNN's graph; empty if the layer is all float16."""
     found: dict[int, NDArray[Any]] = {}
     kind = compiled.type(conv.x)
     if kind != "fp16":
         scales = weight_scales(conv.weight, kind)
         found[WEIGHT] = encode(conv.weight / scales[:, None, None, None], kind).transpose(0, 2, 3, 1)
-        found[FACTOR] = scales * np.float32(compiled.scale(conv.x))
+        found[SCALE] = scales * np.float32(compiled.scale(conv.x))
         found[BIAS] = conv.bias.astype(np.float32)
     if conv.residual is not None and compiled.type(conv.residual) != "fp16":
-        found[SHARE] = np.array([compiled.scale(conv.residual)], np.float32)
+        found[RESIDUAL_SCALE] = np.array([compiled.scale(conv.residual)], np.float32)
     if compiled.type(conv.y) != "fp16":
-        found[OUT] = np.array([1 / compiled.scale(conv.y)], np.float32)
+        found[OUTPUT_SCALE] = np.array([1 / compiled.scale(conv.y)], np.float32)
     return found
 
 
@@ -50,6 +50,6 @@ class Scaled:
         self._memory = device.cupy().asarray(np.frombuffer(b"".join(parts) or b"\0", np.uint8))
 
     def pointers(self, index: int) -> dict[int, int]:
-        """Addresses by unique id, of one step."""
+        """Addresses of the tensors of one step, by unique id."""
         start = int(self._memory.data.ptr)
         return {uid: start + offset for uid, offset in self._offsets.get(index, {}).items()}

@@ -1,8 +1,7 @@
-"""Which step runs on which stream, what it waits for, and which buffers may share memory.
+"""Scheduling of steps on streams, and memory planning.
 
-A stream is a chain of steps. Whatever two streams do may happen at the same time, so a buffer may take the memory of
-another only if every step that touches the one comes before every step that touches the other, by the order that
-streams and waits impose; with one stream this is the order of the list.
+Streams run concurrently. So two buffers may share memory only if the order that streams and waits impose puts every
+step that touches the one before every step that touches the other.
 """
 
 from __future__ import annotations
@@ -12,38 +11,40 @@ from dataclasses import dataclass
 from framefuse.engines.cudnn.placement import Placement
 
 ALIGNMENT = 128
-"""Elements: 256 bytes of float16."""
+"""Elements; 256 bytes of float16."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When steps run."""
+    """Order of the steps."""
 
     streams: tuple[int, ...]
-    """Stream of each step; stream 0 is where the graph begins and ends."""
+    """Stream of each step; the graph begins and ends on stream 0."""
     waits: tuple[tuple[int, ...], ...]
     """Steps of other streams that each step waits for."""
     before: tuple[int, ...]
-    """For each step the set, as bits, of all steps that have ended when it begins."""
+    """For each step the bit set of all steps that have finished when it starts."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Places of the buffers in one arena, for a batch."""
+    """Offsets of the buffers in one arena, for a batch."""
 
     offsets: tuple[int, ...]
     """Of each buffer, in elements."""
     size: int
-    """Elements in all."""
+    """Of the arena, in elements."""
 
 
 def schedule(placement: Placement, streams: int) -> Schedule:
-    """Give steps to at most `streams` streams, so that steps which do not depend on each other may run side by side.
+    """Assign steps to at most `streams` streams, so that independent steps run concurrently.
 
-    A step goes on where one that it needs has just ended; else where everything has ended long ago; else it takes a
-    stream of its own.
+    A step takes the stream of a dependency if that is the stream's last step, else a stream whose last step has
+    finished by then, else a new stream, else the stream that was used least recently.
     """
-    needs = [sorted({maker for name in step.reads for maker in placement.producers[name]}) for step in placement.steps]
+    needs = [
+        sorted({producer for name in step.reads for producer in placement.producers[name]}) for step in placement.steps
+    ]
     before: list[int] = []
     chosen: list[int] = []
     waits: list[tuple[int, ...]] = []
@@ -80,23 +81,23 @@ def schedule(placement: Placement, streams: int) -> Schedule:
 
 
 def plan_memory(placement: Placement, order: Schedule, batch: int, outputs: tuple[str, ...], first: str) -> Memory:
-    """Place the buffers of a batch one over the other where they are never alive together.
+    """Plan the arena of a batch: buffers overlap only if their lifetimes do not. Largest first, at the lowest offset.
 
     Args:
-        outputs: values that are read when everything has ended; their buffers are shared with none.
-        first: the network's input, which is written before everything else.
+        outputs: values that are read after the last step; their memory is not reused.
+        first: the network's input, which is written before the first step.
     """
     count = len(placement.sizes)
     touched = [0] * count
     for index, step in enumerate(placement.steps):
         for name in (*step.reads, *step.writes):
             touched[placement.views[name].buffer] |= 1 << index
-    lasting = {placement.views[name].buffer for name in outputs}
-    at_start = placement.views[first].buffer
+    live_at_end = {placement.views[name].buffer for name in outputs}
+    live_at_start = placement.views[first].buffer
 
     def earlier(one: int, other: int) -> bool:
-        """Whether every step that touches `one` has ended when the first that touches `other` begins."""
-        if one in lasting or other == at_start:
+        """Whether every step that touches `one` has finished when the first that touches `other` starts."""
+        if one in live_at_end or other == live_at_start:
             return False
         common = -1
         for index in range(len(placement.steps)):

@@ -1,4 +1,4 @@
-"""The smallest network that uses what the engine is made of: two fused convolutions, the second with a residual."""
+"""A minimal network for self-tests: two fused convolutions, the second with a residual."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write(path: Path) -> Path:
-    """Write it as ONNX; 8 channels at the size of the image come out."""
+    """Write it as ONNX. Output: (batch, 8, height, width)."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

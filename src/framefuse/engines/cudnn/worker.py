@@ -1,7 +1,7 @@
-"""One process of `Workers`: python -m framefuse.engines.cudnn.worker BYTES, which builds kernels on request.
+"""A process of `Workers` that builds kernels on request: python -m framefuse.engines.cudnn.worker WORKSPACE_BYTES
 
-<- (Layer, engine, knobs), pickled, on stdin, until it ends
--> (kernel, error), pickled, on stdout: what `Builder.load` reads, and an empty text; or nothing, and why
+stdin:  pickled (Layer, engine, knobs), until end of file
+stdout: pickled (kernel, error): bytes for `Builder.load` and an empty string, or empty bytes and an error message
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from framefuse.errors import EngineError
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Serve requests until end of file."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever libraries print does not stand between answers
-    builder = Builder(scratch=int(sys.argv[1]))
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
+    builder = Builder(max_workspace=int(sys.argv[1]))
     while True:
         try:
             layer, engine, knobs = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        image, error = b"", ""
+        kernel, error = b"", ""
         try:
-            plan = builder.replay(layer, engine, knobs)
-            if plan.workspace > builder.scratch:
-                raise EngineError(f"engine {engine} takes {plan.workspace} bytes of scratch memory")
-            image = bytes(plan.graph.serialize(as_bytes=True))
-        except Exception as failed:  # of the bindings, too: the next request may do
+            plan = builder.build(layer, engine, knobs)
+            if plan.workspace > builder.max_workspace:
+                raise EngineError(f"engine {engine} needs a workspace of {plan.workspace} bytes")
+            kernel = bytes(plan.graph.serialize(as_bytes=True))
+        except Exception as failed:  # of any class, from the bindings too: report it and go on
             error = str(failed)[:300] or type(failed).__name__
-        pickle.dump((image, error), answers)
+        pickle.dump((kernel, error), answers)
         answers.flush()
 
 

@@ -1,7 +1,7 @@
-"""cuDNN's kernels built by processes beside this one: a kernel takes a second, and the bindings hold Python's lock.
+"""Worker processes that build cuDNN kernels: a kernel takes up to a second, and the bindings hold the GIL.
 
-with Workers(scratch) as workers:
-    image = workers.build(layer, engine, knobs).result()       what `Builder.load` reads
+with contextlib.closing(Workers(max_workspace)) as workers:
+    kernel = workers.build(layer, engine, knobs).result()  # bytes for `Builder.load`
 """
 
 from __future__ import annotations
@@ -17,46 +17,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from framefuse.engines.cudnn.convolutions import Layer
 from framefuse.errors import EngineError
 
-MOST = 16
-"""Processes: each takes half a gigabyte on the GPU."""
-PROGRAM = "framefuse.engines.cudnn.worker"
+MAX_WORKERS = 16
+"""Each process takes half a gigabyte of GPU memory."""
+WORKER_MODULE = "framefuse.engines.cudnn.worker"
 
 
 class Workers:
-    """As many processes as there are cores that this one may use.
+    """A pool of worker processes, which start on demand.
 
     Args:
-        scratch: as of `Builder`.
-        count: processes; 0: one for each core, at most `MOST`.
+        max_workspace: as for `Builder`.
+        count: of processes; 0: one per available core, at most MAX_WORKERS.
     """
 
-    def __init__(self, scratch: int, count: int = 0) -> None:
-        self.count = count or min(MOST, len(os.sched_getaffinity(0)))
-        self._scratch, self._local = scratch, threading.local()
+    def __init__(self, max_workspace: int, count: int = 0) -> None:
+        self.count = count or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        self._max_workspace, self._local = max_workspace, threading.local()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads = ThreadPoolExecutor(self.count, "cudnn")
 
     def build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> Future[bytes]:
-        """The kernel of an engine with knobs. The future raises EngineError where cuDNN cannot build it."""
+        """The serialised kernel of a layer. The future raises EngineError if cuDNN cannot build it."""
         return self._threads.submit(self._build, layer, engine, knobs)
 
     def close(self) -> None:
-        """Leave what has not begun, and end the processes."""
+        """Cancel what has not started, and stop the processes."""
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # of one that has ended
+            with contextlib.suppress(BrokenPipeError):  # it has already exited
                 process.__exit__(None, None, None)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _build(self, layer: Layer, engine: int, knobs: dict[str, int]) -> bytes:
         process: subprocess.Popen[bytes] | None = getattr(self._local, "process", None)
         if process is None or process.poll() is not None:
-            command = [sys.executable, "-m", PROGRAM, str(self._scratch)]
+            command = [sys.executable, "-m", WORKER_MODULE, str(self._max_workspace)]
             path = os.pathsep.join(entry for entry in sys.path if entry)
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        env={**os.environ, "PYTHONPATH": path})  # fmt: skip
@@ -66,10 +60,10 @@ class Workers:
         try:
             pickle.dump((layer, engine, knobs), process.stdin)
             process.stdin.flush()
-            image, error = pickle.load(process.stdout)
-        except (OSError, EOFError) as gone:
+            kernel, message = pickle.load(process.stdout)
+        except (OSError, EOFError) as error:
             process.wait()
-            raise EngineError(f"the process that built {layer.text} ended with {process.returncode}") from gone
-        if error:
-            raise EngineError(error)
-        return bytes(image)
+            raise EngineError(f"the worker that built {layer.text} exited with code {process.returncode}") from error
+        if message:
+            raise EngineError(message)
+        return bytes(kernel)

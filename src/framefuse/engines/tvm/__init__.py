@@ -1,11 +1,21 @@
-"""Engine tvm: ONNX -> Relax -> machine code, tuned by measurement.
+"""Engine tvm: ONNX -> Relax -> machine code, with tuned schedules.
 
-package.py    the tvm package, imported late    targets.py   CPU and GPU by name
-reading.py    ONNX -> Relax at one shape        compiling.py Relax -> shared library
-halves.py     FP16 for the network alone        artifact.py  under the cache rule
-offload.py    convolutions for cuDNN            nodes.py     what Relax's nodes are
-convolve.py   what is called for them           schedules.py what TVM compiles, over a GPU's threads
-memory.py     each execution's own              jit.py       CUDA source -> machine code, kept
-records.py    the tuning database on disk       tuning.py    slices of tuning
-engine.py     the engine                        on_gpu.py    its slots on CUDA
+package.py            imports the tvm package on first use
+targets.py            compile targets: CPU and GPU by name
+importer.py           ONNX -> Relax at one input shape: constant folding
+nodes.py              reading and copying Relax nodes
+fp16.py               mixed precision: float16 for the network, float32 for decoding
+offload.py            convolutions as calls of cuDNN
+cudnn_convolution.py  what these calls run
+schedules.py          GPU schedules of what TVM compiles itself
+memory.py             a program's memory as arguments
+compiling.py          Relax -> shared library
+artifact.py           compiled libraries in the engine cache
+jit.py                CUDA source -> cubin, cached
+records.py            tuning database on disk
+tuning.py             autotuning in time slices
+tensors.py            tensors that a program returns
+selftest.py           a small ResNet against ONNX Runtime, for `doctor`
+cuda.py               device executions
+engine.py             the engine
 """

@@ -1,4 +1,4 @@
-"""A compiled network under the cache rule: built once for a model, shape, precision, target and tuning database."""
+"""Compiled networks in the engine cache, keyed by model, shape, precision, target and tuning database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.tvm import compiling
-from framefuse.engines.tvm import importer as reading
+from framefuse.engines.tvm.importer import import_model
 from framefuse.engines.tvm.package import versions
 from framefuse.engines.tvm.records import Records
 from framefuse.engines.tvm.targets import Target
@@ -27,18 +27,18 @@ def artifact(
     records: Records | None = None,
     cache: EngineCache | None = None,
 ) -> Cached:
-    """The shared library of a model, from the cache or built now.
+    """The shared library of a model, from the cache or compiled now.
 
     Raises:
         ModelError: the model cannot be read, or TVM lacks one of its operators.
         EngineError: TVM cannot compile it, or the cache cannot be written.
-        CapabilityError: there is no linker.
+        CapabilityError: no linker is installed.
     """
     digest = records.digest if records is not None else ""
     key = {
         "model": model_hash(model),
         "engine": "tvm",
-        "version": f"{versions()} lowering {compiling.LOWERING}",
+        "version": f"{versions()} lowering {compiling.LOWERING_VERSION}",
         "device": target.text,
         "precision": precision,
         "shapes": json.dumps(shape),
@@ -46,7 +46,7 @@ def artifact(
     }
 
     def build(path: Path) -> None:
-        lowered = compiling.lower(reading.read(model, shape), target, precision, cudnn=cudnn)
+        lowered = compiling.lower(import_model(model, shape), target, precision, cudnn=cudnn)
         database: Any = records.copy() if records is not None and digest else None
         compiling.compile_to(path, lowered, target, database=database)
 

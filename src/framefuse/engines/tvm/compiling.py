@@ -1,4 +1,4 @@
-"""Relax -> shared library: precision, fusion, schedules of a tuning database, machine code."""
+"""Relax -> shared library: precision, operator fusion, tuned schedules, code generation."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines.tvm import schedules
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm.package import last_line, tvm
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import CapabilityError, EngineError
 
 PRECISIONS = ("fp32", "fp16")
 
-LOWERING = 3
-"""Version of what is made of a model, for a cache key."""
+LOWERING_VERSION = 3
+"""Part of the cache key; increase it when the lowering of a model changes."""
 
 
 def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -> Any:
-    """The module as fused TensorIR functions without schedules: what is tuned, and what is compiled.
+    """Fused TensorIR functions without schedules, to be tuned or compiled.
 
-    At fp16 the network's layers multiply float16 and add in float32; what decodes their outputs is float32.
+    At fp16 the network multiplies float16 and accumulates in float32; decoding is float32.
 
     Args:
-        cudnn: leave convolutions to cuDNN (`offload.py`); CUDA only.
+        cudnn: offload convolutions to cuDNN (`offload.py`); CUDA only.
 
     Raises:
-        EngineError: one of TVM's passes fails.
+        EngineError: a pass of TVM fails.
     """
-    from framefuse.engines.tvm import fp16 as halves
-    from framefuse.engines.tvm import offload
+    from framefuse.engines.tvm.fp16 import to_mixed_precision
+    from framefuse.engines.tvm.offload import offload_convolutions
 
     relax = tvm().relax
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
     try:
         with target.tvm():
             module = tvm().transform.Sequential(passes)(module)
-            off_loaded = offload.off_load(module) if cudnn else None
-            if off_loaded is not None:
-                module = off_loaded
+            offloaded = offload_convolutions(module) if cudnn else None
+            if offloaded is not None:
+                module = offloaded
             elif precision == "fp16":
-                module = halves.in_half(module)
+                module = to_mixed_precision(module)
             return tvm().transform.Sequential(
                 [
                     relax.backend.DispatchSampling(),
@@ -57,8 +57,8 @@ def lower(module: Any, target: Target, precision: str, *, cudnn: bool = False) -
                     relax.transform.DeadCodeElimination(),
                 ]
             )(module)
-    except Exception as error:  # TVM's errors are of a dozen unrelated classes
-        raise EngineError(f"TVM cannot lower the model at {precision}: {_first_line(error)}") from error
+    except Exception as error:  # TVM raises unrelated classes
+        raise EngineError(f"TVM cannot lower the model at {precision}: {last_line(error)}") from error
 
 
 def compile_to(
@@ -66,20 +66,20 @@ def compile_to(
 ) -> None:
     """Write the shared library of a lowered module.
 
-    A function that the database knows gets its best schedule there. Others stay as they are on the CPU (plain loops),
-    and get the rules of `schedules.py` on GPUs.
+    Functions get their best schedule from the database. Others stay plain loops on the CPU, and get the rules of
+    `schedules.py` on GPUs.
 
     Args:
-        own_memory: whether `main` is given its memory (`memory.py`); default: on CUDA.
+        own_memory: whether `main` takes its memory as arguments (`memory.py`); default: on CUDA.
 
     Raises:
-        EngineError: TVM, or the compiler of CUDA that it calls, fails.
-        CapabilityError: there is no linker.
+        EngineError: TVM or the linker fails.
+        CapabilityError: no linker is installed.
     """
-    relax, made = tvm().relax, target.tvm()
+    relax, tvm_target = tvm().relax, target.tvm()
     link = linker()
     own_memory = target.kind == "cuda" if own_memory is None else own_memory
-    with made, ExitStack() as stack:
+    with tvm_target, ExitStack() as stack:
         if database is not None:
             stack.enter_context(database)
             lowered = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(lowered)
@@ -88,19 +88,17 @@ def compile_to(
 
             lowered = dlight.ApplyDefaultSchedule(*schedules.rules())(lowered)
         try:
-            compiled = tvm().compile(lowered, made, relax_pipeline=_rest(relax.transform, own_memory))
+            compiled = tvm().compile(lowered, tvm_target, relax_pipeline=_backend_passes(relax.transform, own_memory))
             compiled.export_library(str(path), fcompile=link)
-        except CapabilityError:
-            raise
-        except Exception as error:  # TVM's errors are of a dozen unrelated classes
-            raise EngineError(f"TVM cannot compile for {target.name}: {_first_line(error)}") from error
+        except Exception as error:  # TVM raises unrelated classes
+            raise EngineError(f"TVM cannot compile for {target.name}: {last_line(error)}") from error
 
 
-def _rest(passes: Any, own_memory: bool) -> Any:
-    """What turns fused functions into a program of TVM's virtual machine."""
-    from framefuse.engines.tvm import memory
+def _backend_passes(passes: Any, own_memory: bool) -> Any:
+    """The passes that turn fused functions into a program of TVM's virtual machine."""
+    from framefuse.engines.tvm.memory import lift_storage
 
-    lift = tvm().ir.transform.module_pass(lambda module, _: memory.as_arguments(module), opt_level=0, name="memory")
+    lift = tvm().ir.transform.module_pass(lambda module, _: lift_storage(module), opt_level=0, name="memory")
     return tvm().transform.Sequential(
         [
             passes.RewriteDataflowReshape(),
@@ -120,7 +118,11 @@ def _rest(passes: Any, own_memory: bool) -> Any:
 
 
 def linker() -> Any:
-    """The function by which TVM links: ziglang's linker, or the system's compiler."""
+    """The link function for TVM: ziglang's linker, else the system's compiler.
+
+    Raises:
+        CapabilityError: neither is installed.
+    """
     if importlib.util.find_spec("ziglang") is not None:
         command = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--strip-debug"]
     elif compiler := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"):
@@ -131,12 +133,8 @@ def linker() -> Any:
     def link(output: str, objects: list[str], **_: Any) -> None:
         done = subprocess.run([*command, "-o", output, *objects], capture_output=True, text=True)
         if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error:" in line), _first_line(done.stderr))
-            raise EngineError(f"the compiled model cannot be linked: {said}", remedy="is the disk of the cache full?")
+            reason = next((line for line in done.stderr.splitlines() if "error:" in line), last_line(done.stderr))
+            message = f"the compiled model cannot be linked: {reason}"
+            raise EngineError(message, remedy="check the free disk space of the cache")
 
     return link
-
-
-def _first_line(error: object) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Engine tvm on CUDA: TVM's program with memory of its own, which only launches and so may be captured."""
+"""Device executions of engine tvm: TVM's program with its own memory, which can be captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from framefuse.engines.tvm.tensors import address, tensors
 from framefuse.errors import EngineError
 
 if TYPE_CHECKING:
-    from framefuse.engines.tvm.cudnn_convolution import Convolver
+    from framefuse.engines.tvm.cudnn_convolution import ConvolutionRunner
 
 
 class TvmExecution:
-    """A compiled network of one shape on the GPU; `engines.device_request_pool` makes slots of it.
+    """A compiled network of one shape on the GPU.
 
-    What the program works in is its own (`memory.py`), and a first run has compiled and loaded all kernels, so that a
-    captured one allocates nothing and is not in the way of another.
+    It owns its memory (`memory.py`), and a warm-up run compiles and loads all kernels. So a captured run allocates
+    nothing, and executions can run concurrently.
 
     Attributes:
         input: (batch, 3, height, width).
@@ -34,24 +34,28 @@ class TvmExecution:
     capturable = True
 
     def __init__(
-        self, machine: Any, shape: tuple[int, int, int, int], dtype: np.dtype[Any], convolver: Convolver | None = None
+        self,
+        machine: Any,
+        shape: tuple[int, int, int, int],
+        dtype: np.dtype[Any],
+        runner: ConvolutionRunner | None = None,
     ) -> None:
         import tvm_ffi
 
         cp = device.cupy()
         self._main, self._device = machine["main"], tvm_ffi.device(f"cuda:{gpus.number(None)}")
-        self._convolver = convolver
-        self._scratch: dict[int, Any] = {}
+        self._runner = runner
+        self._workspaces: dict[int, Any] = {}
         self._memory = list(machine[memory.FUNCTION]())
         self.input = cp.zeros(shape, dtype)
-        self._tensor = tvm_ffi.from_dlpack(self.input)  # once: handing an array over waits, which capture forbids
+        self._tensor = tvm_ffi.from_dlpack(self.input)  # once: DLPack exchange synchronises, which a capture forbids
         self._out: list[Any] = []
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.get_current_stream().synchronize()
         try:
             self.start(stream)
             stream.synchronize()
-        except Exception as error:  # TVM's errors are of a dozen unrelated classes
+        except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM's program fails on the GPU: {error}") from error
         self.results = [cp.empty(tuple(map(int, out.shape)), str(out.dtype)) for out in self._out]
 
@@ -59,21 +63,21 @@ class TvmExecution:
         """Launch every kernel on `stream`."""
         import tvm_ffi
 
-        with self._lent(), tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
+        with self._runner_workspaces(), tvm_ffi.use_raw_stream(self._device, stream.ptr), stream:
             self._out = tensors(self._main(self._tensor, *self._memory))
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        """Its scratch memory is that of the convolver, which all executions on a GPU share."""
-        if self._convolver is None:
+    def _runner_workspaces(self) -> Iterator[None]:
+        """Let the convolution runner, which all executions on a GPU share, use this execution's workspaces."""
+        if self._runner is None:
             yield
             return
-        with self._convolver.lock:
-            self._convolver.scratch = self._scratch
+        with self._runner.lock:
+            self._runner.workspaces = self._workspaces
             try:
                 yield
             finally:
-                self._convolver.scratch = {}
+                self._runner.workspaces = {}
 
     def finish(self, stream: Any) -> None:
         """Write `results`."""

@@ -1,4 +1,4 @@
-"""Engine tvm: ONNX -> Relax -> machine code for this CPU or GPU, tuned where `framefuse tune` was run.
+"""Engine tvm: ONNX -> Relax -> machine code for this CPU or GPU, with the schedules of `framefuse tune`.
 
 Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA graph over TVM's virtual machine.
 """
@@ -21,20 +21,21 @@ from framefuse.engines.tvm.package import tvm
 from framefuse.engines.tvm.records import Records, default_folder
 from framefuse.engines.tvm.tensors import tensors
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.models.onnx_file import read_onnx
 
 if TYPE_CHECKING:
     from framefuse.engines.tvm.cuda import TvmExecution
 
 ALIGNMENT = 64
-"""Bytes, of the arrays that compiled code reads; it does not check."""
+"""Bytes; compiled code requires it of its arrays and does not check."""
 
 
 class TvmEngine:
     """A model, compiled for one input shape at a time.
 
     Args:
-        database: folder of a tuning database; default: the one that `framefuse tune` fills for this target.
-        cudnn: whether cuDNN runs the convolutions; CUDA and fp16 only. Default: yes on CUDA at fp16.
+        database: folder of a tuning database; default: the one of `framefuse tune` for this target.
+        cudnn: offload convolutions to cuDNN; CUDA and fp16 only. Default: yes on CUDA at fp16.
     """
 
     name = "tvm"
@@ -57,10 +58,10 @@ class TvmEngine:
         on_gpu = options.device == "cuda"
         self.target = targets.this_gpu() if on_gpu else targets.this_cpu(self._threads)
         self.precision = ("fp16" if on_gpu else "fp32") if options.precision == "auto" else options.precision
-        able = on_gpu and self.precision == "fp16"
-        if cudnn and not able:
-            raise UsageError("cuDNN takes over convolutions on CUDA at fp16 only", remedy="leave cudnn out")
-        self.cudnn = able if cudnn is None else cudnn
+        offloads = on_gpu and self.precision == "fp16"
+        if cudnn and not offloads:
+            raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
+        self.cudnn = offloads if cudnn is None else cudnn
         self.capturable = on_gpu
         self._built: dict[tuple[int, int, int, int], Path] = {}
         self._records = Records(database or default_folder(self.target), self.target)
@@ -97,15 +98,15 @@ class TvmEngine:
         shape = (batch, 3, height, width)
         if not self.cudnn:
             return TvmExecution(self._compiled(shape), shape, self.input_dtype)
-        from framefuse.engines.tvm import cudnn_convolution as convolve
+        from framefuse.engines.tvm.cudnn_convolution import register
 
-        convolver = convolve.register()
-        before = convolver.calls
+        runner = register()
+        before = runner.calls
         first = shape not in self._built
-        made = TvmExecution(self._compiled(shape), shape, self.input_dtype, convolver)
-        convolver.plans.save()
-        if first and convolver.calls == before:
-            self.reasons.append("no convolution of it is one that cuDNN takes, or TVM cannot lay it out channels last")
+        made = TvmExecution(self._compiled(shape), shape, self.input_dtype, runner)
+        runner.plans.save()
+        if first and runner.calls == before:
+            self.reasons.append("cuDNN runs none of its convolutions, or TVM cannot convert it to NHWC")
         return made
 
     def close(self) -> None:
@@ -119,7 +120,7 @@ class TvmEngine:
         return self._load(self._built[shape])
 
     def _load(self, path: Path) -> Any:
-        """The compiled network in TVM's virtual machine."""
+        """Load a compiled network into TVM's virtual machine."""
         import tvm_ffi
 
         module = tvm()
@@ -128,7 +129,7 @@ class TvmEngine:
             if self.target.kind == "llvm":
                 tvm_ffi.get_global_func("runtime.config_threadpool")(1, self._threads)
             return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)
-        except Exception as error:  # TVM's errors are of a dozen unrelated classes
+        except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
 
 
@@ -149,17 +150,10 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _input_dtype(model: Path) -> np.dtype[Any]:
-    import onnx
-
-    try:
-        graph = onnx.load(model, load_external_data=False).graph
-    except Exception as error:  # protobuf's classes depend on its implementation
-        raise ModelError(f"{model} cannot be read as ONNX: {error}", remedy="export the model again") from error
-    weights = {tensor.name for tensor in graph.initializer}
-    kinds = [value.type.tensor_type.elem_type for value in graph.input if value.name not in weights]
-    if len(kinds) != 1:
-        raise ModelError(f"{model} has {len(kinds)} inputs", remedy="engine tvm takes one: the image")
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kinds[0]))
+    inputs = read_onnx(model).inputs
+    if len(inputs) != 1:
+        raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
+    return np.dtype(inputs[0].dtype)
 
 
 def open_engine(model: Path, options: EngineOptions) -> TvmEngine:

@@ -1,6 +1,6 @@
-"""CUDA source -> machine code, when a compiled network is first run: TVM's libraries hold source.
+"""CUDA source -> cubin when a compiled network is first loaded, because TVM's libraries contain source.
 
-TVM would compile it again in every process and for every slot; here machine code is kept under the cache rule.
+TVM would compile it again in every process and for every request; here the engine cache keeps the cubin.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from framefuse.engines.tvm.targets import Target
 from framefuse.errors import CapabilityError
 
 FUNCTION = "tvm_callback_cuda_compile"
-"""By which TVM's runtime asks."""
+"""The global function that TVM's runtime calls to compile CUDA source."""
 
 SUFFIX = ".cubin"
 
 
 def register(target: Target, cache: EngineCache | None = None) -> None:
-    """Answer TVM's runtime with machine code for a GPU.
+    """Register the cached compiler with TVM's runtime.
 
     Raises:
-        CapabilityError: there is no CUDA toolkit.
+        CapabilityError: no CUDA toolkit is installed.
     """
     import tvm_ffi
     from tvm.support import nvcc
@@ -34,19 +34,19 @@ def register(target: Target, cache: EngineCache | None = None) -> None:
     try:
         toolkit = nvcc.find_cuda_path()
         version = ".".join(map(str, nvcc.get_cuda_version(toolkit)))
-    except Exception as error:  # RuntimeError, or what its subprocess raises
+    except Exception as error:  # RuntimeError, or an error of its subprocess
         raise CapabilityError(
-            f"engine tvm needs a CUDA toolkit, whose headers its code includes: {error}",
-            remedy="install CUDA's toolkit 13 with nvcc, or use --engine cudnn, which needs none",
+            f"engine tvm needs the headers of a CUDA toolkit: {error}",
+            remedy="install CUDA toolkit 13 with nvcc, or use --engine cudnn, which needs no toolkit",
         ) from error
 
-    def compiled(code: Any) -> bytes:
+    def compile_cached(code: Any) -> bytes:
         text = str(code)
 
         def build(path: Path) -> None:
             with target.tvm():
-                made = nvcc.compile_cuda(text, target_format="cubin", arch=target.arch, compiler=compiler)
-            path.write_bytes(bytes(made))
+                cubin = nvcc.compile_cuda(text, target_format="cubin", arch=target.arch, compiler=compiler)
+            path.write_bytes(bytes(cubin))
 
         key = {
             "model": hashlib.sha256(text.encode()).hexdigest(),
@@ -59,11 +59,11 @@ def register(target: Target, cache: EngineCache | None = None) -> None:
         }
         return (cache or EngineCache("tvm")).get(key, build, suffix=SUFFIX).path.read_bytes()
 
-    tvm_ffi.register_global_func(FUNCTION, compiled, override=True)
+    tvm_ffi.register_global_func(FUNCTION, compile_cached, override=True)
 
 
 def _compiler() -> str:
-    """NVIDIA's run-time compiler where TVM can call it: it takes a third of nvcc's time."""
+    """NVRTC where TVM can call it, in a third of nvcc's time."""
     try:
         importlib.import_module("cuda.bindings.nvrtc")
     except ImportError:

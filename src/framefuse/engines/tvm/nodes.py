@@ -1,4 +1,4 @@
-"""Relax's nodes: what one is called, what it reads, and the same again over other variables."""
+"""Helpers for Relax nodes: operator, operands, shape, and copies over other variables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from framefuse.engines.tvm.package import tvm
 
 
-def operator(thing: Any) -> str:
-    """The operator of a call, or of a binding's call."""
-    value = getattr(thing, "value", thing)
+def operator(node: Any) -> str:
+    """Name of the operator of a call or of a binding's call; empty for anything else."""
+    value = getattr(node, "value", node)
     return str(value.op.name) if isinstance(value, tvm().relax.Call) and hasattr(value.op, "name") else ""
 
 
-def sizes(value: Any) -> list[int]:
-    """Of a tensor."""
+def shape_of(value: Any) -> list[int]:
+    """Shape of a tensor."""
     return [int(size) for size in value.ty.shape]
 
 
@@ -30,8 +30,8 @@ def reads(value: Any) -> list[Any]:
     return [name for field in fields for name in reads(field)]
 
 
-def again(value: Any, of: Callable[[Any], Any]) -> Any:
-    """A binding's value with `of` each thing that it reads."""
+def rebuild(value: Any, of: Callable[[Any], Any]) -> Any:
+    """A copy of a binding's value with `of` applied to each operand."""
     relax = tvm().relax
     if isinstance(value, relax.TupleGetItem):
         return relax.TupleGetItem(of(value.tuple_value), value.index)
@@ -40,10 +40,7 @@ def again(value: Any, of: Callable[[Any], Any]) -> Any:
     return of(value)
 
 
-def without_main(module: Any) -> Any:
-    """A builder of another `main` beside the module's other functions: the importer writes some operators as such."""
-    functions = {place: function for place, function in module.functions.items() if place.name_hint != "main"}
+def builder_without_main(module: Any) -> Any:
+    """A builder for a new `main` with the module's other functions, which the importer makes for some operators."""
+    functions = {variable: function for variable, function in module.functions.items() if variable.name_hint != "main"}
     return tvm().relax.BlockBuilder(tvm().IRModule(functions))
-
-
-__all__ = ["again", "operator", "reads", "sizes", "without_main"]

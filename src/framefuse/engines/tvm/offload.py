@@ -1,10 +1,10 @@
-"""Convolutions of a Relax module that cuDNN runs: found, turned to float16 and channels last, and called by name.
+"""Offloads the convolutions of a Relax module to cuDNN, in float16 and NHWC (`cudnn_convolution.py`).
 
-What TVM compiles between them stays in float16 where values only move (concatenation, splits, pooling, resizing), and
-in float32 elsewhere: the decoding of a head. `convolve.py` is what is called.
+Operators between them that only move values (concatenation, split, pooling, resizing) stay in float16. The rest, the
+decoding of a head, is float32.
 
-A launch costs 2 us however little it moves, so what can go without one does: convolutions of one input that are alike
-run as one, and channels that are split off are not copied but read where they are.
+A kernel launch costs at least 2 us. So alike convolutions of one input are merged, and split channels are read in place
+instead of being copied.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from framefuse.engines.tvm.nodes import again, operator, reads, sizes, without_main
+from framefuse.engines.tvm.nodes import builder_without_main, operator, reads, rebuild, shape_of
 from framefuse.engines.tvm.package import tvm
 
 FUNCTION = "framefuse.tvm.convolve"
 
 GRAIN = 8
-"""Channels of which tensor cores take whole groups."""
+"""Channel counts and offsets are multiples of this for tensor cores."""
 
 MOVES = ("relax.concat", "relax.split", "relax.nn.max_pool2d", "relax.image.resize2d")
 
 
-def off_load(module: Any) -> Any:
-    """The module with its convolutions as calls of `FUNCTION`; those that tensor cores cannot take stay.
+def offload_convolutions(module: Any) -> Any:
+    """The module with its convolutions as calls of `FUNCTION`, except those that do not suit tensor cores.
 
-    None: TVM cannot lay this module out channels last, as where tensors are stacked to five axes.
+    None if TVM cannot convert the module to NHWC, for example because of tensors of five axes.
     """
     passes = tvm().relax.transform
     try:
         module = passes.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]})(module)
-    except Exception:  # TVM's errors are of a dozen unrelated classes
+    except Exception:  # TVM raises unrelated classes
         return None
     module = tvm().transform.Sequential(
         [passes.FoldConstant(), passes.CanonicalizeBindings(), passes.DeadCodeElimination()]
@@ -42,8 +42,8 @@ def off_load(module: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A convolution with what cuDNN does in the same kernel; `end` is the variable that it all makes."""
+class FusedConv:
+    """A convolution with the operators that cuDNN fuses into it; `end` is the variable of the result."""
 
     conv: Any
     bias: Any
@@ -54,36 +54,36 @@ class Found:
     @property
     def count(self) -> int:
         """Output channels."""
-        return int(sizes(self.end)[3])
+        return int(shape_of(self.end)[3])
 
     @property
-    def missing(self) -> int:
-        """Channels of zeros behind them, which nobody reads."""
+    def padding(self) -> int:
+        """Unused zero channels after them."""
         return -self.count % GRAIN
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Convolutions that run as one: their output channels follow each other."""
+    """Convolutions merged into one, whose output channels are concatenated."""
 
-    members: list[Found]
+    members: list[FusedConv]
 
     @property
     def count(self) -> int:
-        return sum(member.count + member.missing for member in self.members)
+        return sum(member.count + member.padding for member in self.members)
 
 
 @dataclass(frozen=True)
 class Channels:
-    """Channels of a tensor that the new function has: of a variable of the old one, or of what a group puts out."""
+    """A range of channels of a tensor: `whole` is a variable of the old function, or a group for its output."""
 
     whole: Any
     first: int
     count: int
 
     @property
-    def all(self) -> bool:
-        whole = self.whole.count if isinstance(self.whole, Group) else sizes(self.whole)[3]
+    def is_all(self) -> bool:
+        whole = self.whole.count if isinstance(self.whole, Group) else shape_of(self.whole)[3]
         return self.count == whole
 
 
@@ -97,73 +97,73 @@ class _Rewriter:
             for name in reads(binding.value):
                 self.readers[name].append(binding)
         self.readers[function.body.body].append(None)
-        self.found: dict[Any, Found] = {}
+        self.convs: dict[Any, FusedConv] = {}
         for binding in self.bindings:
-            chain = self._chain(binding)
-            if chain is not None:
-                self.found[chain.end] = chain
-        self.grouped = self._grouped()
-        self.made: dict[Group, Any] = {}
-        self.builder = without_main(module)
-        self.full: dict[Any, Any] = {}
-        self.half: dict[Any, Any] = {}
+            conv = self._fused_conv(binding)
+            if conv is not None:
+                self.convs[conv.end] = conv
+        self.grouped = self._merge_alike()
+        self.calls: dict[Group, Any] = {}
+        self.builder = builder_without_main(module)
+        self._fp32: dict[Any, Any] = {}
+        self._fp16: dict[Any, Any] = {}
 
     def module(self) -> Any:
         params = list(self.function.params)
-        self.full.update({param: param for param in params})
+        self._fp32.update({param: param for param in params})
         with self.builder.function("main", params):
             with self.builder.dataflow():
-                for binding in self.bindings:  # in order, so that no recursion is deep
-                    if binding.var in self.found:
-                        self.in_half(binding.var)
-                out = self.builder.emit_output(self.in_full(self.function.body.body))
+                for binding in self.bindings:  # in order, which keeps recursion shallow
+                    if binding.var in self.convs:
+                        self.fp16(binding.var)
+                out = self.builder.emit_output(self.fp32(self.function.body.body))
             self.builder.emit_func_output(out)
         return self.builder.finalize()
 
-    def in_full(self, value: Any) -> Any:
-        """A value in float32, as the new function has it."""
+    def fp32(self, value: Any) -> Any:
+        """A value in float32, as a variable of the new function."""
         relax = tvm().relax
         if isinstance(value, relax.Tuple):
-            return relax.Tuple([self.in_full(field) for field in value.fields])
+            return relax.Tuple([self.fp32(field) for field in value.fields])
         if not isinstance(value, relax.Var):
             return value
-        if value not in self.full:
-            if value in self.found:
-                made = relax.op.astype(self.in_half(value), "float32")
+        if value not in self._fp32:
+            if value in self.convs:
+                result = relax.op.astype(self.fp16(value), "float32")
             else:
-                made = self._expectation(self.values[value])
-                made = again(self.values[value], self.in_full) if made is None else made
-            self.full[value] = self.builder.emit(made)
-        return self.full[value]
+                result = self._expectation(self.values[value])
+                result = rebuild(self.values[value], self.fp32) if result is None else result
+            self._fp32[value] = self.builder.emit(result)
+        return self._fp32[value]
 
-    def in_half(self, value: Any) -> Any:
-        """A value in float16, in memory of its own unless it is all of something."""
+    def fp16(self, value: Any) -> Any:
+        """A value in float16, as a variable of the new function; a copy if it is a part of another's channels."""
         relax = tvm().relax
         if isinstance(value, relax.Tuple):
-            return relax.Tuple([self.in_half(field) for field in value.fields])
+            return relax.Tuple([self.fp16(field) for field in value.fields])
         if not isinstance(value, relax.Var):
             return value
-        if value not in self.half:
+        if value not in self._fp16:
             old: Any = self.values.get(value)
             part = self.channels(value)
             if part.whole is not value:
-                made = self.whole(part)
-                if not part.all:
-                    made = relax.op.strided_slice(made, [3], [part.first], [part.first + part.count])
-            elif _is_of_channels(old, "relax.concat"):
-                made = relax.op.concat(self._joined(old.args[0]), 3)
+                result = self.whole(part)
+                if not part.is_all:
+                    result = relax.op.strided_slice(result, [3], [part.first], [part.first + part.count])
+            elif _is_along_channels(old, "relax.concat"):
+                result = relax.op.concat(self._concat_inputs(old.args[0]), 3)
             elif isinstance(old, relax.TupleGetItem) or operator(old) in MOVES:
-                made = again(old, self.in_half)
+                result = rebuild(old, self.fp16)
             else:
-                made = relax.op.astype(self.in_full(value), "float16")
-            self.half[value] = self.builder.emit(made)
-        return self.half[value]
+                result = relax.op.astype(self.fp32(value), "float16")
+            self._fp16[value] = self.builder.emit(result)
+        return self._fp16[value]
 
     def _expectation(self, value: Any) -> Any:
-        """A softmax whose values are then summed with weights, as heads do that put out a distribution of distances.
+        """Softmax and the weighted sum after it as one kernel, as in heads that predict distributions of distances.
 
-        The convolution to one channel that exporters make of it is `sum(w exp(x - max)) / sum(exp(x - max))`: one
-        kernel without memory between its parts.
+        Exporters write the sum as a convolution to one channel; the result is
+        `sum(w exp(x - max)) / sum(exp(x - max))`. None if `value` is not such a convolution.
         """
         if operator(value) != "relax.nn.conv2d" or not isinstance(value.args[1], tvm().ir.Constant):
             return None
@@ -175,32 +175,32 @@ class _Rewriter:
         if operator(soft) != "relax.nn.softmax" or int(soft.attrs.axis) != 1 or weight.size != weight.shape[3]:
             return None
         weights = tvm().relax.const(weight.reshape(-1).astype("float32"), "float32")
-        return self.builder.emit_te(_expectation, self.in_full(soft.args[0]), weights, primfunc_name_hint="expectation")
+        return self.builder.emit_te(_expectation, self.fp32(soft.args[0]), weights, primfunc_name_hint="expectation")
 
     def channels(self, value: Any) -> Channels:
-        """Where a value is, without a copy."""
+        """Where a value lies without a copy."""
         if value in self.grouped:
             return self.grouped[value]
         old = self.values.get(value)
         if isinstance(old, tvm().relax.TupleGetItem):
             split: Any = self.values.get(old.tuple_value)
-            if _is_of_channels(split, "relax.split"):
+            if _is_along_channels(split, "relax.split"):
                 source = self.channels(split.args[0])
                 counts = [int(field.shape[3]) for field in old.tuple_value.ty.fields]
                 return Channels(source.whole, source.first + sum(counts[: old.index]), counts[old.index])
-        shape = sizes(value) if isinstance(value, tvm().relax.Var) and hasattr(value.ty, "shape") else []
+        shape = shape_of(value) if isinstance(value, tvm().relax.Var) and hasattr(value.ty, "shape") else []
         return Channels(value, 0, shape[3] if len(shape) == 4 else 0)
 
     def whole(self, part: Channels) -> Any:
-        """The tensor that channels are of, in float16."""
+        """The tensor that the channels belong to, in float16."""
         if not isinstance(part.whole, Group):
-            return self.in_half(part.whole)
-        if part.whole not in self.made:
-            self.made[part.whole] = self.builder.emit(self._call(part.whole))
-        return self.made[part.whole]
+            return self.fp16(part.whole)
+        if part.whole not in self.calls:
+            self.calls[part.whole] = self.builder.emit(self._call(part.whole))
+        return self.calls[part.whole]
 
-    def _joined(self, fields: Any) -> list[Any]:
-        """What a concatenation joins; fields that follow each other and are all of something as that."""
+    def _concat_inputs(self, fields: Any) -> list[Any]:
+        """Inputs of a concatenation; consecutive fields that make up a whole tensor are replaced by that tensor."""
         runs: list[list[tuple[Any, Channels]]] = []
         for field in fields:
             part = self.channels(field)
@@ -213,28 +213,28 @@ class _Rewriter:
         for run in runs:
             start = run[0][1]
             part = Channels(start.whole, start.first, sum(part.count for _, part in run))
-            joined += [self.whole(part)] if part.all else [self.in_half(field) for field, _ in run]
+            joined += [self.whole(part)] if part.is_all else [self.fp16(field) for field, _ in run]
         return joined
 
-    def _grouped(self) -> dict[Any, Channels]:
-        """Where the output of each convolution is."""
-        groups: dict[Any, list[Found]] = defaultdict(list)
-        for found in self.found.values():
-            call = self.values[found.conv]
-            geometry = [str(given) for given in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)]
+    def _merge_alike(self) -> dict[Any, Channels]:
+        """Merge alike convolutions of one input; where the output of each convolution lies."""
+        groups: dict[Any, list[FusedConv]] = defaultdict(list)
+        for conv in self.convs.values():
+            call = self.values[conv.conv]
+            geometry = [str(value) for value in (call.attrs.strides, call.attrs.padding, call.attrs.dilation)]
             kernel = call.args[1].value.shape[1:3]
-            alone = found if found.residual is not None else None
-            groups[call.args[0], str(kernel), *geometry, found.activation, alone].append(found)
+            alone = conv if conv.residual is not None else None
+            groups[call.args[0], str(kernel), *geometry, conv.activation, alone].append(conv)
         where = {}
         for members in groups.values():
             group, first = Group(members), 0
             for member in members:
                 where[member.end] = Channels(group, first, member.count)
-                first += member.count + member.missing
+                first += member.count + member.padding
         return where
 
-    def _chain(self, binding: Any) -> Found | None:
-        """The convolution that a binding makes, and what follows it, if cuDNN can take it."""
+    def _fused_conv(self, binding: Any) -> FusedConv | None:
+        """The convolution of a binding and the operators to fuse into it; None if cuDNN cannot run it."""
         relax = tvm().relax
         call = binding.value
         if (
@@ -263,10 +263,10 @@ class _Rewriter:
         after = self._only_reader(end)
         if operator(after) == "relax.add":
             others = [argument for argument in after.value.args if not argument.same_as(end)]
-            alike = len(others) == 1 and isinstance(others[0], relax.Var) and sizes(others[0]) == sizes(end)
+            alike = len(others) == 1 and isinstance(others[0], relax.Var) and shape_of(others[0]) == shape_of(end)
             if alike and not outputs % GRAIN:
                 end, residual = after.var, others[0]
-        return Found(binding.var, bias, activation, residual, end)
+        return FusedConv(binding.var, bias, activation, residual, end)
 
     def _only_reader(self, variable: Any) -> Any:
         readers = self.readers[variable]
@@ -279,14 +279,14 @@ class _Rewriter:
         calls = [self.values[member.conv] for member in group.members]
         weights, biases = [], []
         for member, call in zip(group.members, calls, strict=True):
-            weights.append(np.pad(call.args[1].value.numpy(), [(0, member.missing)] + [(0, 0)] * 3))
-            biases.append(np.pad(np.zeros(member.count) if member.bias is None else member.bias, (0, member.missing)))
+            weights.append(np.pad(call.args[1].value.numpy(), [(0, member.padding)] + [(0, 0)] * 3))
+            biases.append(np.pad(np.zeros(member.count) if member.bias is None else member.bias, (0, member.padding)))
         weight, bias = np.concatenate(weights), np.concatenate(biases)
-        x, first = self._where(calls[0].args[0])
-        if missing := -weight.shape[3] % GRAIN:
-            x = self.builder.emit(relax.op.nn.pad(x, [0] * 7 + [missing]))
-            weight = np.pad(weight, [(0, 0)] * 3 + [(0, missing)])
-        how = {
+        x, first = self._location(calls[0].args[0])
+        if padding := -weight.shape[3] % GRAIN:
+            x = self.builder.emit(relax.op.nn.pad(x, [0] * 7 + [padding]))
+            weight = np.pad(weight, [(0, 0)] * 3 + [(0, padding)])
+        attributes = {
             "stride": [int(value) for value in calls[0].attrs.strides],
             "pads": [int(value) for value in calls[0].attrs.padding],
             "dilation": [int(value) for value in calls[0].attrs.dilation],
@@ -295,25 +295,25 @@ class _Rewriter:
         }
         arguments = [x, _constant(weight), _constant(bias)]
         if group.members[0].residual is not None:
-            residual, how["residual_first"] = self._where(group.members[0].residual)
+            residual, attributes["residual_first"] = self._location(group.members[0].residual)
             arguments.append(residual)
-        shape = [*sizes(group.members[0].end)[:3], group.count]
+        shape = [*shape_of(group.members[0].end)[:3], group.count]
         return relax.op.call_dps_packed(
             FUNCTION,
-            relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(how))]),
+            relax.Tuple([*arguments, tvm().ir.StringImm(json.dumps(attributes))]),
             out_ty=relax.TensorType(shape, "float16"),
         )
 
-    def _where(self, value: Any) -> tuple[Any, int]:
-        """The tensor that a convolution is given, and the first channel that it reads."""
+    def _location(self, value: Any) -> tuple[Any, int]:
+        """The tensor to pass to a convolution, and the first channel to read."""
         part = self.channels(value)
         if part.first % GRAIN or part.count % GRAIN:
-            return self.in_half(value), 0
+            return self.fp16(value), 0
         return self.whole(part), part.first
 
 
 def _expectation(x: Any, weight: Any) -> Any:
-    """(batch, terms, height, width) -> (batch, height, width, 1): of the weights, under the softmax of x."""
+    """(batch, terms, height, width) -> (batch, height, width, 1): expectation of the weights under the softmax of x."""
     te, tirx = tvm().te, tvm().tirx
     batch, terms, height, width = x.shape
     shape = (batch, height, width, 1)
@@ -322,12 +322,14 @@ def _expectation(x: Any, weight: Any) -> Any:
         return te.reduce_axis((0, terms), "k")
 
     k, i, j = axis(), axis(), axis()
-    most = te.compute(shape, lambda b, y, z, _: te.max(x[b, k, y, z], axis=k), "most")
-    above = te.compute(
-        shape, lambda b, y, z, c: te.sum(weight[i] * tirx.exp(x[b, i, y, z] - most[b, y, z, c]), axis=i), "above"
+    peak = te.compute(shape, lambda b, y, z, _: te.max(x[b, k, y, z], axis=k), "peak")
+    numerator = te.compute(
+        shape, lambda b, y, z, c: te.sum(weight[i] * tirx.exp(x[b, i, y, z] - peak[b, y, z, c]), axis=i), "numerator"
     )
-    below = te.compute(shape, lambda b, y, z, c: te.sum(tirx.exp(x[b, j, y, z] - most[b, y, z, c]), axis=j), "below")
-    return te.compute(shape, lambda *at: above[at] / below[at], "expectation")
+    denominator = te.compute(
+        shape, lambda b, y, z, c: te.sum(tirx.exp(x[b, j, y, z] - peak[b, y, z, c]), axis=j), "denominator"
+    )
+    return te.compute(shape, lambda *at: numerator[at] / denominator[at], "expectation")
 
 
 def _constant(value: Any) -> Any:
@@ -336,8 +338,8 @@ def _constant(value: Any) -> Any:
     return tvm().relax.const(np.ascontiguousarray(value, np.float16), "float16")
 
 
-def _is_of_channels(value: Any, name: str) -> bool:
-    """Whether it is a split or a concatenation along the last of four axes."""
+def _is_along_channels(value: Any, name: str) -> bool:
+    """Whether it is the operator `name` (a split or concatenation) along the last of four axes."""
     if operator(value) != name:
         return False
     one = value.args[0].fields[0] if name == "relax.concat" else value.args[0]

@@ -1,12 +1,11 @@
-"""A tuning database on disk: one folder for each target, in TVM's own two files, which a killed tuner may leave torn.
+"""Tuning database on disk: one folder per target, with TVM's two files.
 
-database_workload.json        one function a line, by number
-database_tuning_record.json   one schedule a line, with the number of its function and the seconds it took
+database_workload.json        one function per line
+database_tuning_record.json   one schedule per line, with the line number of its function and its run times in seconds
 target.json                   what it was tuned for
 
-A tuner appends lines, so a torn one can only be the last: readers leave it out, the next tuner cuts it off, and `note`
-says so. Anything else that cannot be read was not done by a tuner, and the database is refused. Readers work on a copy:
-a tuner may be writing, and the folder may be one that is only read.
+Tuners append lines, so only the last line can be torn: readers skip it, the next tuner removes it, and `note` says so.
+Any other damage is refused. Readers work on a copy, because a tuner may be writing and the folder may be read-only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines import cache
-from framefuse.engines.tvm.package import tvm, versions
+from framefuse.engines.tvm.package import last_line, tvm, versions
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError
 
@@ -28,46 +27,46 @@ WORKLOADS, RECORDS, TARGET = "database_workload.json", "database_tuning_record.j
 
 
 def default_folder(target: Target) -> Path:
-    """Where the engine looks for schedules of a target."""
+    """The engine's database of a target."""
     return cache.directory() / "tvm" / "tuning" / target.name
 
 
 class Records:
-    """The database in a folder, which is made if it is not there.
+    """The database in a folder; a tuner creates it.
 
     Raises:
-        EngineError: it is of another target, or damaged beyond a torn last line.
+        EngineError: it belongs to another target, or is damaged beyond a torn last line.
     """
 
     def __init__(self, folder: Path, target: Target) -> None:
         self.folder, self.target, self.note = folder, target, ""
         self._check_target()
-        self._whole()
+        self._checked()
 
     def open(self) -> Any:
-        """TVM's object over the files, for the tuner that holds the lock."""
+        """TVM's database over the files, for the tuner that holds the lock."""
         try:
-            for name, content in self._whole().items():
+            for name, content in self._checked().items():
                 path = self.folder / name
                 if path.exists() and path.read_bytes() != content:
                     cache.write_atomically(path, content)
             if not (self.folder / TARGET).exists():
-                facts = {"target": self.target.name, "tvm": versions()}
-                cache.write_atomically(self.folder / TARGET, json.dumps(facts).encode())
+                target = {"target": self.target.name, "tvm": versions()}
+                cache.write_atomically(self.folder / TARGET, json.dumps(target).encode())
         except OSError as error:
             raise self._unwritable(error) from error
-        return self._opened(self.folder)
+        return self._database(self.folder)
 
     def copy(self) -> Any:
-        """TVM's object over a copy of what is there now."""
+        """TVM's database over a copy of the current files."""
         with tempfile.TemporaryDirectory() as folder:
-            for name, content in self._whole().items():
+            for name, content in self._checked().items():
                 Path(folder, name).write_bytes(content)
-            return self._opened(Path(folder))  # it has read them when it is there
+            return self._database(Path(folder))  # TVM has read the files when this returns
 
     @property
     def written(self) -> int:
-        """Schedules in the file, those included that did not run."""
+        """Schedules in the file, including those that failed to run."""
         try:
             return (self.folder / RECORDS).read_bytes().count(b"\n")
         except OSError:
@@ -75,7 +74,7 @@ class Records:
 
     @property
     def digest(self) -> str:
-        """Of what is in it, for a cache key; empty where there is nothing."""
+        """Of its schedules, for a cache key; empty if there are none."""
         try:
             content = (self.folder / RECORDS).read_bytes()
         except OSError:
@@ -84,7 +83,7 @@ class Records:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by the one tuner that may write.
+        """Lock for the one tuner that may write.
 
         Raises:
             EngineError: another tuner holds it.
@@ -107,22 +106,22 @@ class Records:
 
     def _check_target(self) -> None:
         try:
-            facts = json.loads((self.folder / TARGET).read_text(encoding="utf-8"))
-            name = str(facts["target"])
+            content = json.loads((self.folder / TARGET).read_text(encoding="utf-8"))
+            name = str(content["target"])
         except FileNotFoundError:
             if (self.folder / RECORDS).exists():
-                raise self._refused(f"{TARGET} is missing: what it was tuned for is unknown") from None
+                raise self._unusable(f"{TARGET} is missing, so its target is unknown") from None
             return
         except cache.DAMAGED as error:
-            raise self._refused(f"{TARGET} cannot be read: {error}") from error
+            raise self._unusable(f"{TARGET} cannot be read: {error}") from error
         if name != self.target.name:
-            raise self._refused(f"it was tuned for {name}, not for {self.target.name}")
+            raise self._unusable(f"it was tuned for {name}, not for {self.target.name}")
 
-    def _whole(self) -> dict[str, bytes]:
-        """Both files without a torn last line; every other line is one that a tuner can have written."""
-        schedules = self._read(RECORDS)  # first: a tuner may add to both, and a schedule comes after its function
-        functions = self._whole_lines(WORKLOADS, self._read(WORKLOADS), None)
-        schedules = self._whole_lines(RECORDS, schedules, len(functions))
+    def _checked(self) -> dict[str, bytes]:
+        """Both files without a torn last line, checked."""
+        schedules = self._read(RECORDS)  # first, because a tuner writes a schedule after its function
+        functions = self._checked_lines(WORKLOADS, self._read(WORKLOADS), None)
+        schedules = self._checked_lines(RECORDS, schedules, len(functions))
         return {WORKLOADS: b"".join(functions), RECORDS: b"".join(schedules)}
 
     def _read(self, name: str) -> list[bytes]:
@@ -131,33 +130,33 @@ class Records:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._refused(f"{name} cannot be read: {error.strerror}") from error
+            raise self._unusable(f"{name} cannot be read: {error.strerror}") from error
 
-    def _whole_lines(self, name: str, lines: list[bytes], functions: int | None) -> list[bytes]:
+    def _checked_lines(self, name: str, lines: list[bytes], functions: int | None) -> list[bytes]:
         for number, line in enumerate(lines):
             try:
                 content = json.loads(line)
                 if functions is not None and not 0 <= int(content[0]) < functions:
-                    raise ValueError(f"it is of function {content[0]}, and {WORKLOADS} has {functions}")
+                    raise ValueError(f"it belongs to function {content[0]}, and {WORKLOADS} has {functions}")
             except cache.DAMAGED as error:
                 if number != len(lines) - 1:
-                    raise self._refused(f"line {number + 1} of {name}: {error}") from error
-                self.note = f"{self.folder / name}: its last line is torn and is left out"
+                    raise self._unusable(f"line {number + 1} of {name}: {error}") from error
+                self.note = f"{self.folder / name}: its last line is torn and is skipped"
                 return lines[:number]
         if lines and not lines[-1].endswith(b"\n"):
             lines[-1] += b"\n"
         return lines
 
-    def _opened(self, folder: Path) -> Any:
+    def _database(self, folder: Path) -> Any:
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
         tvm()
         try:
             return JSONDatabase(work_dir=str(folder))
-        except Exception as error:  # a line is JSON, but not one that this TVM wrote
-            raise self._refused(f"TVM cannot read it: {str(error).strip().splitlines()[-1]}") from error
+        except Exception as error:  # valid JSON that this TVM did not write
+            raise self._unusable(f"TVM cannot read it: {last_line(error)}") from error
 
-    def _refused(self, why: str) -> EngineError:
+    def _unusable(self, why: str) -> EngineError:
         return EngineError(
             f"tuning database {self.folder} cannot be used: {why}",
             remedy="move it away, or tune into another folder (framefuse tune --database)",

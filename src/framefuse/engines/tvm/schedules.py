@@ -1,8 +1,8 @@
-"""How TVM's own kernels are laid over a GPU's threads: those that only move or map values, and small reductions.
+"""GPU schedules for kernels that only move or map values, and for small reductions; DLight schedules the rest.
 
-DLight gives each value a thread, each sum of sixteen terms a block of 256, and does not come to an end at convolutions
-with what is fused to them. Here a thread makes as many neighbours as 16 bytes hold, and a whole reduction where that is
-small or where there are many of them, in registers; what neither rule takes is left to DLight.
+DLight maps one value to a thread and a sum of sixteen terms to a block of 256, and does not terminate at fused
+convolutions. Here a thread writes 16 bytes, and computes a whole reduction in registers if the reduction is small or
+there are many of them.
 """
 
 from __future__ import annotations
@@ -13,170 +13,166 @@ from typing import Any
 from framefuse.engines.tvm.package import tvm
 
 THREADS = 256
-"""Of a block."""
+"""Per block."""
 
 BYTES = 16
-"""That a thread writes at once."""
+"""Width of a vectorised write."""
 
 ROWS = 8
-"""Channels that a thread moves where what is written runs along another axis: reads of neighbours are then near."""
+"""Channels that a thread moves if reads and writes are contiguous along different axes, as in a transpose."""
 
-SMALL = 64
-"""Terms of a reduction that one thread adds up, whatever there is to do."""
+SMALL_REDUCTION = 64
+"""Terms of a reduction up to which one thread always computes it."""
 
-MANY = 1 << 14
-"""Results that keep a GPU busy with a thread each, so that a thread adds up any number of terms."""
+MANY_RESULTS = 1 << 14
+"""Results from which one thread each occupies the GPU, so that a thread reduces any number of terms."""
 
 
 def rules() -> list[Any]:
-    """For `dlight.ApplyDefaultSchedule`, the first that fits is taken."""
+    """For `dlight.ApplyDefaultSchedule`, which applies the first that fits."""
     from tvm.s_tir import dlight
 
-    class Own(dlight.base.ScheduleRule):  # type: ignore[misc]
+    class MapOrReduce(dlight.base.ScheduleRule):  # type: ignore[misc]
         def apply(self, func: Any, target: Any, _: bool) -> Any:
             try:
                 return schedule(func)
-            except tvm().s_tir.ScheduleError:  # of a form that was not thought of: DLight has a rule for every one
+            except tvm().s_tir.ScheduleError:  # an unforeseen form; DLight's fallback handles it
                 return None
 
     gpu = dlight.gpu
-    return [Own(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
+    return [MapOrReduce(), gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
 
 
 def schedule(function: Any) -> Any:
-    """A schedule of a function, or None where these rules do not know one."""
-    made = tvm().s_tir.Schedule(function)
-    blocks = _inlined(made)
-    reductions = [block for block in blocks if "R" in _kinds(made, block)]
-    if any(set(_kinds(made, block)) - {"S", "R"} for block in blocks):
+    """A schedule of a function; None if these rules do not apply."""
+    sch = tvm().s_tir.Schedule(function)
+    blocks = _inline(sch)
+    reductions = [block for block in blocks if "R" in _kinds(sch, block)]
+    if any(set(_kinds(sch, block)) - {"S", "R"} for block in blocks):
         return None
     if not reductions:
         for block in blocks:
-            _map(made, block)
-        return made
-    spatial = [_extents(made, block, "S") for block in blocks]
-    if prod(spatial[-1]) < MANY and any(prod(_extents(made, block, "R")) > SMALL for block in reductions):
+            _schedule_map(sch, block)
+        return sch
+    spatial = [_extents(sch, block, "S") for block in blocks]
+    largest = max(prod(_extents(sch, block, "R")) for block in reductions)
+    if prod(spatial[-1]) < MANY_RESULTS and largest > SMALL_REDUCTION:
         return None
     if any(prod(extents) != prod(spatial[-1]) for extents in spatial):
         return None
-    if any("RS" in _kinds(made, block) for block in blocks):
+    if any("RS" in _kinds(sch, block) for block in blocks):
         return None
-    _reduce(made, reductions, blocks[-1])
-    return made
+    _schedule_reduction(sch, reductions, blocks[-1])
+    return sch
 
 
-def _inlined(made: Any) -> list[Any]:
-    """The blocks that are left, in order, once what only maps values is part of what reads it."""
-    root = made.get_sblock("root")
-    for block in made.get_child_blocks(root):
-        if "R" not in _kinds(made, block) and made.get_consumers(block):
+def _inline(sch: Any) -> list[Any]:
+    """Inline elementwise blocks into their consumers; the remaining blocks, in order."""
+    root = sch.get_sblock("root")
+    for block in sch.get_child_blocks(root):
+        if "R" not in _kinds(sch, block) and sch.get_consumers(block):
             try:
-                made.compute_inline(block)
-            except Exception:  # it is read in a way that TVM does not inline: it stays
+                sch.compute_inline(block)
+            except Exception:  # TVM cannot inline it
                 continue
-    return list(made.get_child_blocks(root))
+    return list(sch.get_child_blocks(root))
 
 
-def _map(made: Any, block: Any) -> None:
-    """Each thread makes some neighbours in registers and writes them."""
-    width = _lanes(made, block)
-    local = made.cache_write(block, 0, "local")  # `local` copies from registers to memory
-    loops = made.get_loops(local)
-    extents = _extents(made, local, "S")
-    axis = _near(made, block)
-    if extents[-1] % width and axis is None:
-        width = 1
+def _schedule_map(sch: Any, block: Any) -> None:
+    """Each thread computes some neighbouring values in registers and writes them."""
+    local = sch.cache_write(block, 0, "local")  # `local` copies from registers to memory
+    loops = sch.get_loops(local)
+    extents = _extents(sch, local, "S")
+    axis = _contiguous_axis(sch, block)
     if axis is not None and axis != len(extents) - 1 and extents[-1] > BYTES and not extents[axis] % ROWS:
-        outer, rows = made.split(loops[axis], [None, ROWS])
+        outer, inner = sch.split(loops[axis], [None, ROWS])
         loops = [*loops[:axis], outer, *loops[axis + 1 :]]
-        inner = rows
-        made.reorder(*loops, inner)
-        vectorized = False
+        sch.reorder(*loops, inner)
+        width = 1
     else:
+        width = _vector_width(sch, block)
         width = width if not extents[-1] % width else 1
-        outer, inner = made.split(loops[-1], [None, width])
+        outer, inner = sch.split(loops[-1], [None, width])
         loops = [*loops[:-1], outer]
-        vectorized = width > 1
-    thread = _bind(made, loops)
-    made.compute_at(block, thread)
-    for loop in made.get_loops(block)[2:]:
-        made.unroll(loop)
-    if vectorized:
-        made.vectorize(inner)
+    thread = _bind(sch, loops)
+    sch.compute_at(block, thread)
+    for loop in sch.get_loops(block)[2:]:
+        sch.unroll(loop)
+    if width > 1:
+        sch.vectorize(inner)
     else:
-        made.unroll(inner)
+        sch.unroll(inner)
 
 
-def _reduce(made: Any, reductions: list[Any], last: Any) -> None:
-    """Each thread makes one value, all that it needs for it in registers."""
-    is_last = "R" in _kinds(made, last)
-    final = made.cache_write(last, 0, "local") if is_last else last
+def _schedule_reduction(sch: Any, reductions: list[Any], last: Any) -> None:
+    """Each thread computes one value, with all intermediates in registers."""
+    is_last = "R" in _kinds(sch, last)
+    final = sch.cache_write(last, 0, "local") if is_last else last
     if len(reductions) == 1:
         (block,) = reductions
-        spatial = len(_extents(made, block, "S"))
-        loops = made.get_loops(block)
-        thread = _bind(made, list(loops[:spatial]))
-        made.reverse_compute_at(final, thread)
-        _keep(made, block)
-        _sum(made, block, loops[spatial:])
+        spatial = len(_extents(sch, block, "S"))
+        loops = sch.get_loops(block)
+        thread = _bind(sch, list(loops[:spatial]))
+        sch.reverse_compute_at(final, thread)
+        _keep_in_registers(sch, block)
+        _unroll_reduction(sch, block, loops[spatial:])
         return
-    thread = _bind(made, list(made.get_loops(final)))
+    thread = _bind(sch, list(sch.get_loops(final)))
     for block in reversed(reductions):
-        made.compute_at(block, thread)
-        _keep(made, block)
-        _sum(made, block, made.get_loops(block)[2:])  # below blocks and threads; TVM drops loops of one turn
+        sch.compute_at(block, thread)
+        _keep_in_registers(sch, block)
+        _unroll_reduction(sch, block, sch.get_loops(block)[2:])  # inside the block and thread loops
 
 
-def _keep(made: Any, block: Any) -> None:
-    """What a block writes is in registers, where it is no result of the function. The largest of some values and where
-    it is are two."""
-    results = list(made.mod["main"].params)
-    for index, written in enumerate(made.get(block).writes):
+def _keep_in_registers(sch: Any, block: Any) -> None:
+    """Put the outputs of a block in registers, unless they are results of the function. An argmax has two outputs."""
+    results = list(sch.mod["main"].params)
+    for index, written in enumerate(sch.get(block).writes):
         if not any(written.source.same_as(result) for result in results):
-            made.set_scope(block, index, "local")
+            sch.set_scope(block, index, "local")
 
 
-def _sum(made: Any, block: Any, terms: Any) -> None:
+def _unroll_reduction(sch: Any, block: Any, terms: Any) -> None:
     if not terms:
         return
-    made.decompose_reduction(block, terms[0])
-    if prod(_extents(made, block, "R")) <= SMALL:
+    sch.decompose_reduction(block, terms[0])
+    if prod(_extents(sch, block, "R")) <= SMALL_REDUCTION:
         for loop in terms:
-            made.unroll(loop)
+            sch.unroll(loop)
 
 
-def _bind(made: Any, loops: list[Any]) -> Any:
-    """One loop over threads of all that is given; the innermost."""
-    blocks, threads = made.split(made.fuse(*loops), [None, THREADS])
-    made.bind(blocks, "blockIdx.x")
-    made.bind(threads, "threadIdx.x")
+def _bind(sch: Any, loops: list[Any]) -> Any:
+    """Fuse loops and bind them to blocks and threads; returns the thread loop."""
+    blocks, threads = sch.split(sch.fuse(*loops), [None, THREADS])
+    sch.bind(blocks, "blockIdx.x")
+    sch.bind(threads, "threadIdx.x")
     return threads
 
 
-def _kinds(made: Any, block: Any) -> str:
-    """S for an axis of the result, R for one that is summed over, another letter for what else there is."""
+def _kinds(sch: Any, block: Any) -> str:
+    """One letter per axis: S spatial, R reduction, ? other."""
     types = tvm().tirx.IterVar
     letters = {types.DataPar: "S", types.CommReduce: "R"}
-    return "".join(letters.get(axis.iter_type, "?") for axis in made.get(block).iter_vars)
+    return "".join(letters.get(axis.iter_type, "?") for axis in sch.get(block).iter_vars)
 
 
-def _extents(made: Any, block: Any, kind: str) -> list[int]:
-    kinds = _kinds(made, block)
-    axes = made.get(block).iter_vars
+def _extents(sch: Any, block: Any, kind: str) -> list[int]:
+    kinds = _kinds(sch, block)
+    axes = sch.get(block).iter_vars
     return [int(axis.dom.extent) for axis, letter in zip(axes, kinds, strict=True) if letter == kind]
 
 
-def _lanes(made: Any, block: Any) -> int:
-    """Values that fill `BYTES`."""
-    return BYTES // (int(made.get(block).writes[0].source.dtype.bits) // 8)
+def _vector_width(sch: Any, block: Any) -> int:
+    """Values of the output type in `BYTES`."""
+    return BYTES // (int(sch.get(block).writes[0].source.dtype.bits) // 8)
 
 
-def _near(made: Any, block: Any) -> int | None:
-    """The axis of the result along which neighbours of what is read lie, where it is one."""
-    inside = made.get(block)
-    axes = [axis.var for axis in inside.iter_vars]
+def _contiguous_axis(sch: Any, block: Any) -> int | None:
+    """The output axis along which the reads are contiguous; None if there is not exactly one."""
+    info = sch.get(block)
+    axes = [axis.var for axis in info.iter_vars]
     found = set()
-    for region in inside.reads:
+    for region in info.reads:
         if not region.region:  # a single value
             continue
         last = region.region[-1].min

@@ -1,4 +1,4 @@
-"""A network in the shape of ResNet-18 (He et al., 2015), an eighth as wide, against ONNX Runtime."""
+"""Self-test: a ResNet-18 (He et al., 2015) of an eighth of the width, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 10
 
 
 def run() -> str:
-    """What was found, in a few words.
+    """Compile and run it; returns a summary.
 
     Raises:
         RuntimeError: the results differ.
@@ -39,17 +39,17 @@ def run() -> str:
         try:
             ort = onnxruntime("tvm")
         except CapabilityError:
-            return "ResNet-18's shape runs; onnxruntime is not there to compare with"
+            return "a small ResNet-18 runs; onnxruntime is not installed to compare with"
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         (expected,) = session.run(None, {"images": slot.input})
         worst = float(np.abs(slot.outputs[0] - expected).max() / np.abs(expected).max())
     if not worst < 1e-4:
-        raise RuntimeError(f"ResNet-18's shape is {worst:.3g} of its range off ONNX Runtime")
-    return f"fp32, ResNet-18's shape {worst:.1g} of its range off ONNX Runtime at most"
+        raise RuntimeError(f"a small ResNet-18 differs from ONNX Runtime by {worst:.3g} of the range")
+    return f"fp32, a small ResNet-18 differs from ONNX Runtime by at most {worst:.1g} of the range"
 
 
 def write(path: Path) -> Path:
-    """The ONNX file: a stem, four stages of two residual blocks, pooling, a classifier; weights random and seeded."""
+    """Write the model as ONNX, with seeded random weights."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -1,4 +1,4 @@
-"""What TVM compiles for: this CPU by its name, or a CUDA architecture."""
+"""Compile targets: a CPU by LLVM's name, or a CUDA architecture."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KINDS = ("llvm", "cuda")
 
 @dataclass(frozen=True)
 class Target:
-    """A compile target by the two words that decide which schedules are of use on it."""
+    """A compile target; `kind` and `arch` decide which schedules apply."""
 
     kind: str
     """"llvm" or "cuda"."""
     arch: str
     """LLVM's name of the CPU, or "sm_90"."""
     cores: int = 1
-    """CPU cores that one request may take."""
+    """CPU cores of one request."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -31,7 +31,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Of a tuning database: schedules for one number of cores are good for another."""
+        """Name of its tuning database, which is independent of the number of cores."""
         return f"{self.kind}-{self.arch}"
 
     @property
@@ -40,7 +40,7 @@ class Target:
         return f"{self.name} cores={self.cores}" if self.kind == "llvm" else self.name
 
     def tvm(self) -> Any:
-        """TVM's own object."""
+        """TVM's target object."""
         if self.kind == "llvm":
             return tvm().target.Target({"kind": "llvm", "mcpu": self.arch, "num-cores": self.cores})
         return tvm().target.Target(
@@ -52,16 +52,16 @@ class Target:
                 "max_shared_memory_per_block": 49152,
                 "thread_warp_size": 32,
                 "registers_per_block": 65536,
-                "host": {"kind": "llvm"},  # it only starts kernels: any x86-64 can do that
+                "host": {"kind": "llvm"},  # generic, because it only launches kernels
             }
         )
 
 
 def parse(text: str, cores: int) -> Target:
-    """A target from `NAME`, as `Target.name` writes it; "cpu" and "cuda" are this machine's.
+    """A target from a name such as `Target.name`; "cpu" and "cuda" are this machine's.
 
     Raises:
-        UsageError: it is written otherwise.
+        UsageError: the name is invalid.
         CapabilityError: this machine has no CUDA.
     """
     if text == "cpu":
@@ -86,7 +86,7 @@ def this_gpu() -> Target:
     """This thread's current CUDA device.
 
     Raises:
-        CapabilityError: TVM's runtime for CUDA does not find one.
+        CapabilityError: TVM's CUDA runtime finds no device.
     """
     device = tvm().cuda(gpus.number(None))
     if not device.exist:

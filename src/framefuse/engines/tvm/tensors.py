@@ -1,4 +1,4 @@
-"""Tensors that a compiled network returns."""
+"""Tensors of compiled networks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def tensors(result: Any) -> list[Any]:
-    """Of a network's result: one tensor, or several."""
+    """A network's result as a list: it is one tensor, or several."""
     return [result] if hasattr(result, "shape") else list(result)
 
 
 def address(tensor: Any) -> int:
-    """Of a tensor's first element on the GPU."""
+    """Address of a tensor's first element on the GPU."""
     return int(tensor.data_ptr())

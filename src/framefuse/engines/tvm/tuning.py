@@ -1,7 +1,7 @@
-"""Tuning in slices: measured schedules for the heaviest functions of a network, written down one by one.
+"""Autotuning in time slices: measures schedules for the heaviest functions of a network.
 
-A slice ends by the clock and the next one goes on where it ended, since everything that is known is in the database.
-Functions take turns, the heaviest first, a few candidates each, so that a short slice helps all of them.
+Every measured schedule goes to the database at once, so the next slice continues where the last one ended. Functions
+take turns, the heaviest first, with a few candidates each, so that a short slice helps all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines.tvm import compiling
+from framefuse.engines.tvm.package import last_line
 from framefuse.engines.tvm.records import Records
 from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError
@@ -26,25 +27,26 @@ LONGEST_SLICE = 480.0
 """Seconds."""
 
 LONGEST_NAME = 60
-"""Letters that are shown; TVM names a function after all that it fuses."""
+"""Characters to print; TVM names a function after everything that it fuses."""
 
 BATCH = 4
-"""Candidates of a turn: all are built, then all are run."""
+"""Candidates per turn; all are built, then all are run."""
 
-ENOUGH = 16
-"""Schedules of a function from which better ones can be bred. Until then they are drawn: breeding costs 1.5 s of work a
-candidate and has nothing to go by, drawing one 0.03 s, and on a CPU the best of eight drawn gives most of the gain."""
+EVOLVE_FROM = 16
+"""Measured schedules of a function from which evolutionary search starts; before, candidates are sampled at random.
+Evolutionary search takes 1.5 s per candidate and has little to learn from at first; sampling takes 0.03 s, and on a CPU
+the best of eight samples gives most of the gain."""
 
 
 @dataclass
 class Task:
-    """A function to be tuned.
+    """A function to tune.
 
     Attributes:
-        operations: floating-point operations of all its calls in a run of the network.
-        measured: schedules in the database that run.
-        best: microseconds of a call with the best of them; 0: none.
-        done: nothing more is to be tried.
+        operations: floating-point operations of all its calls in one run of the network.
+        measured: number of schedules in the database that run.
+        best: microseconds of a call with the fastest of them; 0: none.
+        done: no more trials.
     """
 
     name: str
@@ -64,18 +66,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a slice did."""
+    """Result of a slice."""
 
     tasks: list[Task]
     seconds: float
     added: int
-    """Schedules measured in it."""
+    """Number of schedules measured."""
     finished: bool
-    """Whether every function had its trials: another slice would do nothing."""
+    """Whether every function has had its trials, so that another slice would do nothing."""
 
 
 def tasks_of(lowered: Any, target: Target, *, heaviest: int | None = None) -> list[Task]:
-    """The functions of a lowered network (`compiling.lower`) that compute, the heaviest first."""
+    """The functions of a lowered network (`compiling.lower`), the heaviest first."""
     from tvm.s_tir import meta_schedule
     from tvm.s_tir.analysis import estimate_tir_flops
 
@@ -97,15 +99,15 @@ def tune(
     workers: int = 1,
     say: Callable[[str], None] = lambda line: None,
 ) -> Slice:
-    """One slice of tuning: at most about `seconds`, since a turn that has begun is ended, after what comes before the
-    first turn.
+    """Tune for about `seconds`, not counting the start; a turn is not interrupted.
 
     Args:
-        trials: schedules that a function shall have in the database.
-        workers: processes that build candidates.
+        trials: schedules to reach in the database for each function.
+        workers: threads that build candidates.
+        say: called with a line of progress after each turn.
 
     Raises:
-        EngineError: another tuner writes to the database, or it cannot be written; no candidate of any function runs.
+        EngineError: another tuner is writing to the database, it cannot be written, or no candidate runs.
     """
     with records.locked():
         database = records.open()
@@ -116,34 +118,34 @@ def tune(
         turn = _Turn(target, records.folder, database, workers)
         started, longest = time.monotonic(), 0.0
         while waiting := [task for task in tasks if not task.done]:
-            begun = time.monotonic()
-            if begun + longest > started + seconds:
+            turn_started = time.monotonic()
+            if turn_started + longest > started + seconds:
                 break
             task = min(waiting, key=lambda task: (task.measured // BATCH, -task.operations))
             had, written = task.measured, records.written
             turn(task, min(BATCH, trials - had))
             task.look_up(database)
-            if records.written - written < task.measured - had:  # TVM does not look whether its lines went out
+            if records.written - written < task.measured - had:  # TVM ignores failed writes
                 raise EngineError(
-                    f"schedules cannot be written to {records.folder}", remedy="make room on its disk, then go on"
+                    f"schedules cannot be written to {records.folder}", remedy="free disk space, then continue"
                 )
             task.done = task.measured >= trials or task.measured == had
-            longest = max(longest, time.monotonic() - begun)
+            longest = max(longest, time.monotonic() - turn_started)
             say(f"{task.name[:LONGEST_NAME]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")
         if tasks and all(task.done and not task.measured for task in tasks):
             raise EngineError(
                 f"no candidate of {len(tasks)} functions runs on {target.name}",
-                remedy="tune on a machine that has it: candidates are measured",
+                remedy="tune on a machine with this target, because candidates are measured",
             )
         added = sum(task.measured for task in tasks) - before
     return Slice(tasks, time.monotonic() - started, added, all(task.done for task in tasks))
 
 
 class _Turn:
-    """Measures some more candidates of one function; its worker processes stay for the next."""
+    """Measures more candidates of one function."""
 
     def __init__(self, target: Target, folder: Path, database: Any, workers: int) -> None:
-        import tvm.s_tir.tensor_intrin  # noqa: F401  ten seconds of work, once, which no turn shall be charged with
+        import tvm.s_tir.tensor_intrin  # noqa: F401  takes ten seconds once, outside the first turn
         from tvm.s_tir import meta_schedule as ms
 
         for name in ("tvm.s_tir.meta_schedule", ms.__name__):
@@ -154,7 +156,7 @@ class _Turn:
         self.runner = ms.runner.LocalRunner(timeout_sec=15, evaluator_config=evaluator)
         self.model = "xgb" if importlib.util.find_spec("xgboost") is not None else "random"
         self.seed = int(time.time()) & 0xFFFFFF
-        """Not a fixed one: a slice shall not try what the one before it tried."""
+        """Varies, so that a slice does not repeat the trials of the last one."""
 
     def __call__(self, task: Task, count: int) -> None:
         from tvm.s_tir import meta_schedule as ms
@@ -166,7 +168,7 @@ class _Turn:
             target=task.extracted.target,
             space_generator="post-order-apply",
             search_strategy=strategies.EvolutionarySearch(population_size=64, init_min_unmeasured=16)
-            if task.measured >= ENOUGH
+            if task.measured >= EVOLVE_FROM
             else strategies.ReplayTrace(),
             task_name=task.name,
             rand_state=self.seed,
@@ -182,20 +184,19 @@ class _Turn:
                 builder=self.builder,
                 runner=self.runner,
                 database=self.database,
-                cost_model=self.model if task.measured >= ENOUGH else "random",
+                cost_model=self.model if task.measured >= EVOLVE_FROM else "random",
                 measure_callbacks=[
                     ms.measure_callback.AddToDatabase(),
                     ms.measure_callback.RemoveBuildArtifact(),
                 ],
             )
-        except Exception as error:  # TVM's errors are of a dozen unrelated classes
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise EngineError(f"TVM's tuner failed at {task.name}: {lines[-1]}") from error
+        except Exception as error:  # TVM raises unrelated classes
+            raise EngineError(f"TVM's tuner failed at {task.name}: {last_line(error)}") from error
 
 
 def _builder(workers: int) -> Any:
-    """Builds candidates in threads of this process: a candidate takes 0.2 s to build, and the processes that TVM would
-    start for it take seconds to import TVM."""
+    """A builder that uses threads of this process: a candidate takes 0.2 s to build, but the processes that TVM would
+    start take seconds to import TVM."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
     from tvm.s_tir.meta_schedule.builder.local_builder import default_build
@@ -207,7 +208,7 @@ def _builder(workers: int) -> Any:
         try:
             path = folder / "candidate.so"
             default_build(candidate.mod, candidate.target, None).export_library(str(path), fcompile=linker)
-        except Exception as error:  # one that cannot be built is one that is not chosen
+        except Exception as error:  # a candidate that cannot be built is not chosen
             shutil.rmtree(folder, ignore_errors=True)
             return BuilderResult(None, f"{type(error).__name__}: {error}")
         return BuilderResult(str(path), None)
@@ -225,6 +226,3 @@ def summary(tasks: list[Task]) -> list[tuple[str, float, int, float]]:
     """(name, share of the operations, schedules measured, microseconds of the best) of each function."""
     total = sum(task.operations for task in tasks) or 1.0
     return [(task.name, task.operations / total, task.measured, task.best) for task in tasks]
-
-
-__all__ = ["BATCH", "LONGEST_SLICE", "Slice", "Task", "summary", "tasks_of", "tune"]

@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph: their attributes, and what they compute, by onnx's own evaluator."""
+"""Attributes of ONNX nodes, and their evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ Array = NDArray[Any]
 
 
 def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], model: Any) -> list[Array]:
-    """Run nodes with onnx's reference evaluator."""
+    """Run nodes with onnx's reference evaluator, which raises errors of any class for what it cannot run.
+
+    Args:
+        model: where the nodes are from, for its opsets.
+    """
     from onnx import TensorProto, ValueInfoProto, helper
     from onnx.reference import ReferenceEvaluator
 
@@ -28,7 +32,7 @@ def evaluate(nodes: list[Any], values: dict[str, Array], outputs: list[str], mod
 
 
 def attribute(node: Any, name: str, default: Any) -> Any:
-    """An attribute of a node, text as str; `default` where it has none."""
+    """An attribute of a node, text as str; `default` if it is absent."""
     from onnx import helper
 
     for attribute in node.attribute:

@@ -104,9 +104,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Fibres:
         pytest.skip("g++ stands in for the GPU")
     compiled = install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._recent.clear()
     boxes_cuda._wanted.cache_clear()
-    boxes_cuda._uploaded.cache_clear()
     return compiled
 
 

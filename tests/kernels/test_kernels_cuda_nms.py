@@ -55,9 +55,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
     monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
-    boxes_cuda._recent.clear()
     boxes_cuda._wanted.cache_clear()
-    boxes_cuda._uploaded.cache_clear()
 
 
 @pytest.mark.usefixtures("fibres")

@@ -149,10 +149,53 @@ _uploads: dict[int, Any] = {}
 """A stream of each device on which tables are copied there."""
 
 
+PLAN_FIRST = "record the call with kernels.record_launches before the capture, and capture the plan instead"
+"""Remedy where a call cannot be captured."""
+
+
+def upload(array: NDArray[Any], stream: int | None) -> Any:
+    """Copy a small array of the host to the current device, in order with a stream.
+
+    Its memory comes from the pool of that stream and returns there, so only work on the same stream may read it, and
+    the array may be dropped as soon as that work is launched. The host's array may be changed when this returns.
+
+    Args:
+        stream: pointer of a CUDA stream; None: CuPy's current one.
+
+    Raises:
+        UsageError: the stream is being captured.
+    """
+    pointer = current_stream() if stream is None else stream
+    if capturing(pointer):
+        raise UsageError("this call uploads a table, which cannot be captured in a CUDA graph", remedy=PLAN_FIRST)
+    with stream_at(pointer):
+        found = cupy().empty(array.shape, array.dtype)
+    copy_to_device(array, found, pointer)
+    return found
+
+
+def copy_to_device(array: NDArray[Any], target: Any, stream: int | None) -> None:
+    """Start the copy of a small C-contiguous array of the host into one of the same size on the device.
+
+    CUDA stages pageable memory before this returns, so the host's array may then be changed; page-locked memory must
+    stay as it is until the copy has ended.
+    """
+    runtime = cupy().cuda.runtime
+    pointer = current_stream() if stream is None else stream
+    runtime.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, pointer)
+
+
 def uploaded(array: NDArray[Any]) -> Any:
-    """An array of the host on the current device, which is there when this returns, for kernels on any stream. What
-    other streams are at is not waited for, so it must not be given up while one of them may still read it: its memory
-    goes to the next upload."""
+    """A constant table on the current device, for kernels on any stream; the copy has ended when this returns.
+
+    Keep the array while a kernel may read it: its memory then goes to the next table, whatever other streams are doing.
+    The caches of tables are bounded and drop the least recently used one.
+
+    Raises:
+        UsageError: CuPy's current stream is being captured.
+    """
+    if capturing(None):
+        raise UsageError("this call needs a table that is not on the GPU yet", remedy=PLAN_FIRST)
     module = cupy()
     gpu = current_gpu()
     stream = _uploads.get(gpu) or _uploads.setdefault(gpu, module.cuda.Stream(non_blocking=True))

@@ -90,10 +90,10 @@ def bind(symbol: str, **arguments: Any) -> Bound:
 
 
 class _Recording(threading.local):
-    """What `calls.recorded` collects in this thread."""
+    """What `launch_plan` collects in this thread; None: nothing."""
 
     launches: list[Bound] | None = None
-    kept: list[Any]
+    kept: list[Any] | None = None
 
 
 recording = _Recording()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from framefuse.cuda.launch_plan import Recorded, recorded
+from framefuse.cuda.launch_plan import LaunchPlan, record_launches
 from framefuse.cuda.workspace import Workspace
 from framefuse.kernels import reference
 from framefuse.kernels.boxes.call import detections, nms
@@ -31,9 +31,9 @@ from framefuse.kernels.signals.call import SignalCounts, Signals, signals
 
 __all__ = [
     "DeviceRuns",
+    "LaunchPlan",
     "Library",
     "PreprocessTable",
-    "Recorded",
     "Runs",
     "SignalCounts",
     "Signals",
@@ -61,7 +61,7 @@ __all__ = [
     "overlay",
     "preprocess",
     "preprocess_batch",
-    "recorded",
+    "record_launches",
     "reference",
     "remap",
     "rgb_to_yuv",

@@ -102,7 +102,7 @@ class Execution:
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
-            self.levels = head_cuda.table_on_gpu(launch.head_of(compiled, self._base))
+            self.levels = device.uploaded(launch.head_of(compiled, self._base).table)
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
             for name in compiled.network.outputs:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import keep
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
@@ -40,8 +40,8 @@ def yuv_to_rgb(
     """RGB of a frame of any pixel format, at its own size. `reference.yuv_to_rgb` states formula and arguments.
 
     Several frames of one format, size, matrix and range fill a batch, (frames, height, width, 3) or
-    (frames, 3, height, width); on a GPU in one launch. Their addresses go to the GPU the first time that they are seen,
-    so call once before capturing a graph.
+    (frames, 3, height, width); on a GPU in one launch, for which their addresses are uploaded. To capture that in a
+    CUDA graph, record it with `record_launches` first and capture the plan.
 
     Raises:
         UsageError: an argument or a plane cannot be used; the message says which and why.
@@ -129,10 +129,10 @@ def _yuv_to_rgb_cuda(
         raise UsageError("the planes of the frames differ in pitch")
     table: Any = 0
     if len(frames) > 1:
-        rows = tuple(
+        rows = [
             (*addresses, written + number * target.image_pitch * size) for number, (addresses, _) in enumerate(lists)
-        )
-        table = calls.keep(_table(device.current_gpu(), rows))
+        ]
+        table = keep(device.upload(np.array(rows, np.int64), None))
     (address0, address1, address2), (pitch0, pitch1, pitch2) = lists[0]
     shift_x, shift_y = (step.bit_length() - 1 for step in frames[0].format.subsample)
     pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
@@ -176,14 +176,6 @@ def _yuv_to_rgb_cuda(
         low=numbers[12],
         high=numbers[15],
     )
-
-
-@lru_cache(maxsize=1024)
-def _table(gpu: int, rows: tuple[tuple[int, ...], ...]) -> Any:
-    """Addresses of frames on the device. Kept, since a captured graph may read them again."""
-    from framefuse.cuda import device
-
-    return device.uploaded(np.array(rows, np.int64))
 
 
 def rgb_to_yuv(

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from framefuse.cuda import launch_plan as calls
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
@@ -22,7 +21,6 @@ DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
 
-@calls.cached
 def warp_affine(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -53,7 +51,6 @@ def warp_affine(
     return warped
 
 
-@calls.cached
 def warp_perspective(
     image: NDArray[Any],
     matrix: ArrayLike,

@@ -191,11 +191,11 @@ def preprocess_batch(
         stream: pointer of a CUDA stream; None: CuPy's current one.
         options: of `preprocess`, for all frames.
 
-    In the capture of a CUDA graph, call it with the very frames and arrays with which it was called before; the graph
-    then reads those. `PreprocessTable` is for graphs that are to read others later.
+    On a GPU each call uploads a table of its frames, so it cannot be captured in a CUDA graph. For repeated calls use
+    `PreprocessTable`, whose frames may change between launches, or `record_launches`, whose plan reads the same arrays.
 
     Raises:
-        UsageError: an argument cannot be used, or a capture meets frames that were not preprocessed before.
+        UsageError: an argument cannot be used, or a stream is being captured.
         CapabilityError: there are no compiled kernels for this machine.
     """
     if len(frames) != len(contents) or len(frames) > len(out):

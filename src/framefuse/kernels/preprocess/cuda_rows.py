@@ -184,11 +184,6 @@ def _filter(
     gpu: int,
 ) -> Any:
     """Table of an axis on the device: for each position first sample, taps, weights, all of 4 bytes."""
-    if device.capturing(None):
-        raise UsageError(
-            f"preprocess is captured with {interpolation} taps that it has not seen before",
-            remedy="call it once before the capture",
-        )
     taps = axis_taps(region, length, count, subsample, interpolation)
     taps = (taps[::-1] if backwards else taps)[begin:end]
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from framefuse.cuda import device
 from framefuse.cuda import driver as cuda_queue
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import graph_memory
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
@@ -105,7 +105,7 @@ class CapturedBatch:
             for step in steps:  # whatever is loaded at a first launch is loaded here
                 step()
             self._stream.synchronize()
-            with calls.owner() as self._launched_on:  # kept as long as the graphs
+            with graph_memory() as self._graph_memory:
                 if getattr(model, "capturable", True):
                     self._launches = [self._recorded(steps)]
                 else:

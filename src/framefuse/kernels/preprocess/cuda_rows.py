@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -38,8 +39,8 @@ class Output(NamedTuple):
             strides, size = tuple(stride // out.itemsize for stride in out.strides), out.itemsize
         shape = tuple(out.shape)
         if len(shape) == axes == 3:
-            shape, strides = (1, *shape), (int(np.prod(shape)), *strides)
-        dense = all(shape[i] == 1 or strides[i] == np.prod(shape[i + 1 :]) for i in range(1, len(shape)))
+            shape, strides = (1, *shape), (math.prod(shape), *strides)
+        dense = all(shape[i] == 1 or strides[i] == math.prod(shape[i + 1 :]) for i in range(1, len(shape)))
         if len(shape) != 4 or not dense or strides[0] < 0:
             raise UsageError(
                 f"out has shape {shape} and strides {strides} in elements",

@@ -15,12 +15,11 @@ import numpy as np
 from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Attention, Conv, Split, attend
 from framefuse.engines.cudnn.onnx_nodes import attribute
+from framefuse.kernels.network.call import MAX_KEYS, MAX_VALUES
 
 TOLERANCE = 1e-4
-LARGEST = 64, 128
-"""Channels of a key and of a value of a head that the kernel takes, at most."""
 EIGHT = 8
-"""Those channels come in eights."""
+"""Channels of keys and values come in eights."""
 
 
 def take(reader: ImportState, node: Any) -> bool:
@@ -54,7 +53,7 @@ def take(reader: ImportState, node: Any) -> bool:
         expected, operation = attend(ours, step), step
     else:
         expected, operation = ours[:, 2 * heads * keys :], None
-    if keys > LARGEST[0] or values > LARGEST[1] or keys % EIGHT or values % EIGHT or result.shape != expected.shape:
+    if keys > MAX_KEYS or values > MAX_VALUES or keys % EIGHT or values % EIGHT or result.shape != expected.shape:
         return False
     if np.abs(result - expected).max() > TOLERANCE:
         return False

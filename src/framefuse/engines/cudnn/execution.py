@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
 from framefuse.engines.cudnn.scaled_convolution import Scaled
 from framefuse.kernels.boxes import head_cuda
+from framefuse.kernels.network import call as network
 
 GRAIN = 256
 """Bytes to which weights and scratch are aligned."""
@@ -74,7 +75,7 @@ class Execution:
     ) -> None:
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
-        kernel.prepare(launch.SYMBOLS)
+        network.prepare()
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         self.plans: dict[int, Plan] = {}
         for index, step in enumerate(compiled.placement.steps):
@@ -102,7 +103,8 @@ class Execution:
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
-            self.levels = device.uploaded(launch.head_of(compiled, self._base).table)
+            self.head = launch.head_of(compiled, self._base)
+            self.levels = device.uploaded(self.head.table)
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
             for name in compiled.network.outputs:
@@ -121,15 +123,9 @@ class Execution:
 
     def pack(self, images: Any, stream: Any) -> None:
         """The input from (batch, 3, height, width) float32 or float16 on the GPU."""
-        sample = {"float32": "f32", "float16": "f16"}[str(images.dtype)]
-        launch.pack(
-            self.compiled,
-            images=int(images.data.ptr),
-            channels=images.shape[1],
-            sample=sample,
-            arena=self._base,
-            stream=stream.ptr,
-        )
+        y = launch.block(self.compiled, self.compiled.network.input, self._base)
+        sample: Literal["f16", "f32"] = "f16" if images.dtype == np.float16 else "f32"
+        network.pack(int(images.data.ptr), images.shape[1], sample, y, stream=stream.ptr)
 
     def start(self, stream: Any, *, skip: Callable[[Any], bool] = lambda step: False) -> None:
         """Start every step: on `stream`, which work before and after is ordered with, and on streams of our own.
@@ -210,10 +206,10 @@ class Execution:
             )
             return
         if self.compiled.network.head is not None:
-            launch.decode(
-                self.compiled,
-                cells=int(self.cells.data.ptr),
+            network.decode(
+                self.head,
                 levels=int(self.levels.data.ptr),
+                cells=int(self.cells.data.ptr),
                 output=int(self.results[0].data.ptr),
                 stream=stream.ptr,
             )

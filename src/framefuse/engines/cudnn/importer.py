@@ -22,10 +22,10 @@ from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.engines.cudnn.onnx_nodes import attribute, evaluate
 from framefuse.errors import ModelError
+from framefuse.kernels.network.call import MAX_WINDOW
 
 Array = NDArray[Any]
 
-LARGEST_POOL = 13
 
 KNOWN = (
     "convolutions with SiLU, ReLU or nothing and a residual, max-pooling that keeps the size, nearest upsampling by a "
@@ -221,7 +221,7 @@ def _max_pool(reader: ImportState, node: Any, inputs: list[str]) -> None:
     if (
         kernel != [size, size]
         or not size % 2
-        or not 1 < size <= LARGEST_POOL
+        or not 1 < size <= MAX_WINDOW
         or pads != [size // 2] * 4
         or not plain
         or len(node.output) != 1

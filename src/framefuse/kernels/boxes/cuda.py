@@ -202,6 +202,19 @@ def nms(
     return target, counted
 
 
+def count_non_finite(values: Any, counts: Any, *, stream: int) -> None:
+    """counts[b] += number of values[b] that are NaN or infinite.
+
+    Args:
+        values: (batch, ...) float32 on the GPU, C-contiguous.
+        counts: (batch,) int32 on the GPU.
+        stream: pointer of a CUDA stream.
+    """
+    size = values[0].size
+    kernel.launch("count_non_finite_f32", stream=stream, values_=values, image_pitch=size, n=len(counts), size=size,
+                  counts_=counts)  # fmt: skip
+
+
 LIKELY = 1 / 64
 """Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
 

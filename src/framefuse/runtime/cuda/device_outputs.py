@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.cuda.pools import packed_allocation
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
 from framefuse.kernels.boxes.call import detections
+from framefuse.kernels.boxes.cuda import count_non_finite
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
 from framefuse.kernels.masks import cuda as masks_cuda
@@ -152,9 +153,7 @@ class MaskOutputs:
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._bad.data.memset_async(0, self._bad.nbytes, stream)
-        values = scores[0].size
-        kernel.launch("count_non_finite_f32", stream=stream.ptr, values_=scores, image_pitch=values,
-                    n=self._batch, size=values, counts_=self._bad)  # fmt: skip
+        count_non_finite(scores, self._bad, stream=stream.ptr)
         for slot in range(self._batch):
             masks.upsample(scores[slot], self._size, content=self._content, out=self._stretched[0])
             masks.argmax(self._stretched, out=self._labels[slot : slot + 1])

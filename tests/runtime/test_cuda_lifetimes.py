@@ -211,17 +211,17 @@ def test_what_is_lent_outlives_a_user_that_is_garbage(gpu: Gpu) -> None:
     class User:
         def __init__(self) -> None:
             self.itself = self
-            self.stream, self.free_cached_memory = lender.lend()
+            self.stream, self.release = pool.acquire()
 
         def __del__(self) -> None:
-            self.free_cached_memory()
+            self.release()
 
-    lender = StreamPool(Stream)
+    pool = StreamPool(Stream)
     for _ in range(3):
         User()
         gc.collect()
         assert not destroyed
-    assert len(lender._all) == 1
+    assert len(pool._all) == 1
 
 
 # --- kernels

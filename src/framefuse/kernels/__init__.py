@@ -1,6 +1,7 @@
-"""Kernels: what happens to pixels between the decoder and the model, compiled ahead of time.
+"""Kernels between decoder and result, compiled ahead of time for CPUs and NVIDIA GPUs.
 
-`preprocess` is the compiled kernel; `reference.preprocess` is the same function in plain numpy, its specification.
+Each function has a reference of the same name in `reference`, in plain numpy, which is its specification. Functions on
+arrays of a GPU run there; `record_launches` makes a `LaunchPlan` that repeats such a call without its checks.
 """
 
 from __future__ import annotations

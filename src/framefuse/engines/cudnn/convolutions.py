@@ -142,7 +142,7 @@ class Builder:
 
     def __init__(self, *, candidates: int | None = None, scratch: int = 64 << 20) -> None:
         self.cudnn = frontend()
-        (self.handle, self.stream), self._give_back = _handles.lend()
+        (self.handle, self.stream), self._give_back = _handles.acquire()
         self.candidates, self.scratch = candidates or CANDIDATES, scratch
         self.failed: list[str] = []
         """Plans that could not be built or run, with the reason."""

@@ -1,4 +1,4 @@
-"""Colour conversion, YUV to RGB and back. `reference.colour` specifies the kernels."""
+"""Colour conversion, YUV to RGB and back. `reference.yuv_to_rgb` and `reference.rgb_to_yuv` specify the kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
 OUTPUTS = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 LAYOUT_CODES = {"planar": 0, "semiplanar": 1, "packed3": 2, "packed4": 3, "gray": 4}
-"""As in `tir/colour.py`."""
+"""As in `tir_cpu.py`."""
 
 TIE = 1e-4
-"""Grey levels added before a value is rounded to uint8: float32 is up to half of that off, and exact halves, which the
-formulas do produce, go up."""
+"""Grey levels that are added before rounding to uint8, so that exact halves, which the formulas produce, go up although
+float32 is off by up to half of this."""
 
 
 def yuv_to_rgb(
@@ -40,8 +40,8 @@ def yuv_to_rgb(
     """RGB of a frame of any pixel format, at its own size. `reference.yuv_to_rgb` states formula and arguments.
 
     Several frames of one format, size, matrix and range fill a batch, (frames, height, width, 3) or
-    (frames, 3, height, width); on a GPU in one launch, for which their addresses are uploaded. To capture that in a
-    CUDA graph, record it with `record_launches` first and capture the plan.
+    (frames, 3, height, width). On a GPU that is one launch, for which each call uploads their addresses; to capture it
+    in a CUDA graph, record it with `record_launches` first and capture the plan.
 
     Raises:
         UsageError: an argument or a plane cannot be used; the message says which and why.
@@ -290,7 +290,7 @@ def _yuv_coefficients(matrix: Matrix, full_range: bool, channel_order: str) -> N
 
 @lru_cache(maxsize=8)
 def _row_weights(sub_y: int) -> NDArray[np.float32]:
-    """Weight of the neighbouring chroma row, for each row that a sample covers."""
+    """Weight of the neighbouring chroma row, for each luma row that a sample covers."""
     return np.abs((2 * np.arange(sub_y) + 1 - sub_y) / (2 * sub_y)).astype(np.float32)
 
 

@@ -63,7 +63,7 @@ def yuv_to_rgb(
     target = Image.of("out", out, layout)
     wanted = (len(frames), *((1, 3) if layout == "HWC" else (3, 1)), height, width)
     if (target.images, target.planes, target.channels, target.height, target.width) != wanted:
-        raise UsageError(f"out has shape {tuple(out.shape)}; {len(frames)} of {width}x{height} need another")
+        raise UsageError(f"out has shape {tuple(out.shape)}, which does not fit {len(frames)} of {width}x{height}")
     if target.dtype not in OUTPUTS:
         raise UsageError(f"out is {out.dtype}", remedy="pass uint8, float32 or float16")
     for plane in (plane for f in frames for plane in f.planes):

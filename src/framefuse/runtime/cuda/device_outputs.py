@@ -19,7 +19,6 @@ from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import count_non_finite
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
-from framefuse.kernels.masks import cuda as masks_cuda
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
 from framefuse.prediction import Detections, Masks
@@ -136,8 +135,6 @@ class MaskOutputs:
         left, top, across, down = (side * width / wide for side in placement.content)
         self._content = left, top, across, down
         self._size = placement.source[1], placement.source[0]
-        # A captured graph reads them: they must outlive the cache that they come from.
-        self._taps = masks_cuda.device_taps(self._size, self._content, (height, width))
         self._stretched = cp.empty((1, classes, *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
         (self._labels, self._bad), self._memory = packed_allocation(shapes, lambda size: cp.zeros(size, np.uint8))

@@ -119,7 +119,7 @@ def source_row(clip: Path, streams: int, rgb: bool, held: int = 1) -> tuple[dict
                     stream.wait_event(frame.ready)
                     address = frame.planes[0].data.ptr
                     if address not in calls:  # a decoder has a few surfaces
-                        calls[address] = kernels.recorded(kernels.yuv_to_rgb, frame, out, scale=1 / 255)
+                        calls[address] = kernels.record_launches(kernels.yuv_to_rgb, frame, out, scale=1 / 255)
                     calls[address](stream.ptr)
                     read.record(stream)
                 frame.lease.release(read if rgb else None)

@@ -16,6 +16,7 @@ import cupy as cp
 
 from benchmarks import protocol
 from benchmarks.kernel_rows import OURS, Row
+from framefuse.cuda.launch_plan import record_launches
 
 Call = Callable[[], object]
 SEED = 11
@@ -73,10 +74,15 @@ class Gpu:
             call()
         self.stream.synchronize()
 
+    def plan(self, call: Call) -> Call:
+        """The launches of one of our calls, recorded; what repeats them on our stream."""
+        with self.current():
+            return partial(record_launches(call), self.stream.ptr)
+
     def captured(self, calls: Sequence[Call]) -> tuple[Call, str]:
         """Something that runs all of the calls, and "graph", or "stream: why not a graph".
 
-        The calls run before, so what they compile, allocate and remember is there.
+        The calls run before, so what they compile and allocate is there.
         """
         for call in calls:
             self.once(call)

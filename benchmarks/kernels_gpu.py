@@ -1,4 +1,6 @@
-"""The GPU rows of benchmarks.kernels: ours in a CUDA graph, peers in graphs where they can be captured.
+"""The GPU rows of benchmarks.kernels: our launch plans in a CUDA graph, peers in graphs where they can be captured.
+
+A row "plain call" is the public function, called from Python each time; "plan" repeats the launches of one such call.
 
 Rows compare with CV-CUDA and PyTorch on the same buffers' contents; `opencv` compares with OpenCV on the host.
 """
@@ -20,8 +22,7 @@ from benchmarks.gpu_peers import CvCuda, Torch
 from benchmarks.gpu_timing import Call, Gpu, optional
 from benchmarks.kernel_inputs import SIZES, frame_of, image
 from benchmarks.kernel_rows import OURS, NotThere, Row, collect, input_bytes, kernel, payload
-from benchmarks.kernels_gpu_after import AFTER
-from framefuse.cuda import launch_plan as calls
+from benchmarks.kernels_gpu_after import AFTER, PLAIN, PLAN
 
 SIZE = "1920x1080 -> 640 letterbox"
 FOUR, FUSED = "CV-CUDA cvtcolor+resize+convertto+reformat", "CV-CUDA ResizeCropConvertReformat"
@@ -80,12 +81,13 @@ def preprocess_nv12(gpu: Gpu) -> Iterator[Row]:
         stacks, frames = surfaces(ring, batch, 1920, 1080)
         outs = [cp.zeros((batch, 3, 640, 640), cp.float16) for _ in range(ring)]
         row = Row(f"preprocess_nv12, batch {batch}", f"NV12 {SIZE}, RGB float16 NCHW, batch {batch}")
-        peers: dict[str, list[Call]] = {OURS: [preprocess_call(frames[k], outs[k], geometry) for k in range(ring)]}
-        row.error[OURS] = check_preprocess(peers[OURS][0], frames[0][-1], outs[0][-1], geometry, 0.1)
+        plain = [preprocess_call(frames[k], outs[k], geometry) for k in range(ring)]
+        peers: dict[str, list[Call]] = {OURS: [gpu.plan(call) for call in plain]}
+        row.error[OURS] = check_preprocess(plain[0], frames[0][-1], outs[0][-1], geometry, 0.1)
         _cvcuda_preprocess(gpu, row, peers, stacks, batch)
         _torch_preprocess(row, peers, geometry, batch)
-        peers["framefuse, launched from Python"] = peers[OURS]
-        gpu.time(row, peers, graph={"framefuse, launched from Python": False})
+        peers |= {PLAN: peers[OURS], PLAIN: plain}
+        gpu.time(row, peers, graph={PLAN: False, PLAIN: False})
         if batch == 1:
             row.hold("us", row.us[OURS], at_most=4.0)
         planes, sectors = (batch * (moved[kind] + size) for kind in ("planes", "sectors"))
@@ -142,7 +144,7 @@ def preprocess_sizes(gpu: Gpu) -> Iterator[Row]:
             row = Row(f"preprocess_nv12, {size}, batch {batch}", f"NV12 {size}, RGB float16 NCHW, batch {batch}")
             calls = [preprocess_call(frames[k], outs[k], geometry) for k in range(ring)]
             row.error[OURS] = check_preprocess(calls[0], frames[0][0], outs[0][0], geometry, 0.1)
-            gpu.time(row, {OURS: calls})
+            gpu.time(row, {OURS: [gpu.plan(call) for call in calls]})
             row.moved(batch * (moved["planes"] + written), batch * (moved["sectors"] + written), copy=gpu.copy)
             yield row
 
@@ -160,7 +162,7 @@ def preprocess_bgr(gpu: Gpu) -> Iterator[Row]:
         frames = [[frame_of((image,), "bgr24") for image in stack] for stack in stacks]
         calls = [preprocess_call(frames[k], outs[k], geometry) for k in range(len(stacks))]
         row.error[OURS] = check_preprocess(calls[0], frames[0][0], outs[0][0], geometry, 0.02)
-        peers: dict[str, list[Call]] = {OURS: calls}
+        peers: dict[str, list[Call]] = {OURS: [gpu.plan(call) for call in calls]}
         optional(row, peers, FUSED, lambda: _fused(gpu, stacks, theirs))  # noqa: B023
         gpu.time(row, peers)
         if FUSED in row.us:
@@ -175,8 +177,8 @@ def opencv(gpu: Gpu) -> Iterator[Row]:
     """One BGR frame on the GPU against the best OpenCV chain on the host, with and without the upload of the frame.
 
     The work of the published figures (40.5x nearest, 25.4x bilinear): BGR 1080p to letterboxed float32 RGB planes.
-    Wall clock, from the call in Python to the result on the GPU, of the public function and of its launches recorded
-    before; OpenCV with one thread and with all.
+    Wall clock, from the call in Python to the result on the GPU, of the public function and of its launch plan; OpenCV
+    with one thread and with all.
     """
     geometry = Geometry(*SIZES[SIZE])
     (bgr,) = image(1920, 1080, "bgr24")
@@ -191,10 +193,9 @@ def opencv(gpu: Gpu) -> Iterator[Row]:
         row = Row(f"opencv, {interpolation}", title)
         row.error[OURS] = check_preprocess(call, frame, out[0], geometry, 0.02, interpolation)
         gpu.once(call)
-        with gpu.current():
-            again = partial(calls.recorded(call), gpu.stream.ptr)
+        plan = gpu.plan(call)
 
-        def upload(run: Call = again) -> None:
+        def upload(run: Call = plan) -> None:
             device.set(host, stream=gpu.stream)
             run()
 
@@ -204,14 +205,14 @@ def opencv(gpu: Gpu) -> Iterator[Row]:
         for threads, name in ((cv2.getNumberOfCPUs(), "OpenCV, all threads"), (1, "OpenCV, 1 thread")):
             cv2.setNumThreads(threads)  # not between the runs of one measurement: it makes new threads
             best = min(ways, key=lambda way: _seconds(ways[way], bgr))
-            gpu.wall(row, {OURS: call, "framefuse, recorded": again, "framefuse with upload": upload,
+            gpu.wall(row, {OURS: call, PLAN: plan, "framefuse with upload": upload,
                            name: partial(ways[best], bgr)})  # fmt: skip
             row.how[name] = best
         device_row = Row("", "")
-        gpu.time(device_row, {OURS: [call] * 20})
+        gpu.time(device_row, {OURS: [plan] * 20})
         row.us["framefuse, GPU's clock"] = device_row.us[OURS]
         row.how[OURS] = "preprocess(frame, out, ...), wall clock"
-        for ours in (OURS, "framefuse, recorded", "framefuse with upload", "framefuse, GPU's clock"):
+        for ours in (OURS, PLAN, "framefuse with upload", "framefuse, GPU's clock"):
             row.faster_than("OpenCV, 1 thread", published, ours)
         yield row
 

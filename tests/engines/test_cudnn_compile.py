@@ -15,6 +15,7 @@ from framefuse.engines.cudnn import execution, launch, reference, selftest
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError
+from framefuse.kernels.network import call as kernels_network
 from framefuse.models import find_model
 
 
@@ -179,7 +180,8 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     compiled, x = compile_network(path, batch, height, width), images(batch, height, width)
     expected = reference.run(compiled, x, dtype=np.float16)
     arena = np.full(compiled.memory.size, np.nan, np.float16)
-    launch.pack(compiled, images=x.ctypes.data, channels=3, sample="f32", arena=arena.ctypes.data, stream=0)
+    y = launch.block(compiled, compiled.network.input, arena.ctypes.data)
+    kernels_network.pack(x.ctypes.data, 3, "f32", y, stream=0)
     steps = compiled.placement.steps
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
@@ -212,8 +214,11 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
     np.testing.assert_allclose(onnx_runtime(path, x[:1])[0], expected[:1], rtol=0.01, atol=0.1)
     found = np.full(expected.shape, np.nan, np.float32)
     table = np.ascontiguousarray(cells(head.levels, 24, 40), np.float32)
-    levels = launch.head_of(compiled, arena.ctypes.data).table
-    launch.decode(compiled, cells=table.ctypes.data, levels=levels.ctypes.data, output=found.ctypes.data, stream=0)
+    logits = launch.head_of(compiled, arena.ctypes.data)
+    levels = logits.table
+    kernels_network.decode(
+        logits, levels=levels.ctypes.data, cells=table.ctypes.data, output=found.ctypes.data, stream=0
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
+from framefuse.cuda.launch_plan import graph_memory
+from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
@@ -104,9 +106,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> Fibres:
         pytest.skip("g++ stands in for the GPU")
     compiled = install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    boxes_cuda._recent.clear()
     boxes_cuda._wanted.cache_clear()
-    boxes_cuda._uploaded.cache_clear()
     return compiled
 
 
@@ -166,11 +166,11 @@ class TestGpu:
         first, second = raw("yolov8", 8400, 4, 1), raw("yolov8", 8400, 4, 2)
         device, maps = cp.asarray(first), cp.asarray(MAPS)
         options = {"conf": 0.9, "iou": 0.5, "max_det": 300}
-        stream = cp.cuda.Stream(non_blocking=True)
-        with stream:
-            out = boxes.detections([device], "yolov8", maps, **options)
+        stream, workspace = cp.cuda.Stream(non_blocking=True), Workspace()
+        with stream, graph_memory() as kept:
+            out = boxes.detections([device], "yolov8", maps, workspace=workspace, **options)
             stream.begin_capture()
-            boxes.detections([device], "yolov8", maps, out=out, **options)
+            boxes.detections([device], "yolov8", maps, out=out, workspace=workspace, **options)
             graph = stream.end_capture()
             for output, table in ((first, MAPS), (second, MAPS[::-1].copy()), (first, MAPS)):
                 device.set(output)
@@ -178,6 +178,7 @@ class TestGpu:
                 graph.launch(stream)
                 stream.synchronize()
                 same(out, boxes.detections([output], "yolov8", table, **options))
+        assert kept
 
     def test_batch_of_eight(self) -> None:
         outputs = np.concatenate([raw("yolov8", 8400, 4, seed) for seed in range(4)])

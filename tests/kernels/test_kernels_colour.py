@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cuda_on_cpu import install, on_device
+from framefuse.cuda.launch_plan import record_launches
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import reference as kernel_references
@@ -253,11 +254,13 @@ def test_captured_graph_replays() -> None:
     cupy = pytest.importorskip("cupy")
     frames = [moved(noise_frame("nv12", 64, 32), cupy.asarray) for _ in range(3)]
     out = cupy.empty((3, 3, 32, 64), cupy.float32)
-    yuv_to_rgb(frames, out, layout="CHW")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
+        plan = record_launches(yuv_to_rgb, frames, out, layout="CHW")
         stream.begin_capture()
-        yuv_to_rgb(frames, out, layout="CHW")
+        plan()
+        with pytest.raises(UsageError, match="before the capture"):
+            yuv_to_rgb(frames, out, layout="CHW")
         graph = stream.end_capture()
         frames[1].planes[0][:] = 77
         graph.launch(stream)

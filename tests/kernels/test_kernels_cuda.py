@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,22 +120,47 @@ def test_runs_in_order_on_the_callers_stream() -> None:
     assert float(out.max()) == 0.0
 
 
-def test_graph_of_a_batch_and_what_it_has_not_seen() -> None:
+def test_graph_of_a_plan() -> None:
+    """A plan is captured; the call itself uploads a table, so it is not."""
     frames, contents, wanted = many(4)
     frames = [moved(frame, cp.asarray) for frame in frames]
     out = cp.full((4, 3, 64, 80), np.nan, np.float32)
-    kernels.preprocess_batch(frames, out, contents=contents, **OPTIONS)
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
+        plan = kernels.record_launches(kernels.preprocess_batch, frames, out, contents=contents, **OPTIONS)
         stream.begin_capture()
-        kernels.preprocess_batch(frames, out, contents=contents, **OPTIONS)
+        plan()
         with pytest.raises(UsageError, match="before the capture"):
-            kernels.preprocess_batch(frames, out, contents=contents[::-1], **OPTIONS)
+            kernels.preprocess_batch(frames, out, contents=contents, **OPTIONS)
         graph = stream.end_capture()
         for _ in range(2):
             out.fill(np.nan)
             graph.launch(stream)
             np.testing.assert_allclose(out.get(), wanted, atol=0.02)
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "antialias"])
+def test_graph_of_a_single_frame(interpolation: str) -> None:
+    """Taps beyond the linear ones lie in tables, which nobody would keep for the graph."""
+    frame, options = random_frame("nv12", 99, 77), {**OPTIONS, "interpolation": interpolation}
+    wanted = np.zeros((3, 40, 50), np.float32)
+    kernels.reference.preprocess(frame, wanted, content=(0, 0, 50, 40), **options)
+    frame, out = moved(frame, cp.asarray), cp.zeros((3, 40, 50), np.float32)
+    call = partial(kernels.preprocess, frame, out, content=(0, 0, 50, 40), **options)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        plan = kernels.record_launches(call)
+        stream.begin_capture()
+        if interpolation == "linear":
+            call()
+        else:
+            with pytest.raises(UsageError, match="before the capture"):
+                call()
+            plan()
+        graph = stream.end_capture()
+        out.fill(np.nan)
+        graph.launch(stream)
+        np.testing.assert_allclose(out.get(), wanted, atol=0.02)
 
 
 def test_table_is_updated_without_capturing_again() -> None:

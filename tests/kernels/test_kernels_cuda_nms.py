@@ -12,6 +12,7 @@ import pytest
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
 from framefuse.cuda import device
+from framefuse.cuda.launch_plan import record_launches
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.kernels import reference
 from framefuse.kernels.boxes import call as boxes
@@ -55,9 +56,7 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 8)
     monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
-    boxes_cuda._recent.clear()
     boxes_cuda._wanted.cache_clear()
-    boxes_cuda._uploaded.cache_clear()
 
 
 @pytest.mark.usefixtures("fibres")
@@ -218,9 +217,11 @@ class TestGpu:
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.Device().synchronize()
         with stream:
-            boxes.nms(b, s, iou=0.5, out=out)
+            plan = record_launches(boxes.nms, b, s, iou=0.5, out=out)
             stream.begin_capture()
-            boxes.nms(b, s, iou=0.5, out=out)
+            plan()
+            with pytest.raises(UsageError, match="before the capture"):
+                boxes.nms(b, s, iou=0.5, out=out)
             graph = stream.end_capture()
             out[0].fill(-1)
             graph.launch(stream)

@@ -82,10 +82,8 @@ def fibres(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("g++ stands in for the GPU")
     install(monkeypatch, Fibres)
     monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)
-    for module, names in ((boxes_cuda, ("_wanted", "_uploaded")), (head_cuda, ("_cells", "_uploaded"))):
-        for name in names:
-            getattr(module, name).cache_clear()
-    boxes_cuda._recent.clear()
+    boxes_cuda._wanted.cache_clear()
+    head_cuda._cells.cache_clear()
 
 
 @pytest.mark.parametrize(("levels", "classes", "bins"), GRIDS)

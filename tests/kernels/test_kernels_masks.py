@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from framefuse.cuda.launch_plan import graph_memory
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.kernels.drawing import call as drawing
@@ -413,10 +414,13 @@ def test_cuda_instances_are_captured_in_a_graph() -> None:
         instances.instance_runs(*arguments, workspace=workspace)  # compiles, uploads the tables, allocates
         stream.synchronize()
         stream.begin_capture()
-        runs = instances.instance_runs(*arguments, workspace=workspace)
+        with pytest.raises(UsageError, match="before the capture"):
+            instances.instance_runs(*arguments, workspace=workspace)
+        with graph_memory() as kept:
+            runs = instances.instance_runs(*arguments, workspace=workspace)
         graph = stream.end_capture()
         boxes[:] = boxes[::-1].copy()
         graph.launch()
         stream.synchronize()
         expected = instances.mask_runs(instances.instance_masks(*arguments)).to_coco()
-    assert runs.to_coco() == expected
+    assert kept and runs.to_coco() == expected

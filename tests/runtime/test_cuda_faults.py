@@ -65,7 +65,12 @@ NOTHING = (100, "cudaErrorNoDevice: no CUDA-capable device is detected")
 @pytest.mark.parametrize(
     ("answer", "visible", "message", "remedy"),
     [
-        (DRIVER, None, r"driver knows CUDA 12\.4, but CuPy here is made for CUDA 13\.0", "driver to one for CUDA 13"),
+        (
+            DRIVER,
+            None,
+            r"supports CUDA 12\.4, but the installed CuPy needs CUDA 13\.0",
+            "driver to one for CUDA 13",
+        ),
         (NOTHING, "", "CUDA_VISIBLE_DEVICES is ''", "unset it"),
         (NOTHING, "7", "CUDA_VISIBLE_DEVICES is '7'", "nvidia-smi -L"),
         (NOTHING, None, "no usable GPU: cudaErrorNoDevice", "nvidia-smi"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from cuda_on_cpu import on_device
 from fake_gpu import Array, Gpu
 from framefuse import kernels
 from framefuse.cuda import device, kernel
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import graph_memory
 from framefuse.cuda.streams import StreamPool
 from framefuse.engines.cudnn import convolutions
 from framefuse.engines.device_requests import device_request_pool
@@ -29,7 +30,8 @@ from framefuse.frame import Frame
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
-from framefuse.kernels.preprocess import cuda as preprocess_cuda
+from framefuse.kernels.masks import cuda as masks_cuda
+from framefuse.kernels.preprocess import cuda_rows
 from framefuse.models.card import Card
 
 # --- programs
@@ -138,15 +140,20 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
     assert entered and program.in_flight == 0
 
 
-def test_what_a_lane_has_captured_goes_with_it(gpu: Gpu, segmenter: Card) -> None:
-    """Tables of ever other sizes of pictures."""
-    before = len(calls._captured)
+def test_what_a_captured_batch_reads_lives_as_long(gpu: Gpu, segmenter: Card) -> None:
+    """Tables that a bounded cache has dropped in the meantime."""
+    masks_cuda._device_table.cache_clear()
     program = on_cuda(segmenter, batch=1)
-    for width in range(60, 120, 7):
-        list(program.submit(pictures(1, width, 61)))
+    list(program.submit(pictures(1)))
+    masks_cuda._device_table.cache_clear()
+    captured = [batch for batches in program._lanes.values() for batch in batches]
+    tables = [weakref.ref(table) for batch in captured for kept in batch._graph_memory for table in kept]
+    assert tables and all(table() is not None for table in tables)
+    del captured
     list(program.drain())
     program.close()
-    assert len(calls._captured) == before
+    gc.collect()
+    assert all(table() is None for table in tables)
 
 
 def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
@@ -181,7 +188,7 @@ def test_a_handle_of_cudnn_is_used_again(gpu: Gpu, monkeypatch: pytest.MonkeyPat
         streams[handle] = stream
 
     cudnn = SimpleNamespace(create_handle=create_handle, set_stream=set_stream, backend_version=lambda: 91900)
-    monkeypatch.setitem(sys.modules, "cudnn", cudnn)
+    monkeypatch.setattr(convolutions, "frontend", lambda: cudnn)
     monkeypatch.setattr(convolutions, "_handles", StreamPool(convolutions._handles._make))
     first, second = convolutions.Builder(), convolutions.Builder()
     assert (first.handle, second.handle) == (1, 2)
@@ -203,17 +210,17 @@ def test_what_is_lent_outlives_a_user_that_is_garbage(gpu: Gpu) -> None:
     class User:
         def __init__(self) -> None:
             self.itself = self
-            self.stream, self.free_cached_memory = lender.lend()
+            self.stream, self.release = pool.acquire()
 
         def __del__(self) -> None:
-            self.free_cached_memory()
+            self.release()
 
-    lender = StreamPool(Stream)
+    pool = StreamPool(Stream)
     for _ in range(3):
         User()
         gc.collect()
         assert not destroyed
-    assert len(lender._all) == 1
+    assert len(pool._all) == 1
 
 
 # --- kernels
@@ -233,9 +240,16 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_on_cpu.install(monkeypatch)
     monkeypatch.setattr(kernel, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
     monkeypatch.setattr(kernel, "bind", lambda symbol, **arguments: Launch())
-    monkeypatch.setattr(boxes_cuda, "_captured", {})
-    monkeypatch.setattr(calls, "_captured", {})
-    boxes_cuda._recent.clear()
+    for cache in (boxes_cuda._wanted, masks_cuda._device_table):
+        cache.cache_clear()
+
+
+@contextmanager
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every stream is being captured."""
+    with monkeypatch.context() as capture:
+        capture.setattr(device, "capturing", lambda stream: True)
+        yield
 
 
 def zeros(*shape: int, dtype: Any = np.float32) -> Any:
@@ -260,116 +274,117 @@ class Detect:
 
 
 @pytest.mark.usefixtures("launches")
-def test_scratch_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of calls with ever other numbers of boxes; what a graph has captured stays."""
-
-    def call(count: int, **options: Any) -> None:
-        boxes_cuda.nms(zeros(count, 4), zeros(count), None, threshold=0.5, max_det=None, out=None, **options)
-
+def test_a_plain_call_keeps_no_memory() -> None:
     before = len(scratches())
     for count in range(1, 40):
-        call(count)
-    assert len(scratches()) == before + boxes_cuda.RECENT
-    with monkeypatch.context() as capture:
-        capture.setattr(device, "capturing", lambda stream: True)
-        call(39)
-    (captured,) = boxes_cuda._captured.values()
-    for count in range(1, 40):
-        call(count)
-    assert list(boxes_cuda._captured.values()) == [captured]
-    workspace = kernels.Workspace()
-    call(50, workspace=workspace)
-    assert len(scratches()) == before + boxes_cuda.RECENT + 2
-    with pytest.raises(UsageError, match="during the capture"), monkeypatch.context() as capture:
-        capture.setattr(device, "capturing", lambda stream: True)
-        call(51, workspace=workspace)
-    del workspace
-    assert len(scratches()) == before + boxes_cuda.RECENT + 1
-
-
-@pytest.mark.usefixtures("launches")
-def test_calls_with_ever_other_sizes_keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(map(id, scratches()))
-    monkeypatch.setattr(calls, "HELD", 4 << 20)
-    kept = [Detect(anchors) for anchors in range(1000, 1100)]
-    for call in kept:
-        call()
-    held = [item.nbytes for item in scratches() if id(item) not in before]
-    assert sum(held) < (4 << 20) + (1 + boxes_cuda.RECENT) * max(held)
-    assert len(kept) > 4 * len(held)
-
-
-@pytest.mark.usefixtures("launches")
-def test_calls_that_share_scratch_memory_are_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "HELD", 12 << 20)  # once, not five times
-    ring = [Detect(8400) for _ in range(5)]
-    for call in ring:
-        call()
-    monkeypatch.setattr(boxes_cuda, "detections", lambda *_, **__: pytest.fail("the whole call again"))
-    for call in ring:
-        call()
-
-
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("warm", ["here", "in another thread", "nowhere"])
-def test_what_a_graph_has_captured_stays(monkeypatch: pytest.MonkeyPatch, warm: str) -> None:
-    """After a call that comes before, made here or elsewhere, or without one."""
-    before, call = set(map(id, scratches())), Detect(8400)
-    if warm == "here":
-        call()
-    elif warm == "in another thread":
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-    with monkeypatch.context() as capture:
-        capture.setattr(device, "capturing", lambda stream: True)
-        call()
-    (alive,) = [weakref.ref(item) for item in scratches() if id(item) not in before]
-    others = [Detect(anchors) for anchors in range(2000, 2300)]
-    for other in others:
-        other()
+        boxes.nms(zeros(count, 4), zeros(count), iou=0.5, out=(zeros(40, dtype=np.int32), zeros(1, dtype=np.int32)))
+        Detect(100 + count)()
     gc.collect()
-    assert alive() is not None
+    assert len(scratches()) == before
 
 
 @pytest.mark.usefixtures("launches")
-def test_a_recorded_call_keeps_what_it_launches_on() -> None:
-    """Also where the same call was made before, or its tables lie in caches that forget."""
+def test_scratch_memory_comes_from_the_stream_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To whose pool it returns: on another stream it could be used again too early."""
+    entered = []
+    monkeypatch.setattr(device, "stream_at", lambda pointer: nullcontext(entered.append(pointer)))
+    boxes_cuda.nms(zeros(9, 4), zeros(9), None, threshold=0.5, max_det=None, out=None, stream=7)
+    device.upload(np.zeros(3), 8)
+    assert entered == [7, 8]
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_capture_needs_a_workspace_that_has_served_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, workspace = Detect(8400), kernels.Workspace()
+    call()
+    with capturing(monkeypatch), graph_memory(), pytest.raises(UsageError, match="record_launches before the capture"):
+        call()
+    call(workspace=workspace)
+    with capturing(monkeypatch), graph_memory() as kept:
+        call(workspace=workspace)
+        with pytest.raises(UsageError, match="during the capture"):
+            Detect(8401)(workspace=workspace)
+    assert any(isinstance(memory, boxes_cuda.Scratch) for memory in kept)
+
+
+@pytest.mark.usefixtures("launches")
+def test_cached_tables_are_captured_by_an_owner_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, out = zeros(9, 9), zeros(20, 20)
+
+    def call() -> None:
+        kernels.upsample(plane, (20, 20), out=out)
+
+    with capturing(monkeypatch), graph_memory(), pytest.raises(UsageError, match="not on the GPU yet"):
+        call()
+    call()
+    with capturing(monkeypatch), pytest.raises(UsageError, match="record_launches before the capture"):
+        call()
+    with capturing(monkeypatch), graph_memory() as kept:
+        call()
+    tables = [weakref.ref(table) for tables in kept for table in tables]
+    masks_cuda._device_table.cache_clear()
+    assert len(tables) == 4 and all(table() is not None for table in tables)
+    kept.clear()
+    assert all(table() is None for table in tables)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("interpolation", ["linear", "antialias"])
+def test_a_plan_keeps_what_it_launches_on(interpolation: str) -> None:
+    """The arguments, what the call has allocated, and tables of caches that forget."""
 
     def batch(count: int) -> tuple[list[Frame], Any]:
         arrays = [zeros(40, 60, 3, dtype=np.uint8) for _ in range(count)]
         frames = [replace(Frame.from_array(np.zeros((40, 60, 3), np.uint8)), planes=(array,)) for array in arrays]
         return frames, zeros(count, 3, 32, 32)
 
-    spec: dict[str, Any] = {"pad_value": 114, "mean": (0, 0, 0), "std": (255, 255, 255), "channel_order": "rgb"}
-    detect = Detect(840)
-    detect()
-    again = kernels.recorded(detect)
-    (scratch,) = boxes_cuda._recent.values()
-    tables = [weakref.ref(scratch)]
-    del scratch
+    def arrays(kept: Any) -> Iterator[Any]:
+        if isinstance(kept, list | tuple):
+            for item in kept:
+                yield from arrays(item)
+        elif isinstance(kept, np.ndarray | boxes_cuda.Scratch):
+            yield kept
+
+    spec: dict[str, Any] = {"pad_value": 114, "mean": (0, 0, 0), "std": (255, 255, 255), "channel_order": "rgb",
+                            "interpolation": interpolation}  # fmt: skip
+    plans = [kernels.record_launches(Detect(840))]
     frames, out = batch(2)
     contents = [(0, 0, 32, 32)] * 2
-    batches = kernels.recorded(kernels.preprocess_batch, frames, out, contents=contents, interpolation="linear", **spec)
-    tables.append(weakref.ref(next(reversed(preprocess_cuda._tables.values())).rows))
-    held: list[Any] = []
-    for _ in range(80):
-        held.append(batch(2))
-        kernels.preprocess_batch(*held[-1], contents=contents, interpolation="linear", **spec)
-    for anchors in range(3000, 3300):
-        held.append(Detect(anchors))
-        held[-1]()
+    plans.append(kernels.record_launches(kernels.preprocess_batch, frames, out, contents=contents, **spec))
+    memory = [weakref.ref(array) for plan in plans for array in arrays(plan._kept[0])]
+    memory += [weakref.ref(out), weakref.ref(frames[0].planes[0])]
+    assert len(memory) == 2 + 1 + 2 + 4 * (interpolation == "antialias")
+    del frames, out
+    cuda_rows._geometry.cache_clear()
+    cuda_rows._filter.cache_clear()
+    boxes_cuda._wanted.cache_clear()
     gc.collect()
-    assert all(table() is not None for table in tables)
-    del again, batches
+    assert all(array() is not None for array in memory)
+    plans.clear()
+    gc.collect()
+    assert all(array() is None for array in memory)
 
 
 @pytest.mark.usefixtures("launches")
-def test_threads_do_not_share_scratch_memory() -> None:
-    """CuPy's default stream is that of every thread: their launches may come between each other."""
-    call = Detect(8400)
-    call()
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    assert len(boxes_cuda._recent) == 2
+def test_a_plan_that_is_recorded_or_captured_is_kept() -> None:
+    plan = kernels.record_launches(Detect(840))
+    outer = kernels.record_launches(plan)
+    assert len(outer._launches) == len(plan._launches) == 3
+    with graph_memory() as kept:
+        plan()
+    assert kept == [plan._kept]
+    with pytest.raises(UsageError, match="started no kernel"):
+        kernels.record_launches(lambda: None)
+
+
+@pytest.mark.usefixtures("launches")
+def test_threads_record_apart() -> None:
+    """Launches of another thread belong to no plan of this one."""
+
+    def both() -> None:
+        thread = threading.Thread(target=Detect(9))
+        thread.start()
+        thread.join()
+        Detect(840)()
+
+    assert len(kernels.record_launches(both)._launches) == 3

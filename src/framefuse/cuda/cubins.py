@@ -1,7 +1,7 @@
-"""The CUDA kernels that there are, and their machine code.
+"""The list of CUDA kernels and their machine code.
 
-`build.py` left the source of each kernel and how to launch it in `_lib/cuda`. The first use of a kernel compiles it
-with NVRTC for the GPU's compute capability; the machine code is kept on disk.
+`kernels/build.py` writes the source of each kernel and its launch description to `_lib/cuda`. The first use of a kernel
+compiles it with NVRTC for the GPU's compute capability; the machine code is cached on disk.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from framefuse.errors import CapabilityError, UsageError
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "_lib" / "cuda"
-"""Where `build.py` puts CUDA source and its description."""
+"""Folder of the CUDA sources and their descriptions."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Description:
-    """A generated kernel, and how it is launched."""
+    """A kernel and how to launch it."""
 
     symbol: str
     family: str
     folder: Path
-    """Where its source lies."""
+    """Folder of its source."""
     entry: str
     """Name of the kernel in the source."""
     parameters: tuple[tuple[str, str], ...]
@@ -45,13 +45,13 @@ class Description:
     shared: int
     """Bytes of dynamic shared memory."""
     options: tuple[str, ...]
-    """For NVRTC, beyond the usual."""
+    """Additional options for NVRTC."""
     waits: bool
-    """Whether it begins by waiting for the kernels before it."""
+    """Whether it begins by waiting for the previous kernels on its stream."""
 
     @property
     def source(self) -> str:
-        """CUDA C that NVRTC compiles without any header."""
+        """CUDA C++ that NVRTC compiles without any header."""
         prelude = (HERE / "prelude.cuh").read_text(encoding="utf-8")
         return prelude + "\n" + (self.folder / f"{self.symbol}.cu").read_text(encoding="utf-8")
 
@@ -63,7 +63,7 @@ def descriptions() -> dict[str, Description]:
 
 
 def add(folder: Path) -> None:
-    """Make kernels that `build.build_file` left in `folder` known to this process.
+    """Add the kernels that `build.build_file` wrote to `folder`, in this process.
 
     Raises:
         UsageError: one of them has the name of a kernel that is known already.
@@ -117,17 +117,17 @@ def describe(symbol: str) -> Description:
 
 
 def cache_directory() -> Path:
-    """Where machine code is kept: $XDG_CACHE_HOME/framefuse/kernels."""
+    """Folder of the cached machine code: $XDG_CACHE_HOME/framefuse/kernels."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "framefuse" / "kernels"
 
 
 def machine_code(description: Description, capability: int) -> bytes:
-    """The cubin of a kernel, from the cache or compiled now. Where NVRTC does not know a newer GPU: PTX for the driver.
+    """The cubin of a kernel, from the cache or compiled now; PTX for the driver if the GPU is newer than NVRTC.
 
-    A file of the cache ends in the SHA-256 of what comes before, so one that is damaged or cut short is compiled
-    again. It is written under another name and then renamed, so several processes may write it at once. Where it cannot
-    be written the code is used all the same, and a warning is logged once.
+    A cached file ends in the SHA-256 of its content, so a damaged or truncated one is compiled again. It is written
+    under another name and then renamed, so several processes may write it at once. If it cannot be written, the code
+    is used nevertheless and a warning is logged once.
 
     Raises:
         CapabilityError: NVRTC is missing or fails.

@@ -1,6 +1,6 @@
-"""Which GPU: CUDA has a current one in each thread, and threads of a run on `--device cuda:1` are given theirs here.
+"""The current GPU of a thread, which a run on `--device cuda:1` sets for each of its threads.
 
-Everything on CUDA works on the current GPU of its thread and asks for no number.
+All other code on CUDA uses the current GPU and takes no number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def number(asked: int | None) -> int:
-    """The GPU that was asked for; None: this thread's current one."""
+    """The requested GPU, or this thread's current one for None."""
     from framefuse.cuda import device
 
     return device.current_gpu() if asked is None else asked
@@ -21,13 +21,13 @@ def number(asked: int | None) -> int:
 
 @contextmanager
 def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
-    """Makes a GPU this thread's current one for a while; None: nothing changes.
+    """Make a GPU this thread's current one inside the block; None changes nothing.
 
     Args:
-        doing: what is done there, in the infinitive: CUDA's errors are said in our words.
+        doing: what the block does, as an infinitive for the messages of CUDA's errors.
 
     Raises:
-        GpuMemoryError: there is no room, or CUDA cannot even start there, for which it takes several hundred MB.
+        GpuMemoryError: there is not enough memory; CUDA itself takes several hundred MB to start.
         GpuLostError, EngineError: CUDA fails for another reason.
     """
     if gpu is None:
@@ -41,7 +41,7 @@ def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
     before = runtime.getDevice()
     try:
         runtime.setDevice(gpu)
-        runtime.free(0)  # nothing is freed: CUDA starts at a first call, if nobody has started it
+        runtime.free(0)  # frees nothing: starts CUDA on this GPU
     except runtime.CUDARuntimeError as error:
         raise translate_cuda_error(error, f"start CUDA on cuda:{gpu}") from error
     try:
@@ -49,11 +49,11 @@ def current(gpu: int | None, doing: str = "go on") -> Iterator[None]:
     except (cp.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
         raise translate_cuda_error(error, doing) from error
     finally:
-        with suppress(runtime.CUDARuntimeError):  # of a GPU that is lost, which has been said, or will be
+        with suppress(runtime.CUDARuntimeError):  # the GPU is lost, which another error reports
             runtime.setDevice(before)
 
 
 def on(gpu: int | None, items: Iterator[T], doing: str) -> Iterator[T]:
-    """The same items, made on a GPU; for a thread that does nothing else. Errors as in `current`."""
+    """Iterate with a GPU as the current one; for a thread that does nothing else. Errors as in `current`."""
     with current(gpu, doing):
         yield from items

@@ -39,34 +39,35 @@ def cupy() -> Any:
 
 
 INSUFFICIENT_DRIVER, NO_DEVICE = 35, 100
-"""CUDA's errors where a driver is older than the runtime, and where it shows no GPU."""
+"""CUDA's error codes: the driver is older than the runtime, the driver shows no GPU."""
 
 
 def _no_gpu(runtime: Any, error: Any) -> CapabilityError:
-    """Why `getDeviceCount` gave none, as far as that can be told."""
+    """The reason why `getDeviceCount` found no GPU, as far as it is known."""
     status = getattr(error, "status", NO_DEVICE)
     if status == INSUFFICIENT_DRIVER:
         driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
         return CapabilityError(
-            f"the NVIDIA driver knows CUDA {version(driver)}, but CuPy here is made for CUDA {version(needed)}",
-            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows which CUDA it knows)",
+            f"the NVIDIA driver supports CUDA {version(driver)}, but the installed CuPy needs CUDA {version(needed)}",
+            remedy=f"update the driver to one for CUDA {needed // 1000} (`nvidia-smi` shows what it supports)",
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if status == NO_DEVICE and visible is not None:
         return CapabilityError(
             f"CUDA finds no GPU: CUDA_VISIBLE_DEVICES is {visible!r}",
-            remedy="unset it, or name a GPU that `nvidia-smi -L` lists",
+            remedy="unset it, or set it to a GPU that `nvidia-smi -L` lists",
         )
     return CapabilityError(f"CUDA finds no usable GPU{f': {error}' if error else ''}", remedy="check `nvidia-smi`")
 
 
 def version(number: int) -> str:
-    """CUDA's version number in words: 13020 is 13.2."""
+    """CUDA's version number as text: 13020 is 13.2."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def address(array: Any) -> int:
-    """Device address of the first element of a CuPy, torch, DLPack or `__cuda_array_interface__` array; an int is one.
+    """Device address of the first element of a CuPy, torch, DLPack or `__cuda_array_interface__` array, or an int as it
+    is.
 
     Raises:
         UsageError: it is not an array on a GPU.
@@ -96,7 +97,7 @@ def as_cupy(array: Any) -> Any:
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros in page-locked memory of the host, which the GPU copies without the CPU.
+    """Zeros in page-locked host memory, which the GPU copies without the CPU.
 
     Raises:
         CapabilityError: as `cupy`.
@@ -120,7 +121,7 @@ def current_stream() -> int:
 
 @dataclass(frozen=True)
 class _Pointer:
-    """A stream in the protocol by which CuPy takes those of others."""
+    """A stream in the protocol by which CuPy accepts foreign streams."""
 
     value: int
 
@@ -132,13 +133,13 @@ class _Pointer:
 def _stream_type() -> Any:
     class Borrowed(cupy().cuda.Stream):  # type: ignore[misc]
         def __del__(self) -> None:
-            """CuPy would destroy the stream here, although it is not its own."""
+            """Do not destroy the stream, as CuPy would: it belongs to another owner."""
 
     return Borrowed
 
 
 def stream_at(pointer: int) -> Any:
-    """The stream with that pointer as one of CuPy's; it is not owned, and `with` makes it the current one."""
+    """The stream at a pointer as a stream of CuPy, which does not own it; `with` makes it the current one."""
     streams = cupy().cuda
     if hasattr(streams.Stream, "from_external"):  # CuPy >= 14, where ExternalStream is deprecated
         return _stream_type().from_external(_Pointer(pointer))
@@ -146,13 +147,56 @@ def stream_at(pointer: int) -> Any:
 
 
 _uploads: dict[int, Any] = {}
-"""A stream of each device on which tables are copied there."""
+"""The stream of each device on which constant tables are uploaded."""
+
+
+PLAN_FIRST = "record the call with kernels.record_launches before the capture, and capture the plan instead"
+"""Remedy where a call cannot be captured."""
+
+
+def upload(array: NDArray[Any], stream: int | None) -> Any:
+    """Copy a small array of the host to the current device, in order with a stream.
+
+    Its memory comes from the pool of that stream and returns there, so only work on the same stream may read it, and
+    the array may be dropped as soon as that work is launched. The host's array may be changed when this returns.
+
+    Args:
+        stream: pointer of a CUDA stream; None: CuPy's current one.
+
+    Raises:
+        UsageError: the stream is being captured.
+    """
+    pointer = current_stream() if stream is None else stream
+    if capturing(pointer):
+        raise UsageError("this call uploads a table, which cannot be captured in a CUDA graph", remedy=PLAN_FIRST)
+    with stream_at(pointer):
+        found = cupy().empty(array.shape, array.dtype)
+    copy_to_device(array, found, pointer)
+    return found
+
+
+def copy_to_device(array: NDArray[Any], target: Any, stream: int | None) -> None:
+    """Start the copy of a small C-contiguous array of the host into one of the same size on the device.
+
+    CUDA stages pageable memory before this returns, so the host's array may then be changed; page-locked memory must
+    stay as it is until the copy has ended.
+    """
+    runtime = cupy().cuda.runtime
+    pointer = current_stream() if stream is None else stream
+    runtime.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, runtime.memcpyHostToDevice, pointer)
 
 
 def uploaded(array: NDArray[Any]) -> Any:
-    """An array of the host on the current device, which is there when this returns, for kernels on any stream. What
-    other streams are at is not waited for, so it must not be given up while one of them may still read it: its memory
-    goes to the next upload."""
+    """A constant table on the current device, for kernels on any stream; the copy has ended when this returns.
+
+    Keep the array while a kernel may read it: its memory then goes to the next table, whatever other streams are doing.
+    The caches of tables are bounded and drop the least recently used one.
+
+    Raises:
+        UsageError: CuPy's current stream is being captured.
+    """
+    if capturing(None):
+        raise UsageError("this call needs a table that is not on the GPU yet", remedy=PLAN_FIRST)
     module = cupy()
     gpu = current_gpu()
     stream = _uploads.get(gpu) or _uploads.setdefault(gpu, module.cuda.Stream(non_blocking=True))
@@ -163,5 +207,5 @@ def uploaded(array: NDArray[Any]) -> Any:
 
 
 def capturing(stream: int | None) -> bool:
-    """Whether a stream, None: CuPy's current one, is being captured in a graph."""
+    """Whether a stream (None: CuPy's current one) is being captured in a graph."""
     return bool(cupy().cuda.runtime.streamIsCapturing(current_stream() if stream is None else stream))

@@ -1,7 +1,7 @@
-"""Short calls of CUDA's driver on a stream, made without giving up the GIL.
+"""Short calls of CUDA's driver on a stream that hold the GIL.
 
-CuPy gives it up for each call. A call takes a microsecond, but where a dozen threads want the lock, getting it back
-takes many: it has gone to a thread that first must wake up.
+CuPy releases it for each call. A call takes a microsecond, but with a dozen threads waiting for the lock, acquiring it
+again takes far longer: another thread holds it and first has to wake up.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ EXTERNAL = 1
 
 
 def driver() -> Any:
-    """The driver, with the device's context current in this thread."""
-    return _here().library
+    """The driver library, with the context of the device current in this thread."""
+    return _thread_state().library
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         device.cupy().cuda.runtime.free(0)  # makes the context current
         self.library = _library()
 
 
 @lru_cache(maxsize=1)
-def _here() -> _Here:
-    return _Here()
+def _thread_state() -> _ThreadState:
+    return _ThreadState()
 
 
 @lru_cache(maxsize=1)
@@ -46,7 +46,7 @@ def _library() -> Any:
 
 
 def copy(to: int, source: int, size: int, stream: Any) -> None:
-    """Copy on the device, once a stream of CuPy gets there.
+    """Start a copy of `size` bytes between device addresses on a stream of CuPy.
 
     Raises:
         GpuLostError: the GPU is lost.
@@ -55,7 +55,7 @@ def copy(to: int, source: int, size: int, stream: Any) -> None:
 
 
 def record(event: Any, stream: Any) -> None:
-    """`event` is when a stream has done all that is on it now."""
+    """Record an event after the work that is on a stream of CuPy now."""
     _check(driver().cuEventRecord(event.ptr, stream.ptr), "record an event")
 
 
@@ -65,7 +65,7 @@ def record_in_graph(event: Any, stream: Any) -> None:
 
 
 def wait(event: Any, stream: Any) -> None:
-    """What is put on a stream from now on waits for an event; the host does not.
+    """Let later work on a stream wait for an event. The host does not wait.
 
     Raises:
         GpuLostError: the GPU is lost.

@@ -1,4 +1,4 @@
-"""CUDA's errors in words: no memory, a GPU that is lost, or anything else."""
+"""CUDA's errors as typed errors: out of memory, a lost GPU, or anything else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 
 OUT_OF_MEMORY = 2
 LESS_MEMORY = "use a smaller batch or --imgsz, fewer --slots, or close what else uses the GPU"
-"""The remedy where a GPU has too little."""
+"""Remedy for a GPU that runs out of memory."""
 LOST = {
     46: "the GPU is busy or gone",
     214: "its memory has an error that cannot be corrected",
@@ -17,19 +17,19 @@ LOST = {
     721: "its context is gone",
     999: "the driver does not say why",
 }
-"""CUDA's errors after which nothing works in this process any more -> what they mean."""
+"""CUDA's error codes after which the process can no longer use the GPU -> what they mean."""
 
 
 def translate_cuda_error(error: Exception, doing: str) -> EngineError:
-    """What CUDA's error means, to be raised in its place.
+    """The typed error to raise in place of one of CUDA's.
 
     Args:
-        error: of CuPy's runtime, or its OutOfMemoryError.
-        doing: what was asked of CUDA, in the infinitive.
+        error: CUDARuntimeError or OutOfMemoryError of CuPy.
+        doing: what CUDA was asked to do, as an infinitive.
 
     Returns:
         GpuMemoryError: there is not enough memory.
-        GpuLostError: nothing works in this process any more.
+        GpuLostError: the process can no longer use the GPU.
         EngineError: anything else.
     """
     code = getattr(error, "status", None)
@@ -48,9 +48,9 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
 
 
 def _free() -> str:
-    """How much memory is free, where the GPU still says."""
+    """How much memory is free, if the GPU still answers."""
     try:
         free, total = device.cupy().cuda.runtime.memGetInfo()
-    except Exception:  # whatever stops it from telling must not hide what is being reported
+    except Exception:  # must not hide the error that is being reported
         return ""
     return f" ({free / 1e6:,.0f} of {total / 1e6:,.0f} MB are free)"

@@ -1,10 +1,9 @@
 """Load compiled CUDA kernels and launch them.
 
-`cubins.py` says which kernels there are and compiles them. CuPy's own compiler is not used: it needs CUDA's headers,
-and its launches cost three times as much.
+`cubins.py` lists the kernels and compiles them. CuPy's own compiler is not used: it needs CUDA's headers, and its
+launches cost three times as much.
 
-`prepare` does everything that is not a launch. After it, `launch` neither allocates nor compiles nor synchronises, so
-it can be captured in a CUDA graph.
+After `prepare`, `launch` neither compiles nor allocates nor synchronises, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import Any
 
 from framefuse.cuda import device
 from framefuse.cuda.cubins import Description, describe, machine_code
-from framefuse.cuda.cubins import add as add  # of a user's own
+from framefuse.cuda.cubins import add as add  # kernels of users
 from framefuse.errors import EngineError, UsageError
 
 SLOTS = 128
-"""Parameters that a kernel may have; each takes 8 bytes on its way to the driver, one that is a table as many as it
-needs."""
+"""Parameters that a kernel may have at most. Each takes 8 bytes on its way to the driver; a table takes its size."""
 
 FORMATS = {
     "pointer": "Q",
@@ -43,8 +41,8 @@ CONFIGURATION = struct.Struct("<7I4xQQI4x")
 """CUlaunchConfig: blocks and threads in x, y and z, shared memory, stream, attributes and their number."""
 
 SERIALIZATION = struct.pack("<I4xi60x", 6, 1)
-"""CUlaunchAttribute that lets a kernel be launched before the one ahead of it on its stream has ended. Kernels that
-begin with a wait (`Description.waits`) may be, on GPUs that have one."""
+"""CUlaunchAttribute of programmatic stream serialization: a kernel may start before the previous one on its stream has
+ended. Only kernels that begin with a wait (`Description.waits`) use it, on compute capability HOPPER and later."""
 HOPPER = 90
 
 NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 4, 8
@@ -52,7 +50,7 @@ NUM_REGS, MAX_DYNAMIC_SHARED_SIZE_BYTES = 4, 8
 
 
 def prepare(symbols: Iterable[str]) -> None:
-    """Compile and load kernels for the current device, so that `launch` only launches.
+    """Compile and load kernels for the current device.
 
     Raises:
         CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
@@ -67,10 +65,10 @@ def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
     Args:
         stream: pointer of a CUDA stream; None: CuPy's current one.
         arguments: by the names in `describe(symbol).arguments`: numbers, and for addresses an int or an array on the
-            GPU. They are copied here; the memory that they point to is read when the kernel runs.
+            GPU. They are copied now; the memory at an address is read when the kernel runs.
 
     Raises:
-        UsageError: an argument is missing, unknown, no array on the GPU, or does not fit its type.
+        UsageError: an argument is missing, unknown, not on the GPU, or does not fit its type.
         CapabilityError: as `prepare`.
         EngineError: CUDA refused the launch.
     """
@@ -78,9 +76,9 @@ def launch(symbol: str, *, stream: int | None = None, **arguments: Any) -> None:
 
 
 def bind(symbol: str, **arguments: Any) -> Bound:
-    """A launch that can be started again and again: everything is checked and packed here, once.
+    """A launch that can be repeated: arguments are checked and packed once, here.
 
-    It keeps addresses, not arrays: their memory must stay what it is, as with a captured graph.
+    It holds addresses, not arrays: the caller keeps their memory, as for a captured graph.
 
     Raises:
         UsageError: as `launch`.
@@ -90,17 +88,17 @@ def bind(symbol: str, **arguments: Any) -> Bound:
 
 
 class _Recording(threading.local):
-    """What `calls.recorded` collects in this thread."""
+    """What `launch_plan` collects in this thread; None: nothing."""
 
     launches: list[Bound] | None = None
-    kept: list[Any]
+    kept: list[Any] | None = None
 
 
 recording = _Recording()
 
 
 class Packing:
-    """Turns the arguments of a kernel, given by name, into what a driver wants. Needs no GPU where addresses are ints.
+    """Packs the named arguments of a kernel for the driver. Needs no GPU if addresses are ints.
 
     Args:
         description: of the kernel.
@@ -120,10 +118,10 @@ class Packing:
         formats = [_format(kind) for _, kind in description.parameters]
         self._pack = struct.Struct("<" + "".join(formats)).pack_into
         self.slots = sum(struct.calcsize(f"<{each}") // 8 for each in formats)
-        """Of 8 bytes, that the parameters take."""
+        """Number of 8-byte slots that the parameters take."""
 
     def __call__(self, arguments: dict[str, Any], buffer: Any) -> tuple[int, int, int]:
-        """Write the kernel's parameters to `buffer`, 8 bytes each; returns the blocks in x, y and z."""
+        """Write the parameters to `buffer` and return the number of blocks in x, y and z."""
         try:
             values, grid = self._evaluate(**arguments)
             self._pack(buffer, 0, *values)
@@ -136,7 +134,7 @@ class Packing:
 
 
 def _format(kind: str) -> str:
-    """How `struct` packs a parameter; `bytes N` is a table of so many bytes, and the last parameter."""
+    """Format of a parameter for `struct`; `bytes N` is a table of N bytes, which is the last parameter."""
     name, _, size = kind.partition(" ")
     return f"{size}s" if name == "bytes" else FORMATS[name]
 
@@ -156,12 +154,12 @@ class _Loaded:
             driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, description.entry.encode()),
             f"find {description.entry}",
         )
-        if description.shared > 48 * 1024:  # more has to be asked for
+        if description.shared > 48 * 1024:  # more is opt-in
             _check(
                 driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, description.shared),
                 f"give {description.shared} bytes of shared memory to {description.symbol}",
             )
-        # Loading is lazy; asking for an attribute makes it happen now and not in the first launch.
+        # Modules load lazily; reading an attribute loads the kernel now instead of at its first launch.
         _check(
             driver.cuFuncGetAttribute(ctypes.byref(ctypes.c_int()), NUM_REGS, self._function),
             f"load {description.symbol}",
@@ -171,7 +169,7 @@ class _Loaded:
 
 
 class Bound:
-    """A kernel with its arguments: what `bind` returns. Threads may start one at the same time."""
+    """A kernel with its arguments, as `bind` returns it. Several threads may launch it at the same time."""
 
     def __init__(self, kernel: _Loaded, arguments: dict[str, Any]) -> None:
         self._kernel, self._what = kernel.function, kernel.what
@@ -182,10 +180,10 @@ class Bound:
         self._parameters = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
         self._shape = (*grid, *kernel.shape)
         self._early = kernel.early
-        self._empty = min(grid) == 0  # there is nothing to do
+        self._empty = min(grid) == 0
 
     def __call__(self, stream: int | None = None) -> None:
-        """Start it.
+        """Launch the kernel.
 
         Args:
             stream: pointer of a CUDA stream; None: CuPy's current one.
@@ -197,25 +195,25 @@ class Bound:
             recording.launches.append(self)
         if self._empty:
             return
-        here = _here()
+        state = _thread_state()
         CONFIGURATION.pack_into(
-            here.configuration,
+            state.configuration,
             0,
             *self._shape,
             device.current_stream() if stream is None else stream,
-            here.attributes,
+            state.attributes,
             self._early,
         )
-        code = here.start(here.address, self._kernel, self._parameters, None)
+        code = state.start(state.address, self._kernel, self._parameters, None)
         if code:
             _check(code, self._what)
 
 
-class _Here(threading.local):
-    """How a launch is described to CUDA; one for each thread, since ctypes lets others run meanwhile."""
+class _ThreadState(threading.local):
+    """Launch configuration for the driver, one for each thread since ctypes releases the GIL during a call."""
 
     def __init__(self) -> None:
-        device.cupy().cuda.runtime.free(0)  # makes the device's context current in this thread
+        device.cupy().cuda.runtime.free(0)  # makes the context of the device current in this thread
         self.configuration = ctypes.create_string_buffer(CONFIGURATION.size)
         self.address = ctypes.addressof(self.configuration)
         self._attribute = ctypes.create_string_buffer(SERIALIZATION, len(SERIALIZATION))
@@ -224,8 +222,8 @@ class _Here(threading.local):
 
 
 @lru_cache(maxsize=1)
-def _here() -> _Here:
-    return _Here()
+def _thread_state() -> _ThreadState:
+    return _ThreadState()
 
 
 @lru_cache(maxsize=1)
@@ -252,10 +250,10 @@ def _loaded(symbol: str) -> _Loaded:
     number = device.cupy().cuda.runtime.getDevice()
     kernel = _kernels.get((number, symbol))
     if kernel is None:
-        with _lock:  # two threads that need one kernel compile it once
+        with _lock:  # each kernel is compiled once
             kernel = _kernels.get((number, symbol))
             if kernel is None:
-                _ = _here().start  # CUDA's context is current in this thread from here on
+                _ = _thread_state().start  # makes CUDA's context current in this thread
                 capability = int(device.cupy().cuda.Device(number).compute_capability)
                 kernel = _kernels[number, symbol] = _Loaded(describe(symbol), capability)
     return kernel

@@ -17,9 +17,9 @@ class Nvrtc:
     """One NVRTC library.
 
     Attributes:
-        path: of the library, or the name by which the system's loader found it.
+        path: of the library, or its name for the system's loader.
         version: (major, minor) of its CUDA.
-        architectures: compute capabilities that it compiles for, as 75 or 90, ascending.
+        architectures: compute capabilities that it supports, such as 75 or 90, ascending.
     """
 
     def __init__(self, library: Path | str) -> None:
@@ -35,10 +35,10 @@ class Nvrtc:
         self.architectures = sorted(known)
 
     def compile(self, source: str, name: str, capability: int, options: Sequence[str] = (), ptx: bool = False) -> bytes:
-        """Machine code of `source` for one compute capability, or PTX from which a driver makes it.
+        """Machine code of `source` for one compute capability, or PTX, which a driver compiles.
 
         Raises:
-            CapabilityError: this NVRTC does not know the capability, or the source has an error; the log is quoted.
+            CapabilityError: this NVRTC does not support the capability, or the source has an error; the log is quoted.
         """
         if capability not in self.architectures:
             raise CapabilityError(
@@ -72,7 +72,7 @@ class Nvrtc:
 
 
 def _candidates() -> Iterator[str]:
-    """Wheels first, newest first, then whatever the system's loader finds."""
+    """Libraries of wheels, newest first, then those of the system."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
         for part in ("cu13", "cuda_nvrtc"):
@@ -92,4 +92,4 @@ def find() -> Nvrtc:
             return Nvrtc(candidate)
         except OSError:
             continue
-    raise CapabilityError("no NVRTC was found, which compiles kernels for NVIDIA GPUs", remedy=REMEDY)
+    raise CapabilityError("NVRTC, which compiles kernels for NVIDIA GPUs, was not found", remedy=REMEDY)

@@ -1,4 +1,4 @@
-"""Memory pools: several arrays in one allocation, and memory that is cached returned to the GPU."""
+"""Several arrays in one allocation, and release of the memory that CuPy's pools cache."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from framefuse.cuda import device
 
 GRAIN = 256
-"""Bytes to which arrays of one allocation are aligned."""
+"""Alignment in bytes of arrays within one allocation."""
 
 
 def packed_allocation(
     shapes: Sequence[tuple[tuple[int, ...], Any]], allocate: Callable[[int], Any]
 ) -> tuple[list[Any], Any]:
-    """Arrays one behind the other in one allocation of bytes, so that one copy moves them all; and that allocation.
+    """Arrays one after the other in a single allocation, so that one copy moves all of them, and the allocation.
 
     Args:
-        shapes: shape and dtype of each.
-        allocate: number of bytes -> array of so many uint8.
+        shapes: shape and dtype of each array.
+        allocate: number of bytes -> uint8 array of that size.
     """
     sizes = [-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // GRAIN) * GRAIN for shape, dtype in shapes]
     memory = allocate(sum(sizes))
@@ -34,8 +34,8 @@ def packed_allocation(
 
 
 def free_cached_memory() -> None:
-    """Return what CuPy's pools keep to the GPU and the system, where other sizes and other processes may use it."""
+    """Return the memory that CuPy's pools cache, so that other sizes and other processes can use it."""
     cp = device.cupy()
-    gc.collect()  # what could not be made hangs in the frames of the error that says so, often in a cycle
+    gc.collect()  # the traceback of a failed allocation often holds arrays in a cycle
     cp.get_default_memory_pool().free_all_blocks()
     cp.get_default_pinned_memory_pool().free_all_blocks()

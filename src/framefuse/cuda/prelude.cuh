@@ -1,4 +1,4 @@
-// What generated CUDA source needs besides the compiler: no header of the CUDA toolkit, so that NVRTC alone is enough.
+// Types and functions for CUDA source in place of the toolkit's headers, so that NVRTC alone can compile it.
 // A compiler other than NVRTC may define FRAMEFUSE_HALF_FROM_FLOAT and FRAMEFUSE_HALF_TO_FLOAT (bits <-> float).
 
 #ifdef __CUDACC_RTC__
@@ -19,10 +19,10 @@ typedef unsigned long long uint64_t;
 #define uchar unsigned char
 #define ushort unsigned short
 
-// How every kernel begins: it may have been launched before those ahead of it on its stream have ended, which hides most
-// of what a launch costs, and waits here until they have and their results can be read. Small kernels then let the next
-// one in, to wait in turn (`let_next_begin`); those that fill the GPU do not, for its blocks would settle unevenly on what is free. GPUs
-// before Hopper launch no kernel early.
+// Start of every kernel. On Hopper and later a kernel may be launched before the previous one on its stream has ended,
+// which hides most of the launch overhead; it waits here until the results of its predecessors are visible. Small
+// kernels then let the next one start (`let_next_begin`). Kernels that fill the GPU do not: the blocks of the next one
+// would be spread unevenly over the free multiprocessors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define FRAMEFUSE_BEGIN asm volatile("griddepcontrol.wait;" ::: "memory");
 #else
@@ -35,7 +35,7 @@ static inline __device__ void let_next_begin() {
 #endif
 }
 
-// A storage type: arithmetic on it happens in float. Rounds to nearest, ties to even. (bfloat16 TVM does in integers.)
+// A storage type: arithmetic is done in float. Rounds to nearest, ties to even. (TVM does bfloat16 in integers.)
 struct half {
   unsigned short bits;
   half() = default;
@@ -69,7 +69,7 @@ static inline __device__ half max(half x, half y) { return (float)x > (float)y ?
 static inline __device__ half min(half x, half y) { return (float)x < (float)y ? x : y; }
 static inline __device__ unsigned __pack_half2(const half x, const half y) { return x.bits | (unsigned)y.bits << 16; }
 
-// Loads through the read-only cache, from an address. A kernel may use them only on memory that it does not write.
+// Loads from an address through the read-only cache, for memory that the kernel does not write.
 static inline __device__ float load_u8(int64_t address) { return (float)__ldg((const unsigned char*)address); }
 static inline __device__ float load_u16(int64_t address) { return (float)__ldg((const unsigned short*)address); }
 static inline __device__ uint32_t load_pair_u8(int64_t address) { return __ldg((const unsigned short*)address); }
@@ -79,7 +79,7 @@ static inline __device__ float load_f32(int64_t address) { return __ldg((const f
 // Byte k of a word as a float.
 static inline __device__ float byte_f32(uint32_t word, int32_t k) { return (float)(unsigned char)(word >> 8 * k); }
 
-// a, or b where the sign is negative. The compiler takes no branch for it, which would make loads wait for each other.
+// a, or b if `sign` is negative, without a branch, which would serialise loads.
 static inline __device__ float chosen_f32(float a, float b, int32_t sign) {
 #ifdef __CUDACC__
   float value;

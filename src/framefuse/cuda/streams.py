@@ -1,4 +1,4 @@
-"""Streams and handles on a GPU that are lent to one user after another instead of being destroyed."""
+"""Pools of streams and handles on a GPU, which are reused instead of destroyed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from framefuse.cuda import device
 
 
 class StreamPool:
-    """Makes one for each user at a time, and keeps all of them for ever.
+    """Hands out objects to one user at a time and keeps all of them until the process ends.
 
-    Also what is lent: if only its user held a stream of CuPy, and both were garbage in one cycle, Python would end the
-    stream too, which destroys it, and the user's end would give back what is no stream any more.
+    The pool also references objects that are in use. Otherwise a user and its CuPy stream could be garbage of one
+    cycle: Python would finalize the stream, which destroys it, and the user's finalizer would release a dead stream.
 
     Args:
-        make: one for the current device.
+        make: creates an object on the current device.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._all: list[Any] = []
-        self._shelf: dict[int, list[Any]] = {}
+        self._free: dict[int, list[Any]] = {}
 
-    def lend(self) -> tuple[Any, Callable[[], None]]:
-        """One for the current device, and what gives it back; from any thread."""
-        shelf = self._shelf.setdefault(device.current_gpu(), [])
+    def acquire(self) -> tuple[Any, Callable[[], None]]:
+        """An object of the current device and the function that releases it, which any thread may call."""
+        free = self._free.setdefault(device.current_gpu(), [])
         try:
-            lent = shelf.pop()
+            found = free.pop()
         except IndexError:
-            lent = self._make()
-            self._all.append(lent)
-        return lent, partial(shelf.append, lent)
+            found = self._make()
+            self._all.append(found)
+        return found, partial(free.append, found)
 
 
 def new_stream() -> Any:
-    """A stream that waits for no other."""
+    """A stream that does not synchronise with the default stream."""
     return device.cupy().cuda.Stream(non_blocking=True)

@@ -1,4 +1,4 @@
-"""Memory on a GPU that a call needs between its launches, and whose it is."""
+"""Scratch memory on a GPU for what kernels of one call hand to each other."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Any, TypeVar
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import keep
 from framefuse.errors import UsageError
 
 Made = TypeVar("Made")
 
 
 class Workspace:
-    """Memory for what kernels hand to each other, so that calls need not allocate.
+    """Scratch memory that a caller keeps, so that repeated calls need not allocate.
 
-    A call that is captured in a CUDA graph needs one that lives as long as the graph and has served the same call
-    before the capture. What calls return lies in it too, and is overwritten by the next one.
+    What calls return may lie in it and is overwritten by the next one. Use a workspace on one stream at a time. For a
+    call that is captured in a CUDA graph, give the graph a workspace of its own that lives as long, and make the same
+    call with it before the capture.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Hashable, Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of that shape, the same one each time.
+        """The array of that name and shape, allocated at its first use.
 
         Raises:
             UsageError: it would have to be allocated during a capture.
@@ -33,7 +34,7 @@ class Workspace:
         return self.once(name, (shape, np.dtype(dtype)), lambda: device.cupy().empty(shape, dtype))
 
     def once(self, name: str, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` gave when it was last asked for under that name, if the key was the same; else made anew.
+        """The result of `make` that is stored under a name, made anew if `key` has changed.
 
         Raises:
             UsageError: it would have to be made during a capture.
@@ -48,4 +49,4 @@ class Workspace:
                 )
             found = make()
             self._kept[name] = key, found
-        return calls.keep(found)
+        return keep(found)

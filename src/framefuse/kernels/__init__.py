@@ -1,11 +1,12 @@
-"""Kernels: what happens to pixels between the decoder and the model, compiled ahead of time.
+"""Kernels between decoder and result, compiled ahead of time for CPUs and NVIDIA GPUs.
 
-`preprocess` is the compiled kernel; `reference.preprocess` is the same function in plain numpy, its specification.
+Each function has a reference of the same name in `reference`, in plain numpy, which is its specification. Functions on
+arrays of a GPU run there; `record_launches` makes a `LaunchPlan` that repeats such a call without its checks.
 """
 
 from __future__ import annotations
 
-from framefuse.cuda.launch_plan import Recorded, recorded
+from framefuse.cuda.launch_plan import LaunchPlan, record_launches
 from framefuse.cuda.workspace import Workspace
 from framefuse.kernels import reference
 from framefuse.kernels.boxes.call import detections, nms
@@ -31,9 +32,9 @@ from framefuse.kernels.signals.call import SignalCounts, Signals, signals
 
 __all__ = [
     "DeviceRuns",
+    "LaunchPlan",
     "Library",
     "PreprocessTable",
-    "Recorded",
     "Runs",
     "SignalCounts",
     "Signals",
@@ -61,7 +62,7 @@ __all__ = [
     "overlay",
     "preprocess",
     "preprocess_batch",
-    "recorded",
+    "record_launches",
     "reference",
     "remap",
     "rgb_to_yuv",

@@ -1,11 +1,11 @@
 """Ahead-of-time build of the kernels: TensorIR -> LLVM objects -> one shared library per instruction-set level,
-and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda.py`).
+and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda/cubins.py`).
 
     python -m framefuse.kernels.build [--machine x86_64|aarch64] [--force]
 
-Needs `apache-tvm` and `ziglang` (whose linker is used, so no compiler has to be on the machine); neither is needed at
-run time. The wheel build runs this file too, by its path, so it imports nothing of framefuse.
-A half is skipped when the sources, TVM's version and the machine are those of the files that exist.
+Needs `apache-tvm` and `ziglang`, whose linker stands in for a compiler on the machine; neither is needed at run time.
+The wheel build runs this file by its path, so it imports nothing of framefuse. What is built already from the same
+sources, by the same version of TVM, for the same machine, is skipped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LIBRARY_DIRECTORY = HERE.parent / "_lib"
 PACKAGE = "framefuse_tir"
-"""Name under which this folder is imported here."""
+"""Name under which the build imports this folder."""
 
 CPU, CUDA = "tir_cpu", "tir_cuda"
-"""How the names of kernel sources begin: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `boxes/tir_cuda_rank.py`
-family `boxes_rank` for CUDA. What several of them share is in `_tir*.py` beside them and in `tir/`."""
+"""Prefixes of kernel sources: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `boxes/tir_cuda_rank.py` family
+`boxes_rank` for CUDA. Code that sources share is in `_tir*.py` beside them and in `tir/`."""
 
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
@@ -58,18 +58,18 @@ LEVELS: dict[str, dict[str, dict[str, Any]]] = {
         }
     }
 }
-"""Levels of the families that name one in `LEVEL`, since they measure 10 % faster or more there. All others are built
-for TARGETS."""
+"""Additional levels, for families that name one in `LEVEL` because they are at least 10 % faster there. All others are
+built for TARGETS."""
 
 
 def build(machine: str | None = None, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
     """Build the libraries for `machine` (as `platform.machine()` names it; default: this one) unless they are current.
 
     Returns:
-        Every file: the libraries, one for each level of the machine, the CUDA sources, and what describes them.
+        Every file: a library for each level of the machine, the CUDA sources and their descriptions.
 
     Raises:
-        ValueError: kernels cannot be built for that machine, or a CUDA kernel cannot be described to its launcher.
+        ValueError: the machine is unknown, or a CUDA kernel cannot be described for its launcher.
         RuntimeError: the compiler or the linker failed.
     """
     machine = machine or platform.machine()
@@ -85,12 +85,12 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
             partial(build_cpu, machine, force=force, directory=directory),
             partial(build_cuda, force=force, directory=cuda),
         ]
-        _together(halves)
+        _run_parallel(halves)
     return build_cpu(machine, directory=directory) + build_cuda(directory=cuda)
 
 
 def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
-    """One library for each level of the machine, and a file of JSON that names the kernels in them."""
+    """One library for each level of the machine, and a JSON file that lists their kernels."""
     targets = TARGETS[machine] | LEVELS.get(machine, {})
     libraries = {level: directory / f"framefuse-{level}.so" for level in targets}
     index = directory / f"{machine}.json"
@@ -107,7 +107,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             made = {level: Path(scratch, path.name) for level, path in libraries.items()}
-            _together([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
+            _run_parallel([partial(_compile, functions[level], targets[level], path) for level, path in made.items()])
             for level, path in libraries.items():
                 os.replace(made[level], path)
             _write_index(index, _cpu_key(machine), kernels, Path(scratch))
@@ -115,7 +115,7 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
 
 
 def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cuda") -> list[Path]:
-    """One file of CUDA source for each kernel, and one of JSON for each family, which says how to launch them."""
+    """A CUDA source for each kernel, and a JSON file for each family that describes how to launch them."""
     directory.mkdir(parents=True, exist_ok=True)
     wanted = set()
     for source in _families(cuda=True):
@@ -124,17 +124,17 @@ def build_cuda(*, force: bool = False, directory: Path = LIBRARY_DIRECTORY / "cu
             _generate(_load(source).cuda_variants(), index, _cuda_key(source))
         wanted |= {index, *(directory / f"{name}.cu" for name in json.loads(index.read_text("utf-8"))["kernels"])}
     for path in set(directory.iterdir()) - wanted:
-        path.unlink(missing_ok=True)  # of a kernel that is no more
+        path.unlink(missing_ok=True)  # belongs to a removed kernel
     return sorted(wanted)
 
 
 def build_file(source: Path, directory: Path) -> list[Path]:
-    """Build the kernels of one file that is not framefuse's: `docs/guide/own-kernel.md` shows one.
+    """Build the kernels of a user's file; `docs/guide/own-kernel.md` shows one.
 
     Args:
         source: a Python file with `variants()`, `cuda_variants()` or both.
-        directory: for `<stem>-<level>.so`, one for each level of this machine, and for `cuda`, which is what
-            `kernels.cuda.add` takes.
+        directory: receives `<stem>-<level>.so` for each level of this machine, and a folder `cuda` for
+            `cubins.add`.
 
     Returns:
         The libraries.
@@ -161,13 +161,13 @@ def function(symbol: str, family: str, *, cuda: bool = False) -> Any:
 
 
 def own_level(family: str) -> str | None:
-    """The one level that a family of kernels for the CPU is built for; None: all TARGETS. Imports TVM."""
+    """The only level for which a CPU family is built, or None for all TARGETS. Imports TVM."""
     level: str | None = getattr(_load(_source(family, False)), "LEVEL", None)
     return level
 
 
 def assembly(function: Any, level: str) -> str:
-    """What LLVM makes of a PrimFunc for an instruction-set level, as text."""
+    """LLVM's assembly of a PrimFunc for an instruction-set level."""
     import tvm
 
     target = next(levels[level] for levels in (*TARGETS.values(), *LEVELS.values()) if level in levels)
@@ -176,7 +176,7 @@ def assembly(function: Any, level: str) -> str:
 
 
 def _generate(functions: dict[str, Any], index: Path, key: str) -> None:
-    """Write what belongs to one family; its index last, since without it the family counts as not built."""
+    """Write the files of one family, the index last: a family without one counts as not built."""
     generator = _load(HERE / "tir" / "generate.py")
     with tempfile.TemporaryDirectory(dir=index.parent.parent) as scratch:
         kernels = {}
@@ -195,12 +195,12 @@ def _write_index(index: Path, key: str, kernels: dict[str, Any], scratch: Path) 
 
 
 def _families(*, cuda: bool = False) -> list[Path]:
-    """The files of kernels for the CPU, or those for CUDA."""
+    """The kernel sources for the CPU, or those for CUDA."""
     return sorted(HERE.glob(f"*/{CUDA if cuda else CPU}*.py"))
 
 
 def family_of(source: Path) -> str:
-    """Name of the family of kernels that a source holds."""
+    """Name of the family that a source holds."""
     return source.parent.name + source.stem.removeprefix(CUDA).removeprefix(CPU)
 
 
@@ -209,7 +209,7 @@ def _source(family: str, cuda: bool) -> Path:
 
 
 def _shared(*, cuda: bool) -> list[Path]:
-    """What sources share. Those for the CPU share nothing with what only CUDA's do."""
+    """Code that kernel sources share; CPU sources use none of the code for CUDA."""
     found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
     if cuda:
         return sorted([*found, HERE / "preprocess" / "frame_row.py", HERE / "boxes" / "levels.py"])
@@ -255,8 +255,8 @@ def _read_key(stamp: Path) -> str | None:
 def _load(source: Path) -> ModuleType:
     """Import a kernel source.
 
-    This folder is imported by its path as a package of its own, and the files that say what its folders export to
-    framefuse are left out: framefuse, of which it is a part, cannot be imported in a build environment.
+    This folder is imported by its path as a separate package without the `__init__.py` of its folders, since framefuse
+    cannot be imported in a build environment.
     """
     for name, folder in ((PACKAGE, HERE), (f"{PACKAGE}.{source.parent.name}", source.parent)):
         _import_folder(name, folder)
@@ -282,15 +282,15 @@ def _compile(functions: dict[str, Any], target: dict[str, Any], library: Path) -
     binary.unlink()
 
 
-def _together(jobs: Sequence[Callable[[], object]]) -> None:
-    """Run each job in a process of its own, forked, since a PrimFunc cannot be sent to one that is not.
+def _run_parallel(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run each job in a forked process, since a PrimFunc cannot be pickled.
 
     Raises:
-        RuntimeError: one of them failed; it has printed why.
+        RuntimeError: a job failed; it has printed the reason.
     """
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=job) for job in jobs]
-    with warnings.catch_warnings():  # numpy's threads, which do not run now, make Python warn of a fork
+    with warnings.catch_warnings():  # Python warns of forking with numpy's threads, which are idle
         warnings.simplefilter("ignore", DeprecationWarning)
         for process in processes:
             process.start()
@@ -301,7 +301,7 @@ def _together(jobs: Sequence[Callable[[], object]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build and print the paths of the libraries, and of what describes the CUDA sources beside it."""
+    """Build and print the paths of the libraries and of the descriptions of CUDA sources."""
     parser = argparse.ArgumentParser(prog="python -m framefuse.kernels.build", description="Build framefuse's kernels.")
     parser.add_argument("--machine", choices=list(TARGETS), help="default: this machine")
     parser.add_argument("--force", action="store_true", help="build even when the libraries are current")

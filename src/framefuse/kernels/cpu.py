@@ -1,4 +1,4 @@
-"""Load the compiled kernels for this CPU, and launch them on numpy arrays."""
+"""Load the compiled kernels for this CPU and call them on numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from framefuse.errors import CapabilityError
 
 LIBRARIES = Path(__file__).resolve().parent.parent / "_lib"
-"""Where `build.py` puts one library for each instruction-set level."""
+"""Folder of the compiled libraries, one for each instruction-set level."""
 
 V3_FLAGS = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
-"""What x86-64-v3 adds to v2, by the names of /proc/cpuinfo (abm is lzcnt)."""
+"""Features that x86-64-v3 adds to v2, named as in /proc/cpuinfo (abm is lzcnt)."""
 
 WIDE_FLAGS = V3_FLAGS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi"}
-"""What the kernels of `WIDE` use."""
+"""Features that the kernels of `WIDE` use."""
 
 WIDE = "x86-64-v4"
-"""Level of a few kernels that are much faster with the byte permutes of AVX-512; all others are those of x86-64-v3."""
+"""Level of the few kernels that are much faster with the byte permutes of AVX-512; the others stay at x86-64-v3."""
 
 
 class Library(NamedTuple):
-    """The compiled kernels in use: instruction-set level, why that one, and the file."""
+    """The compiled kernels in use: instruction-set level, reason for it, file."""
 
     level: str
     reason: str
@@ -44,12 +44,12 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What this CPU can do, by the names of /proc/cpuinfo; empty where there is none."""
+    """Features of this CPU, named as in /proc/cpuinfo; empty on systems without it."""
     return _flags(Path("/proc/cpuinfo"))
 
 
 def select(machine: str, flags: frozenset[str]) -> tuple[str, str]:
-    """Instruction-set level for a machine with these CPU flags, and the reason."""
+    """Instruction-set level for a machine with these CPU features, and the reason."""
     if machine in ("aarch64", "arm64"):
         return "armv8-a", "the one level built for aarch64"
     if machine not in ("x86_64", "AMD64"):
@@ -64,7 +64,7 @@ def describe() -> Library:
     """Which compiled kernels this machine uses, and why. Loads nothing."""
     level, reason = select(platform.machine(), cpu_flags())
     if wide():
-        reason += f"; bilinear preprocessing of bytes is that of {WIDE}, since it has AVX-512 VBMI too"
+        reason += f"; bilinear preprocessing of bytes uses {WIDE}, since it also has AVX-512 VBMI"
     return Library(level, reason, LIBRARIES / f"framefuse-{level}.so")
 
 
@@ -81,7 +81,7 @@ def byte_level() -> str:
 
 
 def names() -> dict[str, str]:
-    """The compiled kernels of this machine, and the family of each. Reads a file only."""
+    """The compiled kernels of this machine and the family of each. Loads no library."""
     machine = "aarch64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
     try:
         index = json.loads((LIBRARIES / f"{machine}.json").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def _module(level: str) -> Any:
             remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "
             "otherwise install framefuse again",
         )
-    import tvm_ffi  # takes long where torch is installed, so only when a kernel is first used
+    import tvm_ffi  # slow to import where torch is installed, so imported at the first use of a kernel
 
     return tvm_ffi.load_module(str(path))
 
@@ -111,15 +111,15 @@ def _function(name: str) -> Any:
 
 
 class _Scratch(threading.local):
-    """Buffers of one thread, grown to the largest frame it has seen."""
+    """Scratch buffers of a thread, grown to the largest frame that it has processed."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, NDArray[Any]] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-        """A buffer whose last axis is at least as long as asked for.
+        """A buffer whose last axis is at least as long as that of `shape`.
 
-        It starts as zeros: the kernel multiplies what it reads past the end of a row by zero, so that must be finite.
+        It starts as zeros: kernels multiply values past the end of a row by zero, so those must be finite.
         """
         buffer = self.buffers.get(name)
         if buffer is None or buffer.shape[-1] < shape[-1]:
@@ -131,13 +131,13 @@ _scratch = _Scratch()
 
 
 def _tensor(array: NDArray[Any]) -> Any:
-    """A writable array as the kernels take it; making one takes a third of a microsecond."""
+    """A writable array in the form that kernels take, in a third of a microsecond."""
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(array)
 
 
 def _address(array: NDArray[Any]) -> int:
-    if array.flags.writeable and array.dtype.kind in "fiu":  # what DLPack takes; four times as fast
+    if array.flags.writeable and array.dtype.kind in "fiu":  # DLPack takes these, and is four times as fast
         return int(_tensor(array).data_ptr())
     return int(array.__array_interface__["data"][0])

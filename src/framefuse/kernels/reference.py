@@ -1,4 +1,4 @@
-"""Every kernel in plain numpy float64: the executable specification. Slow and obvious on purpose."""
+"""Every kernel in plain numpy float64: the executable specification, slow and simple on purpose."""
 
 from __future__ import annotations
 

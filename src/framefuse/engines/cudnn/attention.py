@@ -14,11 +14,10 @@ import numpy as np
 
 from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Attention, Conv, Split, attend
+from framefuse.kernels.network.call import MAX_KEYS, MAX_VALUES
 from framefuse.models.onnx_nodes import attribute
 
 TOLERANCE = 1e-4
-MAX_CHANNELS = 64, 128
-"""Maximum channels of a key and of a value of one head in the kernel."""
 CHANNEL_MULTIPLE = 8
 """Channels of a key and of a value are multiples of this."""
 
@@ -55,8 +54,8 @@ def recognise(state: ImportState, node: Any) -> bool:
     else:
         expected, operation = ours[:, 2 * heads * keys :], None
     if (
-        keys > MAX_CHANNELS[0]
-        or values > MAX_CHANNELS[1]
+        keys > MAX_KEYS
+        or values > MAX_VALUES
         or keys % CHANNEL_MULTIPLE
         or values % CHANNEL_MULTIPLE
         or result.shape != expected.shape

@@ -136,7 +136,7 @@ class Builder:
 
     def __init__(self, *, candidates: int | None = None, max_workspace: int = 64 << 20) -> None:
         self.cudnn = frontend()
-        (self.handle, self.stream), self._return_handle = _handles.lend()
+        (self.handle, self.stream), self._return_handle = _handles.acquire()
         self.candidates, self.max_workspace = candidates or CANDIDATES, max_workspace
         self.failures: list[str] = []
         """Reasons of plans that could not be built or run."""

@@ -1,31 +1,32 @@
-"""A compiled network on the GPU: memory, weights, plans, and how it is started or captured in a CUDA graph."""
+"""A compiled network on the GPU: its memory, weights and plans, and how to start it or capture it in a CUDA graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
 from framefuse.engines.cudnn.scaled_convolution import Scaled
 from framefuse.kernels.boxes import head_cuda
+from framefuse.kernels.network import call as network
 
 GRAIN = 256
-"""Bytes to which weights and scratch are aligned."""
+"""Alignment of weights and scratch in bytes."""
 
 
 class Weights:
-    """Weights of all convolutions in one allocation, float16, batches and sizes share it.
+    """Weights of all convolutions in one float16 allocation, which batches and sizes share.
 
-    They are (out channels, rows, columns, in channels), of filters for each channel (rows, columns, channels).
+    Their layout is (out channels, rows, columns, in channels), that of depthwise filters (rows, columns, channels).
 
     Args:
-        convolutions: by name; two that have one name are the same.
+        convolutions: those with the same name share their weights.
     """
 
     def __init__(self, convolutions: list[Conv]) -> None:
@@ -46,7 +47,7 @@ class Weights:
         self.memory = device.cupy().asarray(np.concatenate(parts) if parts else np.zeros(1, np.float16))
 
     def addresses(self, conv: Conv) -> tuple[int, int]:
-        """Of weights and bias."""
+        """Addresses of weights and bias."""
         start = int(self.memory.data.ptr)
         weight, bias = self.offsets[conv.name]
         return start + weight, start + bias
@@ -57,10 +58,10 @@ class Execution:
 
     Attributes:
         arena: the planned memory, float16.
-        results: of a head (batch, 4 + classes, anchors), with anchors (batch, anchors, 5 + classes), or the outputs in
-            NCHW, float32; with `fold` and a head without anchors, its logits as views of the arena, float16: for each
-            level distances and classes.
-        layout: "yolov8_head" where `results` are such logits.
+        results: float32: (batch, 4 + classes, anchors) of a head without anchors, (batch, anchors, 5 + classes) of one
+            with anchors, else the outputs in NCHW. With `fold`, a head without anchors gives its logits as float16
+            views of the arena: for each level distances and classes.
+        layout: "yolov8_head" if `results` are such logits, else None.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Execution:
     ) -> None:
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
-        kernel.prepare(launch.SYMBOLS)
+        network.prepare()
         self.arena = cp.zeros(compiled.memory.size, cp.float16)
         self.plans: dict[int, Plan] = {}
         for index, step in enumerate(compiled.placement.steps):
@@ -88,7 +89,7 @@ class Execution:
             stream = compiled.schedule.streams[index]
             sizes[stream] = max(sizes[stream], plan.workspace)
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
-        # The channels behind the image's own stay 0: whoever writes the input may leave them out.
+        # The channels after the image's own stay 0, so writers of the input may leave them out.
         self.results: list[Any] = []
         self.layout: str | None = None
         head, batch = compiled.network.head, compiled.batch
@@ -102,7 +103,8 @@ class Execution:
         elif head is not None:
             table = cells(head.levels, compiled.height, compiled.width).astype(np.float32)
             self.cells = cp.asarray(np.ascontiguousarray(table))
-            self.levels = head_cuda.table_on_gpu(launch.head_of(compiled, self._base))
+            self.head = launch.head_of(compiled, self._base)
+            self.levels = device.uploaded(self.head.table)
             self.results.append(cp.empty((batch, 4 + head.classes, head.anchors), cp.float32))
         else:
             for name in compiled.network.outputs:
@@ -112,7 +114,7 @@ class Execution:
 
     @property
     def input(self) -> Any:
-        """The network's input as an array (batch, height, width, 8), float16: what preprocessing writes."""
+        """The network's input, which preprocessing writes: (batch, height, width, 8) float16."""
         name = self.compiled.network.input
         channels, height, width = self.compiled.view(name).shape
         start = self.compiled.address(name)
@@ -120,21 +122,15 @@ class Execution:
         return self.arena[start : start + count].reshape(self.compiled.batch, height, width, channels)
 
     def pack(self, images: Any, stream: Any) -> None:
-        """The input from (batch, 3, height, width) float32 or float16 on the GPU."""
-        sample = {"float32": "f32", "float16": "f16"}[str(images.dtype)]
-        launch.pack(
-            self.compiled,
-            images=int(images.data.ptr),
-            channels=images.shape[1],
-            sample=sample,
-            arena=self._base,
-            stream=stream.ptr,
-        )
+        """Write the input from (batch, 3, height, width) float32 or float16 on the GPU."""
+        y = launch.block(self.compiled, self.compiled.network.input, self._base)
+        sample: Literal["f16", "f32"] = "f16" if images.dtype == np.float16 else "f32"
+        network.pack(int(images.data.ptr), images.shape[1], sample, y, stream=stream.ptr)
 
     def start(self, stream: Any, *, skip: Callable[[Any], bool] = lambda step: False) -> None:
-        """Start every step: on `stream`, which work before and after is ordered with, and on streams of our own.
+        """Start every step on `stream` and on side streams that are forked from it and joined to it again.
 
-        It only launches, so it may be captured. `skip` leaves steps out, for measurements.
+        This only launches, so it may be captured. `skip` omits steps, for measurements.
         """
         cp = device.cupy()
         order = self.compiled.schedule
@@ -172,13 +168,13 @@ class Execution:
             stream.wait_event(joined)
 
     def step_by_step(self, stream: Any, after: Callable[[Any], None]) -> None:
-        """Start every step on its own, and `after` with it: for looks at values between steps."""
+        """Start the steps one by one and call `after` with each, to inspect values between steps."""
         for step in self.compiled.placement.steps:
             self.start(stream, skip=lambda other, step=step: other is not step)  # type: ignore[misc]
             after(step)
 
     def values(self, name: str) -> Any:
-        """A value of float16 in the arena, (batch, channels, rows, columns), until another takes its place."""
+        """A float16 value in the arena, (batch, channels, rows, columns), until another value overwrites it."""
         cp, view = device.cupy(), self.compiled.view(name)
         strides = (self.compiled.image(name), 1, view.row, view.column)
         whole = self.arena[self.compiled.address(name) :]
@@ -187,7 +183,7 @@ class Execution:
         )
 
     def convolve(self, index: int, step: Conv, number: int, stream: Any) -> None:
-        """Start one convolution on `stream`, with the scratch memory of stream `number`."""
+        """Start a convolution on `stream` with the scratch memory of stream `number`."""
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
         pointers = self._pointers(step) | self.scaled.pointers(index)
@@ -197,7 +193,7 @@ class Execution:
             self.builder.release_handle()
 
     def finish(self, stream: Any) -> None:
-        """Write `results` from the raw outputs; where they are raw, there is nothing to do."""
+        """Start to write `results` from the raw outputs, unless they are logits in the arena."""
         if self.layout is not None:
             return
         if isinstance(self.compiled.network.head, AnchorHead):
@@ -210,10 +206,10 @@ class Execution:
             )
             return
         if self.compiled.network.head is not None:
-            launch.decode(
-                self.compiled,
-                cells=int(self.cells.data.ptr),
+            network.decode(
+                self.head,
                 levels=int(self.levels.data.ptr),
+                cells=int(self.cells.data.ptr),
                 output=int(self.results[0].data.ptr),
                 stream=stream.ptr,
             )
@@ -246,8 +242,8 @@ class Execution:
 
 
 def capture(stream: Any, start: Callable[[], None]) -> Any:
-    """What `start` launches on `stream`, as a CUDA graph of CuPy."""
-    start()  # whatever is loaded at a first launch is loaded here
+    """The launches of `start` on `stream` as a CUDA graph of CuPy."""
+    start()  # loads everything that a first launch loads
     stream.synchronize()
     stream.begin_capture()
     try:

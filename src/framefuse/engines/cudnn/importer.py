@@ -20,12 +20,11 @@ from framefuse.engines.cudnn import attention, heads, quantize_nodes
 from framefuse.engines.cudnn.import_state import ImportState
 from framefuse.engines.cudnn.network import Concat, Conv, Flatten, Network, Operation, Pool, Split, Upsample
 from framefuse.errors import ModelError
+from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
 from framefuse.models.onnx_nodes import attribute, evaluate
 
 Array = NDArray[Any]
-
-MAX_POOL = 13
 
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "
@@ -215,7 +214,7 @@ def _max_pool(state: ImportState, node: Any, inputs: list[str]) -> None:
     if (
         kernel != [size, size]
         or not size % 2
-        or not 1 < size <= MAX_POOL
+        or not 1 < size <= MAX_WINDOW
         or pads != [size // 2] * 4
         or not plain
         or len(node.output) != 1

@@ -195,7 +195,7 @@ class Execution:
 
     def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
-        self._stream, self._give_back = _streams.lend()
+        self._stream, self._give_back = _streams.acquire()
         self.input = cp.zeros(shape, dtype)
         cp.cuda.get_current_stream().synchronize()
         self._session = open_session(model, self._stream, own_graph=False)

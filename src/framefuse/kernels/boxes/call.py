@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import launch_plan as calls
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes import cuda as boxes_cuda
@@ -36,7 +35,6 @@ _ROWS, _SCORE = 8, 6
 _BLOCK = 1024
 
 
-@calls.cached
 def detections(
     outputs: Sequence[Any],
     layout: str,
@@ -60,8 +58,8 @@ def detections(
 
     Args:
         out: where to write; None makes new arrays.
-        workspace: on a GPU: where intermediate results lie; a captured graph needs it for as long as it lives. None:
-            memory that the process keeps.
+        workspace: on a GPU, scratch memory that repeated calls share, which a captured graph needs for as long as it
+            lives. None: each call allocates its own.
 
     Raises:
         UsageError: an argument has a wrong value, shape or dtype; the message says which.

@@ -1,27 +1,25 @@
-"""Detections on CUDA: the same function as `boxes.detections`, on arrays of the GPU.
+"""Detections on CUDA: the same functions as in `boxes.call`, on arrays of the GPU.
 
-Three launches on one stream, and one more for each WINDOW of candidates beyond the first CHUNK; their shapes depend on
-those of the arrays alone, nothing is read back, so they may be captured in a CUDA graph. Scratch memory and the table
-of classes are made at the first call with the same shapes: call once before capturing. Scratch lies in the `Workspace`
-that is passed, which must live as long as the graph. Without one it is the process's: what a graph has captured stays
-for ever, of the rest what the last calls used. Each stream has scratch of its own, so graphs that may run at the same
-time must have been captured on different streams, of which none had gone before. For a graph, pass `maps` on the GPU:
-it then reads what they hold when it runs.
+Three launches on one stream, and one more for each WINDOW of candidates beyond the first CHUNK. Their shapes depend on
+those of the arrays alone and nothing is read back. Scratch memory lies in the `Workspace` that is passed; without one a
+call allocates its own, which goes back to the pool of the stream in order. To capture a call in a CUDA graph, either
+make it before with a `Workspace` that lives as long as the graph and pass `maps` on the GPU, so that the graph reads
+what they hold when it runs; or record it with `launch_plan.record_launches` and capture the plan.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import keep, keep_cached
+from framefuse.cuda.pools import GRAIN
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes import head_cuda, outputs_cuda
@@ -43,12 +41,9 @@ COMPARED = 16
 LISTED = ("end2end", "detr")
 """Layouts without duplicates, which nothing suppresses."""
 
-RECENT = 4
-"""Scratch memory of calls without a workspace that is kept, besides that of `calls.cached`."""
-
 
 class Scratch:
-    """What the launches write between each other, on one stream.
+    """Memory that the launches of one call hand to each other, allocated on the current stream.
 
     Attributes:
         words: of 32 candidates each, that the largest window has.
@@ -58,22 +53,24 @@ class Scratch:
     def __init__(self, batch: int, capacity: int, room: int, detections: int, suppressing: int, sides: int = 4) -> None:
         self.words = -(-min(room, WINDOW) // 32) if suppressing else 1
         chunks = -(-self.words // (CHUNK // 32))
-        shapes: dict[str, tuple[Any, Any]] = {
-            "keys": ((batch, capacity), np.uint64),
-            "boxes": ((batch, capacity, sides), np.float32),
-            "labels": ((batch, capacity), np.int32),
-            "sorted_keys": ((batch, room), np.uint64),
-            "sorted_boxes": ((batch, room, sides), np.float32),
-            "sorted_labels": ((batch, room), np.int32),
-            "kept": ((batch, detections), np.int32),
-            "local": ((batch, chunks, CHUNK // 32, CHUNK), np.uint32),
-            "dense": ((batch, self.words * 32, self.words) if chunks > 1 else 1, np.uint32),
+        counters = {"counters": 8 * batch, "progress": 8 * batch, "removed": 4 * batch * (WINDOW // 32)}
+        sizes = {
+            **counters,
+            "keys": 8 * batch * capacity,
+            "boxes": 4 * batch * capacity * sides,
+            "labels": 4 * batch * capacity,
+            "sorted_keys": 8 * batch * room,
+            "sorted_boxes": 4 * batch * room * sides,
+            "sorted_labels": 4 * batch * room,
+            "kept": 4 * batch * detections,
+            "local": 4 * batch * chunks * (CHUNK // 32) * CHUNK,
+            "dense": 4 * (batch * self.words * 32 * self.words if chunks > 1 else 1),
         }
-        zeros = {"counters": (batch, 2), "progress": (batch, 2), "removed": (batch, WINDOW // 32)}
-        self._arrays = {name: device.cupy().empty(*facts) for name, facts in shapes.items()}
-        self._arrays |= {name: device.cupy().zeros(shape, np.int32) for name, shape in zeros.items()}
-        self.nbytes = sum(int(array.nbytes) for array in self._arrays.values())
-        self.at = {name: device.address(array) for name, array in self._arrays.items()}
+        starts = [0, *accumulate(-(-size // GRAIN) * GRAIN for size in sizes.values())]
+        self._memory = device.cupy().empty(starts[-1], np.uint8)
+        self._memory[: starts[len(counters)]] = 0  # the kernels leave the counters at 0 for the next call
+        first = device.address(self._memory)
+        self.at = {name: first + start for name, start in zip(sizes, starts, strict=False)}
 
 
 def detections(
@@ -111,12 +108,13 @@ def detections(
     stream = device.current_stream()
     gpu = device.current_gpu()
     work = _scratch(workspace, gpu, stream, batch, max(capacity, 1), room, max_det, suppressing)
-    table = _wanted(gpu, None if classes is None else tuple(classes), heads.classes)
+    table = keep_cached(_wanted(gpu, None if classes is None else tuple(classes), heads.classes), stream)
     if out is None:
         out = _empty(batch, max_det)
     candidates = _candidates(work, batch, max(capacity, 1))
     if isinstance(heads, head_cuda.Head):
-        head_cuda.launch(heads, conf, table, candidates, stream, batch)
+        levels = _table("levels", heads.table, workspace, stream)
+        head_cuda.launch(heads, levels, conf, table, candidates, stream, batch)
     else:
         kernel.launch(
             heads.symbol,
@@ -129,7 +127,7 @@ def detections(
             **candidates,
         )
     rows = {
-        "maps_": calls.keep(_uploaded(gpu, maps.shape, maps.tobytes())) if type(maps) is np.ndarray else maps,
+        "maps_": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps,
         "out_boxes_": out.boxes,
         "out_scores_": out.scores,
         "out_classes_": out.classes,
@@ -204,6 +202,19 @@ def nms(
     return target, counted
 
 
+def count_non_finite(values: Any, counts: Any, *, stream: int) -> None:
+    """counts[b] += number of values[b] that are NaN or infinite.
+
+    Args:
+        values: (batch, ...) float32 on the GPU, C-contiguous.
+        counts: (batch,) int32 on the GPU.
+        stream: pointer of a CUDA stream.
+    """
+    size = values[0].size
+    kernel.launch("count_non_finite_f32", stream=stream, values_=values, image_pitch=size, n=len(counts), size=size,
+                  counts_=counts)  # fmt: skip
+
+
 LIKELY = 1 / 64
 """Score above which most boxes of `nms` are thought to be, which is to share out work evenly and nothing else."""
 
@@ -275,48 +286,36 @@ def _select(
             )
 
 
-_captured: dict[tuple[int, ...], Scratch] = {}
-_recent: OrderedDict[tuple[int, ...], Scratch] = OrderedDict()
-_lock = threading.Lock()
-
-
 def _scratch(workspace: Workspace | None, gpu: int, stream: int, *sizes: int) -> Scratch:
-    """Of these `sizes` on this stream: that of the workspace or, without one, the process's, by thread."""
-    key = gpu, stream, *sizes
+    """Scratch of these sizes, from the workspace or, without one, for this call alone."""
 
     def make() -> Scratch:
-        with device.stream_at(stream):  # on which its memory is used again, in order
+        if device.capturing(stream):
+            raise UsageError("this call allocates scratch memory during a capture", remedy=device.PLAN_FIRST)
+        with device.stream_at(stream):  # to which its memory returns, in order
             return Scratch(*sizes)
 
-    if workspace is not None:
-        return workspace.once("boxes", key, make)
-    key = threading.get_ident(), *key  # threads share CuPy's default stream, and their launches would mix
-    with _lock:
-        found = _captured.get(key)
-        if found is None:
-            found = _recent.pop(key, None)
-            if found is None and device.capturing(stream):  # another thread may have made the call that comes before
-                found = next((item for other, item in _recent.items() if other[1:] == key[1:]), None)
-            found = found or make()
-            kept = _captured if calls.captured(stream) else _recent
-            kept[key] = found
-            while len(_recent) > RECENT:
-                _recent.popitem(last=False)
-    return calls.keep(found)
+    if workspace is None:
+        return keep(make())
+    return workspace.once("boxes", (gpu, stream, *sizes), make)
 
 
-@cache
+def _table(name: str, table: NDArray[Any], workspace: Workspace | None, stream: int) -> Any:
+    """A small array of the host on the device: in the workspace, where the same content is found again, or for this
+    call alone."""
+    table = np.ascontiguousarray(table)
+    if workspace is None:
+        return keep(device.upload(table, stream))
+    return workspace.once(name, (stream, table.shape, table.tobytes()), lambda: device.upload(table, stream))
+
+
+@lru_cache(maxsize=64)
 def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
     """1 for each class to keep, on the GPU; `count` 0: as long as needed."""
     if classes is None:
         return device.uploaded(np.ones(max(count, 1), np.uint8))
     table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
     return device.uploaded(table.astype(np.uint8))
-
-
-@lru_cache(maxsize=1024)
-def _uploaded(gpu: int, shape: tuple[int, ...], content: bytes) -> Any:
-    return device.uploaded(np.frombuffer(content, np.float32).reshape(shape))
 
 
 def _empty(batch: int, max_det: int) -> Found:

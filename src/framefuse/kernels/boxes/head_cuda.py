@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
+from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
 from framefuse.kernels.boxes.levels import FIELDS, FIRST, SCORES, SIDES
 
@@ -96,24 +97,21 @@ def _place(array: Any) -> Place:
     return Place(device.address(array), image, pitch)
 
 
-def table_on_gpu(head: Head) -> Any:
-    """`Head.table` on the current GPU."""
-    return _uploaded(device.current_gpu(), head.table.tobytes())
+def launch(
+    head: Head, levels: Any, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int
+) -> None:
+    """Start the filter.
 
-
-@cache  # a captured graph may hold the address
-def _uploaded(gpu: int, content: bytes) -> Any:
-    return device.uploaded(np.frombuffer(content, np.int64))
-
-
-def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], stream: int, batch: int) -> None:
-    """Start the filter. `candidates` are the arguments that filters of all layouts share."""
+    Args:
+        levels: `head.table` on the GPU.
+        candidates: the arguments that filters of all layouts share.
+    """
     kernel.launch(
         SYMBOL,
         stream=stream,
-        levels_=table_on_gpu(head),
+        levels_=levels,
         levels=len(head.levels),
-        cells_=_cells(device.current_gpu(), head.levels),
+        cells_=keep_cached(_cells(device.current_gpu(), head.levels), stream),
         anchors=head.anchors,
         bins=head.bins,
         classes=head.classes,
@@ -146,6 +144,6 @@ def cells(levels: Sequence[tuple[int, int]]) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.concatenate(parts, 1), np.float32)
 
 
-@cache  # a captured graph may hold the address
+@lru_cache(maxsize=64)
 def _cells(gpu: int, levels: tuple[tuple[int, int], ...]) -> Any:
     return device.uploaded(cells(levels))

@@ -1,4 +1,4 @@
-"""Colour conversion, YUV to RGB and back. `reference.colour` specifies the kernels."""
+"""Colour conversion, YUV to RGB and back. `reference.yuv_to_rgb` and `reference.rgb_to_yuv` specify the kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import keep
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
@@ -19,11 +19,11 @@ from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
 OUTPUTS = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 LAYOUT_CODES = {"planar": 0, "semiplanar": 1, "packed3": 2, "packed4": 3, "gray": 4}
-"""As in `tir/colour.py`."""
+"""As in `tir_cpu.py`."""
 
 TIE = 1e-4
-"""Grey levels added before a value is rounded to uint8: float32 is up to half of that off, and exact halves, which the
-formulas do produce, go up."""
+"""Grey levels that are added before rounding to uint8, so that exact halves, which the formulas produce, go up although
+float32 is off by up to half of this."""
 
 
 def yuv_to_rgb(
@@ -40,8 +40,8 @@ def yuv_to_rgb(
     """RGB of a frame of any pixel format, at its own size. `reference.yuv_to_rgb` states formula and arguments.
 
     Several frames of one format, size, matrix and range fill a batch, (frames, height, width, 3) or
-    (frames, 3, height, width); on a GPU in one launch. Their addresses go to the GPU the first time that they are seen,
-    so call once before capturing a graph.
+    (frames, 3, height, width). On a GPU that is one launch, for which each call uploads their addresses; to capture it
+    in a CUDA graph, record it with `record_launches` first and capture the plan.
 
     Raises:
         UsageError: an argument or a plane cannot be used; the message says which and why.
@@ -63,7 +63,7 @@ def yuv_to_rgb(
     target = Image.of("out", out, layout)
     wanted = (len(frames), *((1, 3) if layout == "HWC" else (3, 1)), height, width)
     if (target.images, target.planes, target.channels, target.height, target.width) != wanted:
-        raise UsageError(f"out has shape {tuple(out.shape)}; {len(frames)} of {width}x{height} need another")
+        raise UsageError(f"out has shape {tuple(out.shape)}, which does not fit {len(frames)} of {width}x{height}")
     if target.dtype not in OUTPUTS:
         raise UsageError(f"out is {out.dtype}", remedy="pass uint8, float32 or float16")
     for plane in (plane for f in frames for plane in f.planes):
@@ -129,10 +129,10 @@ def _yuv_to_rgb_cuda(
         raise UsageError("the planes of the frames differ in pitch")
     table: Any = 0
     if len(frames) > 1:
-        rows = tuple(
+        rows = [
             (*addresses, written + number * target.image_pitch * size) for number, (addresses, _) in enumerate(lists)
-        )
-        table = calls.keep(_table(device.current_gpu(), rows))
+        ]
+        table = keep(device.upload(np.array(rows, np.int64), None))
     (address0, address1, address2), (pitch0, pitch1, pitch2) = lists[0]
     shift_x, shift_y = (step.bit_length() - 1 for step in frames[0].format.subsample)
     pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
@@ -176,14 +176,6 @@ def _yuv_to_rgb_cuda(
         low=numbers[12],
         high=numbers[15],
     )
-
-
-@lru_cache(maxsize=1024)
-def _table(gpu: int, rows: tuple[tuple[int, ...], ...]) -> Any:
-    """Addresses of frames on the device. Kept, since a captured graph may read them again."""
-    from framefuse.cuda import device
-
-    return device.uploaded(np.array(rows, np.int64))
 
 
 def rgb_to_yuv(
@@ -298,7 +290,7 @@ def _yuv_coefficients(matrix: Matrix, full_range: bool, channel_order: str) -> N
 
 @lru_cache(maxsize=8)
 def _row_weights(sub_y: int) -> NDArray[np.float32]:
-    """Weight of the neighbouring chroma row, for each row that a sample covers."""
+    """Weight of the neighbouring chroma row, for each luma row that a sample covers."""
     return np.abs((2 * np.arange(sub_y) + 1 - sub_y) / (2 * sub_y)).astype(np.float32)
 
 

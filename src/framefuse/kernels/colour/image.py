@@ -1,4 +1,4 @@
-"""Where the pixels of an array lie: what the kernels need to know of an image, whatever library it comes from."""
+"""Shape and strides of images for the kernels, from arrays of any library."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
 
 class Image(NamedTuple):
-    """Where the pixels of an image (or a batch of them) lie; pitches in elements."""
+    """Shape and pitches of an image or a batch of images; pitches in elements."""
 
     dtype: np.dtype[Any]
     images: int
     planes: int
-    """1 when the channels of a pixel are adjacent, else the number of channels."""
+    """1 if the channels of a pixel are adjacent, else the number of channels."""
     channels: int
     """Adjacent channels of a pixel."""
     height: int
@@ -31,7 +31,7 @@ class Image(NamedTuple):
         """Read shape and strides of an array (of any library whose strides are in bytes).
 
         Raises:
-            UsageError: it has no such shape, or the samples of a row are not adjacent.
+            UsageError: the shape is not that of an image, or the samples of a row are not adjacent.
         """
         if layout not in ("HWC", "CHW"):
             raise UsageError(f"layout {layout!r} is not 'HWC' or 'CHW'")
@@ -73,12 +73,12 @@ class Image(NamedTuple):
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether an array lies on a GPU, as far as its library says so."""
+    """Whether an array lies on a GPU, according to its library."""
     return hasattr(array, "__cuda_array_interface__") or bool(getattr(array, "is_cuda", False))
 
 
 def check_target(image: Any, out: Any) -> None:
-    """Raise UsageError unless `out` can be written without changing `image` on the way."""
+    """Raise UsageError unless `out` is writable, on the same device as `image`, and does not overlap it."""
     if on_gpu(image) != on_gpu(out):
         raise UsageError("image and out must both lie on the host, or both on the same GPU")
     if on_gpu(image):
@@ -90,7 +90,7 @@ def check_target(image: Any, out: Any) -> None:
 
 
 def new(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised array where `like` lies."""
+    """An uninitialised array on the device of `like`."""
     if not on_gpu(like):
         return np.empty(shape, dtype)
     from framefuse.cuda import device

@@ -1,4 +1,4 @@
-"""Channel-wise normalisation and layout change. `reference.colour` specifies the kernels."""
+"""Channel-wise normalisation and layout change. `reference.normalize` and `reference.change_layout` specify them."""
 
 from __future__ import annotations
 
@@ -146,5 +146,5 @@ def _rearrange(
 
 
 def _channel_pitch(image: Image) -> int:
-    """Elements from a channel to the next; 0 says that they are interleaved. A single channel counts as a plane."""
+    """Elements from a channel to the next; 0 if they are interleaved. A single channel counts as a plane."""
     return 0 if image.channels > 1 else image.plane_pitch or 1

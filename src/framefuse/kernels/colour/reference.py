@@ -15,7 +15,7 @@ Chroma = Literal["nearest", "linear"]
 Array = NDArray[np.float64]
 
 TIE = 1e-9
-"""Added before rounding, so that what is a half in exact arithmetic goes up, whatever float64 made of it."""
+"""Added before rounding, so that exact halves go up in spite of the rounding of float64."""
 
 LUMA_WEIGHTS = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
 """K_R and K_B of ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance)."""
@@ -125,7 +125,7 @@ def normalize(
     out_layout: ImageLayout | None = None,
     rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
-    """out[c, y, x] = (image[c, y, x] - mean[c]) / std[c], with a change of layout on the way if one is asked for.
+    """out[c, y, x] = (image[c, y, x] - mean[c]) / std[c], in another layout if `out_layout` differs.
 
     Args:
         image: (height, width, C) or (C, height, width) by `layout`; uint8, float32 or float16, with C = 1, 3 or 4.
@@ -154,7 +154,7 @@ def change_layout(
 ) -> NDArray[Any]:
     """out[c, y, x] = image[y, x, c] for `layout` "HWC", out[y, x, c] = image[c, y, x] for "CHW"; always a copy.
 
-    Where a strided view will do, np.moveaxis(image, -1, -3) costs nothing.
+    If a strided view is enough, np.moveaxis(image, -1, -3) costs nothing.
 
     Args:
         image: (height, width, C) or (C, height, width) by `layout`; uint8, float32 or float16, with C = 1, 3 or 4.

@@ -1,11 +1,12 @@
-"""yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for the CPU, a row at a time.
+"""yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for the CPU, row by row.
 
-yuv_to_rgb: what chroma adds to red, green and blue is worked out once for each chroma sample and spread over the pixels
-that it covers, in a scratch that stays in the first cache; then one loop adds luma, clips and stores. Packed formats go
-straight through the matrix. rgb_to_yuv: pixels of one or two rows become floats, then luma, then the mean for chroma.
+yuv_to_rgb: the contribution of chroma to red, green and blue is computed once for each chroma sample and spread over
+the pixels that it covers, in a scratch that stays in the first-level cache; then one loop adds luma, clips and stores.
+Packed formats go straight through the matrix. rgb_to_yuv: pixels of one or two rows become floats, then luma, then the
+mean for chroma.
 
-Types of samples make the variants, since they change the instructions of the loops; pixel format, layout and chroma
-siting are looked at once a row.
+There is a variant for each sample type, since it changes the instructions of the loops; pixel format, layout and chroma
+siting are tested once per row.
 """
 
 from tvm import tirx
@@ -14,7 +15,7 @@ from tvm.script import tirx as T
 from ..tir.base import OUTPUTS, SAMPLES, colour, lerp, stored
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
-"""Codes of frame.PixelFormat.layout, packed ones by their channels."""
+"""Codes of frame.PixelFormat.layout, packed layouts by their channels."""
 IMAGES = {"u8": "uint8", "f32": "float32", "f16": "float16"}
 
 
@@ -30,7 +31,7 @@ def rgb_variant(sample, output):
         return stored(colour(coefficients, c, [sample_at(plane, at + k) for k in range(3)]), output)
 
     def shaded(gain, low, high, luma, added):
-        """An output channel of luma and what chroma adds to it."""
+        """An output channel from luma and the contribution of chroma."""
         return stored(tirx.min(tirx.max(gain * luma + added, low), high), output)
 
     @T.inline
@@ -47,7 +48,7 @@ def rgb_variant(sample, output):
         edged[count + 1] = edged[count]
 
     def across(edged, i, phase, stretch):
-        """Chroma at pixel `phase` of the `stretch` pixels of sample i (at i + 1), sited in their centre."""
+        """Chroma at pixel `phase` of the `stretch` pixels of sample i (at i + 1), which is sited in their centre."""
         offset = 2 * phase + 1 - stretch
         neighbour = tirx.Select(offset < 0, edged[i], edged[i + 2])
         return lerp(edged[i + 1], neighbour, tirx.abs(offset).astype("float32") * T.float32(0.5 / stretch))
@@ -69,7 +70,7 @@ def rgb_variant(sample, output):
 
     @T.inline
     def tint(tints, coefficients, pair, width, stretch):
-        """tints = what chroma adds to luma; each sample of the pair serves `stretch` pixels."""
+        """tints = the contribution of chroma; each sample of the pair covers `stretch` pixels."""
         for c in T.unroll(3):
             for i in T.serial((width + stretch - 1) // stretch):
                 for phase in T.unroll(stretch):
@@ -133,7 +134,7 @@ def rgb_variant(sample, output):
             beside: T.let = T.Select(2 * phase + 1 < sub_y, near - 1, near + 1)
             far: T.let = T.min(T.max(beside, 0), (height + sub_y - 1) // sub_y - 1)
             to: T.let = y * row_pitch
-            # A chroma row that is only repeated serves all the luma rows that it covers.
+            # With nearest chroma, one chroma row serves all the luma rows that it covers.
             if T.And(layout <= SEMIPLANAR, T.Or(linear != 0, T.Or(y == first, phase == 0))):
                 columns: T.let = (width + sub_x - 1) // sub_x
                 down: T.let = weights[phase]
@@ -167,7 +168,7 @@ def rgb_variant(sample, output):
             elif layout == PACKED4:
                 paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
             else:
-                # Bound outside of the loops: the compiler cannot know that no output overlaps the table.
+                # Read outside the loops: the compiler cannot know that no output overlaps the table.
                 gain0: T.let = coefficients[0]
                 gain1: T.let = coefficients[3]
                 gain2: T.let = coefficients[6]
@@ -246,7 +247,7 @@ def yuv_variant(source):
         plane2 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address2), align=1)
         for block in T.serial(first // subsample, (last + subsample - 1) // subsample):
             for j in T.serial(subsample):
-                # Below an odd last row it is taken twice; to the right of an odd last column `unpack` does the same.
+                # An odd last row is used twice; `unpack` does the same with an odd last column.
                 y: T.let = T.min(block * subsample + j, height - 1)
                 at: T.let = y * image_pitch
                 if step == 3:
@@ -317,7 +318,7 @@ def image_variant(source, target, scaled):
         for y in T.serial(first, last):
             at: T.let = y * image_pitch
             to: T.let = y * out_pitch
-            # A pitch of 0 between channels says that they are interleaved.
+            # A channel pitch of 0 means that channels are interleaved.
             if T.And(image_channel == 0, out_channel == 0):
                 for i in T.serial(width * channels):
                     out[to + i] = value(image, at + i, gains, biases, i)

@@ -1,10 +1,9 @@
 """yuv_to_rgb, rgb_to_yuv, normalize and change_layout in TVM TensorIR for CUDA.
 
-yuv_to_rgb: a thread makes PIXELS neighbouring pixels of a row, so that a warp writes whole lines of float32 planes.
-Where the host finds that four luma samples and their two chroma pairs are whole words (`paired`), they come in one
-load each;
-blockIdx.z is the frame, whose addresses come from a table on the device when there are several. rgb_to_yuv: a thread
-takes 2x2 pixels. The others: a thread takes a pixel.
+yuv_to_rgb: a thread computes PIXELS neighbouring pixels of a row, so that a warp writes whole cache lines of float32
+planes. If four luma samples and their two chroma pairs are whole words (`paired`), each takes one load. blockIdx.z is
+the frame; the addresses of several frames come from a table on the device. rgb_to_yuv: a thread computes 2x2 pixels.
+The others: a thread computes a pixel.
 """
 
 from tvm import tirx
@@ -13,7 +12,7 @@ from tvm.script import tirx as T
 from ..tir.base import OUTPUTS, SAMPLES, lerp, stored
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
-"""As in `colour.py`."""
+"""As in `tir_cpu.py`."""
 IMAGES = {"u8": "uint8", "f32": "float32", "f16": "float16"}
 
 PIXELS = 4
@@ -21,7 +20,7 @@ COLUMNS, ROWS = 32, 4
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
 LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
+"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 
 
 def wide(value):
@@ -44,7 +43,7 @@ def rgb_variant(sample, output):
 
     @T.inline
     def neighbour(near, far, weight, slot, position, shift, count):
-        """near[slot], far[slot] = the two samples about a pixel; weight[slot] = of the far one."""
+        """near[slot], far[slot] = the two samples around a pixel; weight[slot] = the weight of the far one."""
         stretch = 1 << shift
         offset = 2 * (position - (position >> shift << shift)) + 1 - stretch
         near[slot] = position >> shift
@@ -65,12 +64,12 @@ def rgb_variant(sample, output):
 
     @T.inline
     def words_of(words, first, count, address):
-        """words[first ...] = as many samples from an address, two or four in each word."""
+        """words[first ...] = samples from an address, two or four in each word."""
         for w in T.unroll(count * size // 4):
             words[first + w] = T.call_extern("uint32", "load_pair_u16", address + T.int64(4 * w))
 
     def sample_of(words, first, k):
-        """Sample k of those in words."""
+        """Sample k in words."""
         part = words[first + k * size // 4] >> T.Cast("uint32", k * size % 4 * 8)
         return tirx.bitwise_and(part, T.uint32(255 if size == 1 else 65535)).astype("float32")
 
@@ -162,7 +161,7 @@ def rgb_variant(sample, output):
                                         else:
                                             comps[3 * p] = sample_at(plane0, pitch0, y, column)
                                             if layout != GRAY:
-                                                # Of semiplanar frames, V lies between the samples of U.
+                                                # In semiplanar frames U and V are interleaved.
                                                 planar = layout == PLANAR
                                                 other = T.Select(planar, plane2, plane1 + T.int64(size))
                                                 pitch = T.Select(planar, pitch2, pitch1)
@@ -275,7 +274,7 @@ def yuv_variant(source):
                                 sums[c] = T.float32(0)
                             for j in T.unroll(2):
                                 for i in T.unroll(2):
-                                    # At an odd edge the last pixel is taken twice, and written twice with one value.
+                                    # At an odd edge the last pixel is read twice, and written twice with one value.
                                     x = T.min(left + i, width - 1)
                                     y = T.min(top + j, height - 1)
                                     for c in T.unroll(3):

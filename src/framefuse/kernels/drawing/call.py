@@ -1,4 +1,4 @@
-"""Masks and boxes drawn straight into the planes of an image, on the host or on the GPU where they lie."""
+"""Masks and boxes drawn into the planes of an image, on the host or on the GPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def overlay(
 
     Args:
         planes: of yuv420p, nv12 or nv21; writable, samples of a row adjacent, any row pitch.
-        labels: (h, w) uint8, where the planes are.
+        labels: (h, w) uint8, on the device of the planes.
         inks: (256, 3) uint8 Y, U, V of each label, on the host.
-        opacity: (256,) uint8 of each label, 0 (unseen) to 255, on the host; that of "no object" is 0.
-        rows: only these rows of chroma and the luma that they cover, so that threads can share an image on the host.
+        opacity: (256,) uint8 of each label, 0 (transparent) to 255, on the host; 0 for "no object".
+        rows: draw only these rows of chroma and the luma that they cover, so that threads can share an image on the
+            host.
         stream: pointer of a CUDA stream; None: CuPy's current one.
 
     Raises:
@@ -66,14 +67,14 @@ def draw_boxes(
     count: Any | None = None,
     stream: int | None = None,
 ) -> None:
-    """Frames just inside each box, in place, the first box on top; `kernels.reference.draw_boxes` is the formula.
+    """Outlines just inside each box, in place, the first box on top; `kernels.reference.draw_boxes` is the formula.
 
     Args:
         planes: planar or semiplanar YUV of any subsampling and depth; on a GPU yuv420p, nv12 or nv21. Writable, samples
             of a row adjacent, any row pitch.
-        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; what lies outside the image is not drawn. Multiples of the
-            subsampling give frames whose colour is clean.
-        inks: (n, 3) Y, U, V of each box, of the planes' dtype, and as they hold them (P010: in the upper bits).
+        boxes: (n, 4) x1 y1 x2 y2 in whole pixels, int32; parts outside the image are not drawn. Multiples of the
+            subsampling give outlines without colour fringes.
+        inks: (n, 3) Y, U, V of each box, in the planes' dtype and encoding (P010: in the upper bits).
         line_width: pixels, 1..65535.
         count: on a GPU: (1,) int32, how many of the boxes are valid; None: all.
         stream: pointer of a CUDA stream; None: CuPy's current one.
@@ -92,11 +93,11 @@ def draw_boxes(
     _check("inks", inks, (len(boxes), 3), format.dtype)
     if len(boxes):
         height, width = planes[0].shape
-        # Far outside is as good as just outside, and cannot overflow.
+        # Boxes far outside are moved closer, so that nothing overflows.
         near = boxes.clip(-(2**20), 2**20)
         addresses, pitches = _places(components)[:3], [plane.strides[0] // plane.itemsize for plane in components]
         if any(plane.strides[0] % plane.itemsize for plane in components):
-            raise UsageError("the planes have rows that begin within a sample")
+            raise UsageError("the pitch of a plane is not a multiple of its sample size")
         _function(f"draw_boxes_{'u8' if format.bits == 8 else 'u16'}")(
             *addresses, *pitches, step, *format.subsample, height, width, line_width, near, np.ascontiguousarray(inks)
         )

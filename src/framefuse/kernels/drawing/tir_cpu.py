@@ -1,7 +1,7 @@
-"""Overlay of label maps (4:2:0) and frames of boxes (any YUV) straight into Y, U and V planes, as CPU loop nests.
+"""Overlay of label maps (4:2:0) and outlines of boxes (any YUV) in Y, U and V planes, for the CPU.
 
-`reference/masks.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 where they are
-interleaved (nv12), so one nest serves both. Addresses are of the first sample of each component, pitches in bytes.
+`masks/reference.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 for interleaved ones
+(nv12), so that one kernel serves both. Addresses are those of the first sample of each component; pitches are in bytes.
 """
 
 from tvm.script import tirx as T
@@ -42,7 +42,7 @@ def draw_overlay(
         for part in T.serial((width + 63) // 64):
             start: T.let = part * 64
             count: T.let = T.min(64, width - start)
-            # Most of an image is unlabelled: look at 64 pixels of both rows at once.
+            # Most of an image is unlabelled: test 64 pixels of both rows at once.
             seen[0] = T.Cast("int32", inks[0, 3] != 0)
             for x in T.serial(count):
                 seen[0] = seen[0] | T.Cast(
@@ -62,7 +62,7 @@ def draw_overlay(
                         sums[0] = sums[0] + opacity
                         sums[1] = sums[1] + opacity * inks[label, 1]
                         sums[2] = sums[2] + opacity * inks[label, 2]
-                        # An odd edge repeats its pixel; it is painted once.
+                        # An odd edge repeats its pixel, which is drawn once.
                         if T.And(y == top + corner // 2, x == 2 * cell_x + corner % 2):
                             at: T.let = y * y_pitch + x
                             luma[at] = T.Cast(
@@ -77,8 +77,8 @@ def draw_overlay(
 
 
 def boxes_variant(sample):
-    """The PrimFunc `draw_boxes_<sample>`: frames of `line` pixels inside boxes (n, 4) int32 with inks (n, 3), the first
-    on top; of any chroma subsampling. Pitches are in samples."""
+    """The PrimFunc `draw_boxes_<sample>`: outlines of `line` pixels inside boxes (n, 4) int32 with inks (n, 3), the
+    first box on top, for any chroma subsampling. Pitches are in samples."""
     dtype = SAMPLES[sample]
 
     @T.prim_func(s_tir=True)
@@ -116,7 +116,7 @@ def boxes_variant(sample):
             for row in T.serial(T.max(T.min(boxes[i, 3], height) - T.max(boxes[i, 1], 0), 0)):
                 y: T.let = T.max(boxes[i, 1], 0) + row
                 edge: T.let = T.Or(y < boxes[i, 1] + line, y >= boxes[i, 3] - line)
-                # Either one span over the whole row, or two.
+                # One span over the whole row, or two.
                 left_end: T.let = T.if_then_else(edge, right, T.min(x1 + line, right))
                 right_start: T.let = T.if_then_else(edge, right, T.max(x2 - line, left))
                 for x in T.serial(T.max(left_end - left, 0)):

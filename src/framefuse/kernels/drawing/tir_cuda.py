@@ -1,12 +1,9 @@
-"""Overlay of label maps and frames of boxes in Y, U and V planes for CUDA.
-
-The arithmetic is that of `drawing.py`.
-"""
+"""Overlay of label maps and outlines of boxes in Y, U and V planes for CUDA, with the arithmetic of `tir_cpu.py`."""
 
 from tvm.script import tirx as T
 
 LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
+"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 COLUMNS, ROWS = 32, 8
 
 

@@ -1,23 +1,23 @@
-"""Bytes of pixels as words: what the warps for CUDA share where a sample is a byte."""
+"""Arithmetic on pixels of bytes in words, which the CUDA warps share."""
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 ROUND = 1 << 15
-"""Half of a byte's lowest bit, among the bits of a float that holds it times 2^16."""
+"""Half of a byte's unit in the bits of a float whose bits are that byte times 2^16."""
 
 
 def fixed(words, first, k):
     """Byte k of the eight in two words, as the float whose bits are byte * 2^16.
 
-    Floats with bits below 2^24 are evenly spaced: sums and `lerp` of these are arithmetic with 16 fractional bits, as
-    exact as that with 255.0, and neither the way there nor the one back is a conversion.
+    Floats with bits below 2^24 are evenly spaced: sums and `lerp` of them are arithmetic with 16 fractional bits, as
+    exact as with 255.0, and no conversion is needed in either direction.
     """
     return T.call_extern("float32", "byte_times_2_16", words[first + k // 4], k % 4)
 
 
 def rounded(value):
-    """The byte that such a float is nearest to, halves up."""
+    """The byte nearest to such a float, halves up."""
     return ((tirx.reinterpret("uint32", value) + T.uint32(ROUND)) >> T.uint32(16)).astype("uint8")
 
 

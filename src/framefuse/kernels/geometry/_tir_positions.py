@@ -1,4 +1,4 @@
-"""Where a warp reads: whole pixels and weights of destination pixels, for the CPU and CUDA nests.
+"""Source positions of a warp as whole pixels and weights, for the CPU and CUDA kernels.
 
     affine        position = (M[0] x + M[1] y + M[2]) / 2^32, in exact 64-bit integers
     perspective   position = (u / w, v / w) in float64; (0, 0) where w is 0
@@ -29,13 +29,13 @@ def weight_of_fixed(position):
 
 
 def clamped(position):
-    """A float64 position within the limits. Comparing with NaN is false, which gives the lower one."""
+    """A float64 position within the limits. Comparisons with NaN are false, which gives the lower limit."""
     lowest, highest = tirx.const(-LIMIT, "float64"), tirx.const(LIMIT, "float64")
     return tirx.min(tirx.Select(position > lowest, position, lowest), highest)
 
 
 def reciprocal(w):
     """1 / w, or 0 for 0."""
-    # A Select would say so, but the let-binding of one of floats breaks TVM's integer-set analysis.
+    # Not a Select: let-binding one of floats breaks TVM's integer-set analysis.
     zero = (w == tirx.const(0.0, "float64")).astype("float64")
     return (tirx.const(1.0, "float64") - zero) / (w + zero)

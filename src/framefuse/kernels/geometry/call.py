@@ -1,4 +1,4 @@
-"""Warps, remaps by table, flips and stereo splits. `reference.geometry` specifies the kernels."""
+"""Warps, remaps by table, flips and stereo splits. Functions of `reference` specify the warps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from framefuse.cuda import launch_plan as calls
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
@@ -22,7 +21,6 @@ DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 UNUSED_TABLE = np.zeros(1, np.float32)
 
 
-@calls.cached
 def warp_affine(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -36,7 +34,7 @@ def warp_affine(
     layout: ImageLayout = "HWC",
     rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
-    """out[y, x] = image at A @ (x, y, 1). `reference.warp_affine` says what the arguments mean and how exact it is.
+    """out[y, x] = image at A @ (x, y, 1). `reference.warp_affine` states the arguments and the accuracy.
 
     Raises:
         UsageError: an argument cannot be used; the message says which and why.
@@ -53,7 +51,6 @@ def warp_affine(
     return warped
 
 
-@calls.cached
 def warp_perspective(
     image: NDArray[Any],
     matrix: ArrayLike,
@@ -120,11 +117,11 @@ def flip(
     vertical: bool = False,
     layout: ImageLayout = "HWC",
 ) -> NDArray[Any]:
-    """The image mirrored left-right (`horizontal`) and/or upside down (`vertical`).
+    """The image mirrored left to right (`horizontal`), upside down (`vertical`), or both.
 
-    Without `out` it is a view (negative strides, no copy: numpy and CuPy; PyTorch has no such views). With `out` the
-    view is copied there. `warp_affine` and `preprocess` read vertical flips in place; for horizontal ones put the flip
-    into the matrix.
+    Without `out` the result is a view with negative strides (numpy and CuPy; PyTorch has none). With `out` the view is
+    copied there. `warp_affine` and `preprocess` read vertically flipped views in place; put a horizontal flip into the
+    matrix.
     """
     mirrored, kept = slice(None, None, -1), slice(None)
     window = (mirrored if vertical else kept, mirrored if horizontal else kept)
@@ -139,11 +136,11 @@ def flip(
 def split_stereo(frame: Frame, arrangement: Literal["side-by-side", "top-bottom"]) -> tuple[Frame, Frame]:
     """Left (or top) and right (or bottom) half of a stereo frame, as shown, without a copy.
 
-    The planes of both are views into those of `frame`, which they keep alive. A lease stays with `frame`: release it
-    once both halves have been read.
+    The planes of both halves are views of those of `frame`, which they keep alive. A lease stays with `frame`: release
+    it once both halves have been read.
 
     Raises:
-        UsageError: the frame cannot be halved on a pixel, or on a chroma sample.
+        UsageError: the middle is not on a boundary of pixels and chroma samples.
     """
     if arrangement not in ("side-by-side", "top-bottom"):
         raise UsageError(f"arrangement {arrangement!r} is not 'side-by-side' or 'top-bottom'")
@@ -166,7 +163,7 @@ def split_stereo(frame: Frame, arrangement: Literal["side-by-side", "top-bottom"
             planes.append(plane[:, part] if axis else plane[part])
         return replace(frame, planes=tuple(planes), owner=frame, lease=None)
 
-    # Turned clockwise by 90 degrees, the coded top is on the right and the coded left on top; and so on.
+    # Rotated clockwise by 90 degrees, the coded top is on the right and the coded left at the top; and so on.
     swapped = frame.rotation == 180 or frame.rotation == (90 if beside else 270)
     return half(swapped), half(not swapped)
 

@@ -1,4 +1,4 @@
-"""Launches the warps on CUDA: on arrays of the GPU, on CuPy's current stream."""
+"""Launches of the warps on arrays of a GPU, on CuPy's current stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from framefuse.kernels.colour.image import Image, on_gpu
 AFFINE, PERSPECTIVE, TABLE = 0, 1, 2
 
 SIDE = 32
-"""Pixels of a block of `warp_tile` in x and in y."""
+"""Pixels of a block of `warp_tile` in x and in y, as in `tir_cuda_warp_tile.py`."""
 REACH, HEIGHT = 177, 60
-"""Bytes of a row of the source that it has room for, wherever the row begins, and rows."""
+"""Bytes of a source row, at any alignment, and source rows for which a block of `warp_tile` has room."""
 
 
 def warp(
@@ -34,14 +34,14 @@ def warp(
     maps: tuple[Any, Any],
     map_pitches: tuple[int, int],
 ) -> None:
-    """Start one launch for all images. `value` is the border's, one for each channel and plane.
+    """One launch for all images. `value` is the border's, one for each channel and plane.
 
     Raises:
-        UsageError: more than four planes have a border of their own, or a table is not on the GPU.
+        UsageError: more than four planes have different border values, or a table is not on the GPU.
         CapabilityError: no GPU, no CuPy or no NVRTC.
     """
     if len(value) > 4 and len(set(value.tolist())) > 1:
-        raise UsageError(f"value {value.tolist()}: on a GPU no more than four planes may have their own")
+        raise UsageError(f"value {value.tolist()}: on a GPU at most four planes may have different values")
     if kind == TABLE and not all(on_gpu(table) for table in maps):
         raise UsageError("map_x and map_y are not on the GPU, where the image is")
     arguments: dict[str, Any] = {
@@ -59,7 +59,7 @@ def warp(
         "replicate": int(replicate),
     }
     offsets = [0] * 6 if fixed is None else [int(number) for number in fixed]
-    if not linear and fixed is not None:  # `nearest` adds half a pixel
+    if not linear and fixed is not None:  # nearest: half a pixel is added
         offsets[2], offsets[5] = offsets[2] + (1 << 31), offsets[5] + (1 << 31)
     arguments |= {f"m{k}": number for k, number in enumerate(offsets)}
     pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
@@ -95,12 +95,12 @@ def warp(
 
 
 def _reach(offsets: list[int]) -> dict[str, int] | None:
-    """How far the positions of a block reach from that of its first pixel; None: farther than `warp_tile` can go."""
+    """How far the positions of a block reach from that of its first pixel; None: too far for `warp_tile`."""
     (left, right), (top, bottom) = (
         (sum(min(0, step) for step in steps), sum(max(0, step) for step in steps))
         for steps in ((offsets[k] * (SIDE - 1), offsets[k + 1] * (SIDE - 1)) for k in (0, 3))
     )
-    # A pixel for the parts of pixels at either end, and the neighbour; on the left, up to three more.
+    # One pixel for the fractions at both ends, the neighbour, and up to three more on the left.
     columns, rows = ((far >> 32) + 3 for far in (right - left, bottom - top))
     if (columns + 3) * 3 > REACH or rows > HEIGHT:
         return None

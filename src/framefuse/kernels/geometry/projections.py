@@ -1,4 +1,4 @@
-"""Tables for `remap`: views of panoramas and fisheye images. Made once for a view, on the host."""
+"""Tables for `remap` that view panoramas and fisheye images, computed once for a view on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def equirectangular_to_perspective(
     roll: float = 0.0,
     span: float = 360.0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """map_x and map_y for `remap`, which show a part of an equirectangular panorama as a pinhole camera would.
+    """map_x and map_y for `remap` that show part of an equirectangular panorama as a pinhole camera does.
 
     A pixel looks along d = R ((x - (w - 1) / 2) / f, (y - (h - 1) / 2) / f, 1), f = w / (2 tan(horizontal_fov / 2)),
     with x to the right, y down, z forward, and R = R_y(yaw) R_x(pitch) R_z(roll). With longitude = atan2(d_x, d_z) and
@@ -31,7 +31,7 @@ def equirectangular_to_perspective(
     At the seam of a full panorama use border="replicate": it repeats half a pixel there.
 
     Args:
-        source_size: W, H of the panorama; of one eye, when there are two.
+        source_size: W, H of the panorama, or of one eye of a stereo panorama.
         size: w, h of the view.
         horizontal_fov: degrees across the view, less than 180.
         yaw, pitch, roll: degrees to the right, up, and clockwise.
@@ -51,7 +51,7 @@ PROJECTIONS: dict[str, Callable[[Any], Any]] = {
     "stereographic": lambda theta: np.tan(theta / 2),
     "orthographic": np.sin,
 }
-"""Radius of a fisheye image, but for a factor, by the angle from the axis of the lens."""
+"""Radius in a fisheye image, up to a factor, as a function of the angle from the optical axis."""
 
 
 def fisheye_to_perspective(
@@ -67,7 +67,7 @@ def fisheye_to_perspective(
     pitch: float = 0.0,
     roll: float = 0.0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """map_x and map_y for `remap`, which show a part of a circular fisheye image as a pinhole camera would.
+    """map_x and map_y for `remap` that show part of a circular fisheye image as a pinhole camera does.
 
     With d as in `equirectangular_to_perspective` and theta = atan2(hypot(d_x, d_y), d_z), the angle from the axis,
         (map_x, map_y) = centre + radius p(theta) / p(fov / 2) (d_x, d_y) / hypot(d_x, d_y),
@@ -98,7 +98,7 @@ def fisheye_to_perspective(
 def _rays(
     size: tuple[int, int], horizontal_fov: float, yaw: float, pitch: float, roll: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Where each pixel of a pinhole camera looks: right, down, forward."""
+    """Direction of each pixel of a pinhole camera: right, down, forward."""
     width, height = size
     if not 0 < horizontal_fov < 180 or min(size) < 1:
         raise UsageError(f"horizontal_fov {horizontal_fov} or size {size} is not 0..180 degrees, or empty")

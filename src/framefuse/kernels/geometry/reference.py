@@ -1,4 +1,4 @@
-"""Warps and table remaps in plain numpy float64: their specification. Pixel centres are at integers, as in OpenCV."""
+"""Specification of warps and table remaps in plain numpy float64. Pixel centres are at integers, as in OpenCV."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """warp_affine, warp_perspective and remap in TVM TensorIR for the CPU.
 
-A row at a time: the positions of its pixels go to a scratch (vectorised; `_positions.py` says how they are computed),
-then pixels are taken one by one into a float row, then that is rounded and stored (vectorised). Planes of a planar
-image share the positions. Pixels inside take the short way: four vectors of channels, three lerps. The vectors
-of three channels read a fourth element, so the last column counts as border.
+Row by row: the positions of the pixels go to a scratch (vectorised; see `_tir_positions.py`), then pixels are sampled
+one by one into a float row, which is then rounded and stored (vectorised). Planes of a planar image share the
+positions. Pixels inside the source take a fast path: four vectors of channels, three lerps. Vectors of three channels
+read a fourth element, so the last column counts as border.
 
-Source type and channels make the variants; the kind of warp, interpolation and border are arguments that are looked at
-once a row or once a pixel.
+There is a variant for each source type and number of channels; the kind of warp, interpolation and border are arguments
+that are tested once per row or pixel.
 """
 
 from tvm.script import tirx as T
@@ -42,7 +42,7 @@ def variant(sample, channels):
 
     @T.inline
     def split(whole, weight, position, half, width):
-        """Whole pixels and weights of float positions; `half` is the half pixel that `nearest` wants."""
+        """Whole pixels and weights of float positions; `half` is the half pixel that `nearest` adds."""
         for axis in T.unroll(2):
             for x in T.serial(width):
                 whole[axis, x] = T.Cast("int32", T.floor(clamped(position[axis, x]) + half))
@@ -51,8 +51,8 @@ def variant(sample, channels):
                     "float32", clamped(position[axis, x]) + half - T.floor(clamped(position[axis, x]) + half)
                 )
 
-    # Every stage goes through memory: the let-binding of a float that comes from a cast integer breaks TVM's
-    # integer-set analysis, and a scalar buffer would call TVM's allocator, which is not there at run time.
+    # Every stage goes through memory: let-binding a float that was cast from an integer breaks TVM's integer-set
+    # analysis, and a scalar buffer would call TVM's allocator, which does not exist at run time.
     @T.inline
     def locate_perspective(position, h, y, width):
         for x in T.serial(width):
@@ -72,7 +72,7 @@ def variant(sample, channels):
             position[1, x] = map_y[at_y + x].astype("float64")
 
     def tap(source, base, pitch, x, y, height, width, c, replicate, outside):
-        """A sample next to the border; the index is clamped in any case, so that reading is safe."""
+        """A sample next to the border; the index is always clamped, so that reading is safe."""
         column = T.min(T.max(x, 0), width - 1)
         row = T.min(T.max(y, 0), height - 1)
         taken = sample_at(source, base + row * pitch + column * channels + c)
@@ -80,7 +80,7 @@ def variant(sample, channels):
 
     @T.inline
     def mark(whole, pitch, height, width, count):
-        """whole[2] = where the pixel lies whose neighbours are all inside, -1 where one of them is not."""
+        """whole[2] = element of the pixel if all its neighbours are inside, else -1."""
         for x in T.serial(count):
             column: T.let = whole[0, x]
             row: T.let = whole[1, x]
@@ -100,7 +100,7 @@ def variant(sample, channels):
             down: T.let = weight[1, x]
             if whole[2, x] >= 0:
                 at: T.let = base + whole[2, x]
-                # A pixel and the one to its right lie side by side, so that both are blended with those below at once.
+                # A pixel and its right neighbour are adjacent, so both are blended with those below at once.
                 for lane in T.vectorized(2 * lanes):
                     pair[lane] = lerp(sample_at(source, at + lane), sample_at(source, at + pitch + lane), down)
                 for lane in T.vectorized(lanes):
@@ -126,7 +126,7 @@ def variant(sample, channels):
 
     @T.inline
     def pick(source, plane, base, pitch, target, at, whole, value, height, width, replicate, count):
-        """target = the nearest pixels, which need no float row."""
+        """target = the nearest pixels, without a float row."""
         for x in T.serial(count):
             column: T.let = whole[0, x]
             row: T.let = whole[1, x]

@@ -1,14 +1,14 @@
 """warp_affine, warp_perspective and remap in TVM TensorIR for CUDA.
 
-A thread makes PIXELS neighbouring pixels of a row of one image, blockIdx.z, and all its planes. Positions are those
-of `_positions.py`; along a row the fixed-point ones are summed, which is exact. A tile is nearly square, so that the
-source of a turned image stays in the first cache. Where all its pixels lie within the source, a thread issues all
-loads first; three or four bytes of a pixel and those of its neighbour come as aligned words that are shifted together.
-Threads next to the border take their pixels one after the other, which keeps the registers few for all.
+A thread computes PIXELS neighbouring pixels of a row of one image, blockIdx.z, in all its planes. Positions are those
+of `_tir_positions.py`; along a row the fixed-point ones are summed, which is exact. A tile is nearly square, so that
+the source of a rotated image stays in the first-level cache. If all its pixels lie within the source, a thread issues
+all loads first; the three or four bytes of a pixel and those of its neighbour are loaded as aligned words and shifted
+into place. Threads next to the border compute their pixels one after the other, which keeps registers few.
 
-Of three bytes, neighbouring lanes make neighbouring pixels, and a thread's own lie COLUMNS apart: so a warp reads few
-lines of the source at a time. Four lanes put their 12 bytes together into three words. Most turns of such images are
-made by `warp_tile_cuda.py`, which is faster.
+For pixels of three bytes, neighbouring lanes compute neighbouring pixels and those of a thread lie COLUMNS apart, so
+that a warp reads few source lines at a time; four lanes combine their 12 bytes into three words. Most rotations of such
+images use `tir_cuda_warp_tile.py`, which is faster.
 """
 
 from tvm import tirx
@@ -27,9 +27,9 @@ COLUMNS, ROWS = 16, 8
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
 RESIDENT = 12
-"""Blocks that a multiprocessor is to hold at once."""
+"""Minimum number of resident blocks per multiprocessor, which bounds registers."""
 LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
+"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 
 
 def variant(sample, channels):
@@ -56,7 +56,7 @@ def variant(sample, channels):
 
     @T.inline
     def fetch(words, k, address):
-        """words[k ... k + 2] = the aligned words about an address."""
+        """words[k ... k + 2] = the aligned words around an address."""
         base = tirx.bitwise_and(address, T.int64(-4))
         for w in T.unroll(3):
             words[k + w] = word(base + T.int64(4 * w))
@@ -66,7 +66,7 @@ def variant(sample, channels):
 
     @T.inline
     def inner_words(results, at, words, source, pitch, whole, weight, linear):
-        """Pixels away from the border. All loads come first, so that they are under way together."""
+        """Pixels away from the border. All loads come first, so that they overlap."""
         for p in T.unroll(PIXELS):
             at[p] = source + (wide(whole[2 * p + 1]) * wide(pitch) + wide(whole[2 * p] * channels))
         if linear != 0:
@@ -112,7 +112,7 @@ def variant(sample, channels):
 
     @T.inline
     def put_packed(out, words, pixels, target, pitch, x, y, columns, rows, lane, vectors):
-        """Write the pixels. Every lane of a warp comes here, also those beyond the image."""
+        """Write the pixels. Every lane of a warp takes part, including those beyond the image."""
         for p in T.unroll(PIXELS):
             word: T.let = joined(pixels[p], lane)
             column: T.let = x + p * COLUMNS
@@ -143,9 +143,9 @@ def variant(sample, channels):
 
     @T.inline
     def edge(values, taken, source, pitch, x, y, right, down, height, width, linear, replicate, value):
-        """The channels of a pixel at a position that may be next to the border or beyond.
+        """The channels of a pixel at a position that may be next to or beyond the border.
 
-        The nearest samples within are read in any case, so that no load waits for a comparison or another load.
+        The nearest samples inside are always read, so that no load waits for a comparison or another load.
         """
         if T.And(replicate == 0, T.Or(T.Or(x < -1, x >= width), T.Or(y < -1, y >= height))):
             for c in T.unroll(channels):
@@ -155,7 +155,7 @@ def variant(sample, channels):
                 column = T.min(T.max(x + k % 2, 0), width - 1)
                 row = T.min(T.max(y + k // 2, 0), height - 1)
                 at = source + (wide(row) * wide(pitch) + wide(column * channels)) * size
-                # Negative where the border's value counts.
+                # Negative where the border's value applies.
                 inner = T.Cast("int32", T.Or(replicate != 0, T.And(x + k % 2 == column, y + k // 2 == row))) - 1
                 for c in T.unroll(channels):
                     taken[4 * c + k] = load(at + c * size)

@@ -1,10 +1,10 @@
-"""warp_affine, bilinear, of three bytes a pixel on CUDA, by way of shared memory.
+"""Bilinear warp_affine of pixels of three bytes on CUDA, through shared memory.
 
-A block makes a square of SIDE pixels. It first copies the rectangle of the source that holds all it reads to shared
-memory, in vectors of 16 bytes, or where that reaches beyond the image pixel by pixel with the border's; then every
-thread blends its pixels from there. The rows of a warp's two lines of 16 pixels lie 16 banks apart (PITCH), so that for
-a small turn, either way, hardly two lanes meet in a bank. Positions, weights and rounding are those of
-`geometry_cuda.py`, which is for images whose rectangles do not fit, or whose rows are not aligned.
+A block computes a square of SIDE pixels. It first copies the source rectangle that it reads to shared memory, in
+vectors of 16 bytes or, beyond the image, pixel by pixel with the border's value; then every thread blends its pixels
+from there. The two lines of 16 pixels of a warp lie 16 banks apart (PITCH), so that small rotations cause few bank
+conflicts. Positions, weights and rounding are those of `tir_cuda.py`, which takes images whose rectangles do not fit or
+whose rows are not aligned.
 """
 
 from tvm.script import tirx as T
@@ -15,15 +15,15 @@ from ._tir_positions import weight_of_fixed, whole_of_fixed
 
 SIDE = 32
 COLUMNS, ROWS = 16, 4
-"""Threads of a block in x and in y; a thread's pixels lie as far apart."""
+"""Threads of a block in x and in y, which is also the distance between the pixels of a thread."""
 PITCH, HEIGHT = 192, 60
-"""Bytes of a row in shared memory, and rows, as in `kernels/geometry_cuda.py`."""
+"""Bytes of a row in shared memory, and rows; `cuda.py` knows both limits."""
 GROUPS = PITCH // 12
-"""Of four pixels, which are three words, in a row."""
+"""Groups of four pixels, which are three words, in a row."""
 AHEAD = 3
-"""Vectors that a thread reads at once."""
+"""Vectors that a thread loads at once."""
 RESIDENT = 16
-"""Blocks that a multiprocessor is to hold at once."""
+"""Minimum number of resident blocks per multiprocessor, which bounds registers."""
 
 
 @T.prim_func
@@ -70,7 +70,7 @@ def warp_tile(
     quad = T.alloc_local((4,), "uint32")
     column: T.let = thread % COLUMNS
     row: T.let = thread // COLUMNS
-    # What is the same for a block is computed apart, once for all its threads.
+    # Values that are the same for all threads of a block are computed separately, once.
     corner[0] = m0 * wide(block_x * SIDE) + m1 * wide(block_y * SIDE) + m2
     corner[1] = m3 * wide(block_x * SIDE) + m4 * wide(block_y * SIDE) + m5
     x0 = whole_of_fixed(corner[0] + left) // 4 * 4  # four pixels are whole words

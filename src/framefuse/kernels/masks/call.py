@@ -1,9 +1,9 @@
 """Operations on masks: class arg-max, smoothing, temporal average, stretching, matte and composition.
 
 numpy arrays go to the CPU, others (CuPy, torch, DLPack) to the GPU on which they lie, in order with `stream` (the
-pointer of a CUDA stream; None: CuPy's current one). There a call only launches, so with `out` it may be captured in a
-CUDA graph once it has run with the same sizes, which compiles it and uploads its tables. `kernels.reference` states the
-formulas.
+pointer of a CUDA stream; None: CuPy's current one). There a call launches one kernel, whose tables of taps or weights
+are uploaded once for each size and cached. To capture calls in a CUDA graph, record them with `record_launches` first
+and capture the plans. `kernels.reference` states the formulas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import launch_plan as calls
 from framefuse.errors import UsageError
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.masks import cuda as masks_cuda
@@ -27,7 +26,6 @@ Rows = tuple[int, int] | None
 """first, last: fill only rows first..last - 1, so that threads can share an image on the host; None: all."""
 
 
-@calls.cached
 def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None, stream: int | None = None) -> Any:
     """label[n, y, x] = the class c with the greatest scores[n, c, y, x]; the lowest c wins a tie, NaN never wins.
 
@@ -59,7 +57,6 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
     return out
 
 
-@calls.cached
 def box_blur(mask: Any, radius: int, *, out: Any | None = None, rows: Rows = None, stream: int | None = None) -> Any:
     """Mean over (2 radius + 1) x (2 radius + 1) samples, edges repeated; uint8 is exact, halves up.
 
@@ -89,7 +86,6 @@ def gaussian_weights(sigma: float, radius: int | None = None) -> NDArray[np.floa
     return weights.astype(np.float32)
 
 
-@calls.cached
 def gaussian_blur(
     mask: Any,
     sigma: float,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device, kernel
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import keep_cached
 from framefuse.errors import UsageError
 from framefuse.kernels.masks.taps import Region, taps
 
@@ -65,14 +65,18 @@ def batch(array: Any) -> Any:
     return array[None] if array.ndim == 2 else array
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _device_table(gpu: int, key: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
     return tuple(device.uploaded(part) for part in make(*key))
 
 
 def device_table(make: Any, *key: Any) -> tuple[Any, ...]:
-    """The arrays of make(*key) on the current device, kept. A captured call needs one before the capture."""
-    return calls.pin(_device_table(device.current_gpu(), key, make), None)
+    """The arrays of make(*key), which are constant, on the current device; the last 256 results are cached.
+
+    Raises:
+        UsageError: the current stream is being captured and nothing would keep them (`launch_plan.keep_cached`).
+    """
+    return keep_cached(_device_table(device.current_gpu(), key, make), None)
 
 
 def device_taps(size: tuple[int, int], content: Region, samples: tuple[int, int]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The components of a row of output from a row or more of source, for the CPU nest of preprocess: any filter, any CPU.
+"""Resizing in the CPU kernel of preprocess, for any filter and any CPU: components of an output row from source rows.
 
-A row of source is blended (vertical taps) into a float row, whose horizontal taps are gathered and summed into one
-float row a component. Where a position has one tap in both directions, samples are picked from the plane itself.
+Source rows are blended (vertical taps) into a float row, whose horizontal taps are gathered and summed into one float
+row per component. Where a position has one tap in both directions, samples are read from the plane directly.
 """
 
 from tvm import tirx
@@ -14,9 +14,9 @@ PAIR_SCALE = -1 / 32768
 
 
 def neighbours(one, other, weights, channels):
-    """Of two pixels, each given by 16 bytes from it on: weighted sum of it and the next pixel, in four channels.
+    """For two pixels, each given by the 16 bytes from it on: weighted sums of it and the next pixel in four channels.
 
-    `weights` are eight 16-bit pairs. LLVM knows the form as one instruction (pmaddwd) after a byte shuffle.
+    `weights` are eight 16-bit pairs. LLVM compiles this form to a byte shuffle and one instruction (pmaddwd).
     """
     places = [c + n * channels for c in (0, 1, 2, channels - 1) for n in (0, 1)]
     beside = tirx.Shuffle([one, other], [tirx.const(start + i, "int32") for start in (0, 16) for i in places])
@@ -116,7 +116,7 @@ def filters(layout, sample):
 
     @T.inline
     def one_by_one(plane, lanes, index, weights, begin, end, first, second, upper, lower, last):
-        """lanes = bilinear taps of packed pixels begin .. end - 1; nothing past the element `last` of a row is read."""
+        """lanes = bilinear taps of packed pixels begin .. end - 1, without reading past element `last` of a row."""
         for x in T.serial(begin, end):
             for c in T.serial(3):
                 here: T.let = index[0, x] + c
@@ -129,7 +129,7 @@ def filters(layout, sample):
     @T.inline
     def bilinear_bytes(plane, lanes, index, weights, pairs, begin, end, count, last, first, pitch, ytaps, yweights,
                        at):  # fmt: skip
-        """lanes = bilinear taps of packed bytes, two pixels at once; 16 bytes can be read from begin .. end - 1."""
+        """lanes = bilinear taps of packed bytes, two pixels at once; reads 16 bytes from each of begin .. end - 1."""
         second: T.let = first + pitch * (ytaps - 1)
         upper: T.let = yweights[at]
         lower: T.let = T.if_then_else(ytaps == 1, T.float32(0), yweights[at + ytaps - 1])

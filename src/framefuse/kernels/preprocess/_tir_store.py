@@ -1,4 +1,4 @@
-"""The last steps of the CPU nests of preprocess: colour, store, and the layout of the output."""
+"""The last steps of the CPU kernels of preprocess: colour conversion, store and output layout."""
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -6,13 +6,13 @@ from tvm.script import tirx as T
 from ..tir.base import clipped, colour
 
 STORES = {"f32": "float32", "f16": "uint16", "bf16": "uint16", "byte": "uint8"}
-"""How values are stored, in the order of the argument `store`, and as what they are written."""
+"""Kinds of stores, in the order of the argument `store`, and the types that they write."""
 
 
 def word(value, store, flip, lanes=1):
-    """Value, or so many lanes, as it is written.
+    """A value, or a vector of `lanes` values, in the type that is written.
 
-    byte: what the plan added makes truncation round; flipping bit 7 makes it signed.
+    byte: the offset that the plan adds makes truncation round; flipping bit 7 makes the byte signed.
     """
 
     def of(dtype):
@@ -20,7 +20,7 @@ def word(value, store, flip, lanes=1):
 
     if store == "f16":
         return tirx.reinterpret(of("uint16"), value.astype(of("float16")))
-    if store == "bf16":  # to nearest, halves to even
+    if store == "bf16":  # rounds to nearest, halves to even
         bits = tirx.reinterpret(of("uint32"), value)
         last = tirx.bitwise_and(bits >> tirx.const(16, "uint32"), tirx.const(1, "uint32"))
         return ((bits + last + tirx.const(0x7FFF, "uint32")) >> tirx.const(16, "uint32")).astype(of("uint16"))
@@ -30,7 +30,7 @@ def word(value, store, flip, lanes=1):
 
 
 def filler(store):
-    """A function that paints padding."""
+    """A function that writes padding."""
 
     @T.inline
     def fill(target, coefficients, flip, at, channel_pitch, count):
@@ -43,10 +43,10 @@ def filler(store):
 
 
 def painters(layout):
-    """Functions that paint a row of the image and its padding, one for each of STORES, and `copy_bytes`."""
+    """Functions that write a row of the image and its padding, one for each of STORES, and `copy_bytes`."""
 
     def painted(coefficients, channel, comps, columns, x, red):
-        """One output channel. That of a packed image is one of its own: channel `red` of it is red."""
+        """An output channel. That of a packed image is one of its own channels, of which `red` is red."""
         if layout.startswith("packed"):
             of = (red, 1, 2 - red)[channel]
             value = coefficients[9 + channel] + coefficients[3 * channel + of] * comps[of * columns + x]
@@ -77,7 +77,7 @@ def painters(layout):
 
     @T.inline
     def copy_bytes(target, picked, coefficients, flip, at, channel_pitch, left, count, width, red):
-        """A row whose bytes are stored as they are, channel `red` of a pixel first."""
+        """A row whose bytes are stored unchanged, channel `red` of a pixel first."""
         fill_byte(target, coefficients, flip, at, channel_pitch, left)
         for x in T.serial(count):
             target[at + left + x] = tirx.bitwise_xor(picked[4 * x + red], flip.astype("uint8"))
@@ -91,7 +91,7 @@ def painters(layout):
 @T.inline
 def lay_out(target, laid, channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step,
             column_step):  # fmt: skip
-    """`count` painted rows to where they belong; steps are those of the output. NHWC may have spare channels."""
+    """Move `count` rows from the scratch strip to the output, whose steps are given. NHWC may have spare channels."""
     if channel_step > 1:
         for c in T.serial(3):
             for x in T.serial(width):

@@ -1,13 +1,13 @@
-"""The nest of preprocess for CPUs that permute bytes: up to two taps in each direction, of bytes, in registers.
+"""The preprocess kernel for CPUs that permute bytes: up to two taps in each direction, on bytes, in registers.
 
-The formula, the colour and the store are those of `preprocess.py`. Some neighbouring pixels of output, a block, are
-made at once. They read from windows of each row of source: a permute picks both taps of every pixel as 16-bit words,
-one multiply-add weights them in whole parts of a unit, so exactly, and the rest happens in registers; the weights of
-rows are divided by that unit. How large blocks and windows are is a `Form`, which depends on the CPU.
+Formula, colour and store are those of `tir_cpu.py`. A block of neighbouring output pixels is computed at once from
+windows of each source row: a permute picks both taps of every pixel as 16-bit words, a multiply-add weights them with
+exact integers of 1 / unit, and the rest stays in registers; the weights of rows are divided by that unit. The sizes of
+blocks and windows are a `Form`, which depends on the CPU.
 
-Which bytes a window holds is in tables that `kernels/windows.py` makes; they do not depend on the row. The last block
-overlaps the one before it, so no row has a rest. Cache lines that the next row will read and write are asked for
-ahead: prefetchers of CPUs lose the thread where rows are skipped, and that took longer than all of the arithmetic.
+The tables of windows come from `windows.py` and do not depend on the row. The last block of a row overlaps the one
+before it, so there is no remainder. Cache lines that the next row will read and write are prefetched explicitly: with
+skipped rows the hardware prefetchers fail, which took longer than all of the arithmetic.
 """
 
 from collections.abc import Callable
@@ -23,22 +23,22 @@ from ._tir_store import STORES, filler, lay_out, word
 
 @dataclass(frozen=True)
 class Form:
-    """How a CPU does it."""
+    """Sizes and instructions of the kernel for a CPU."""
 
     name: str
-    """Its kernels are `preprocess_<name>_<layout>`."""
+    """The kernels are called `preprocess_<name>_<layout>`."""
     block: int
-    """Pixels that are made at once."""
+    """Output pixels that are computed at once."""
     halves: tuple[int, ...]
-    """Windows that a block of a packed image can have; other layouts have the first of these numbers."""
+    """Possible numbers of windows of a block of a packed image; other layouts use the first."""
     permute: Callable[..., Any]
     """(plane, first bytes of the windows, table of bytes to pick) -> both taps of each pixel as 16-bit words."""
     multiply_add: str
-    """The LLVM intrinsic that adds neighbouring products of 16-bit words."""
+    """LLVM intrinsic that adds neighbouring products of 16-bit words."""
 
 
 def prefetch(buffer, at, *, write):
-    """Asks for the cache line of an element."""
+    """Prefetch the cache line of an element."""
     constants = [tirx.const(value, "int32") for value in (int(write), 3, 1)]  # 3: near; 1: data
     return tirx.call_llvm_intrin("void", "llvm.prefetch.p0", tirx.address_of(buffer[at]), *constants)
 
@@ -54,17 +54,17 @@ def variant(form, layout):
     lanes = form.block
 
     def both_taps(plane, starts, picks, weights):
-        """Sums of both horizontal taps of a block of one component of a row, in parts of the unit."""
+        """Sums of both horizontal taps of a block of one component of a row, times the unit."""
         words = form.permute(plane, starts, picks)
         return tirx.call_llvm_pure_intrin(f"int32x{lanes}", form.multiply_add, words, weights).astype(
             f"float32x{lanes}"
         )
 
     def nest(luma_rows, halves, store):
-        """Paints the image's part of a row from `luma_rows` rows of the first plane and two of the others."""
+        """Write the image's part of a row from `luma_rows` rows of the first plane and two of the others."""
 
         def component(planes, rows, scales, firsts, picks, weights, blocks, block, k):
-            """Component k of a block; of a packed image, without the sum over its rows."""
+            """Component k of a block; of a packed image, before the sum over its rows."""
             kind = 0 if packed or k == 0 else 1
             plane = planes[k if layout == "planar" else kind]
             count = luma_rows if kind == 0 else 2
@@ -83,7 +83,7 @@ def variant(form, layout):
             return value
 
         def pixels(planes, rows, scales, firsts, picks, weights, blocks, block, coefficients, red, channel):
-            """One output channel of a block. That of a packed image is one of its own: channel `red` of it is red."""
+            """An output channel of a block. That of a packed image is one of its channels, of which `red` is red."""
             given = (planes, rows, scales, firsts, picks, weights, blocks, block)
             if not packed:
                 return colour(coefficients, channel, [component(*given, k) for k in range(3 if chroma else 1)])
@@ -137,7 +137,7 @@ def variant(form, layout):
         return paint
 
     def painter(store):
-        """Paints a whole row: `left` pixels of padding, those of the image, and padding up to `width`."""
+        """Write a whole row: `left` pixels of padding, the image, and padding up to `width`."""
         fill = filler(store)
         near, far = form.halves[0], form.halves[-1] if packed else form.halves[0]
         one_near, two_near = nest(1, near, store), nest(2, near, store)
@@ -212,7 +212,7 @@ def variant(form, layout):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{form.name}_{layout}"})
         content_rows, row_taps, firsts_size = T.int32(), T.int32(), T.int32()
         picks_size, weights_size = T.int32(), T.int32()
-        # The default alignment of 64 bytes would be assumed, not checked; numpy promises 16.
+        # TVM would assume its default alignment of 64 bytes without a check; numpy guarantees 16.
         yi = T.match_buffer(row_index, (4, content_rows), "int32", align=4)
         yw = T.match_buffer(row_weight, (row_taps,), "float32", align=4)
         coefficients = T.match_buffer(coefficient, (21,), "float32", align=4)

@@ -27,7 +27,7 @@ from framefuse.kernels.preprocess.plan import (
 
 
 class _Call(NamedTuple):
-    """All that a call hands to the compiled kernel but addresses: what frames and outputs of one kind share."""
+    """Arguments of the compiled kernel other than addresses, which frames and outputs of one kind share."""
 
     function: Callable[..., None]
     pitches: tuple[int, ...]
@@ -36,20 +36,20 @@ class _Call(NamedTuple):
     offset: int
     """Bytes from the start of `out` to the first one written."""
     strip: int
-    """Address of the scratch in which rows are painted; 0: they are painted into `out`."""
+    """Address of the scratch strip; 0 if rows are written to `out` directly."""
     keep: tuple[object, ...]
-    """Whatever the key or the call names by its address."""
+    """Objects to which the key or the call refers by address."""
 
 
 class _Calls(threading.local):
-    """Calls that a thread has made, by what decides them. Their scratch is the thread's own."""
+    """Prepared calls of a thread on the host by format, sizes and options. They share the thread's scratch."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, _Call] = {}
 
 
 _calls = _Calls()
-REMEMBERED = 64
+MAX_CALLS = 64
 
 
 def _pitches(frame: Frame) -> tuple[int, ...]:
@@ -88,11 +88,11 @@ def preprocess(
     """Resize, convert to RGB, normalise and lay out a frame as a model input, in one pass over its own planes.
 
     `kernels.reference.preprocess` is the specification: the formula, the standards and the meaning of the arguments are
-    stated there. This one agrees with it to 0.02 grey levels. The frame's planes may be read-only and have any row
+    stated there. This function agrees with it to 0.02 grey levels. The frame's planes may be read-only and have any row
     pitch; `out` may be a slot of a batch, so a batch of differently sized frames is a loop over its slots.
 
-    With `pad_value` None, the padding is left as it is: for an output that is filled again and again, in which it does
-    not change. On a GPU it is always written, so there None is refused.
+    With `pad_value` None the padding is not written, for an output that is filled repeatedly and already has it. On a
+    GPU padding is always written, so None is refused.
 
     The GIL is released while it runs, so threads may fill disjoint `rows` of one output at once:
 
@@ -101,11 +101,11 @@ def preprocess(
             for part in [pool.submit(preprocess, frame, out, rows=rows, **options) for rows in halves]:
                 part.result()
 
-    Parts of an image that is turned by 90 degrees may differ from the whole by a rounding of float32.
+    Parts of an image that is rotated by 90 degrees may differ from the whole by a rounding of float32.
 
-    Planes of CuPy arrays are preprocessed on their GPU, into a CuPy, torch or DLPack array there, in order with
-    `stream` (pointer of a CUDA stream; None: CuPy's current one). `preprocess_batch` says what holds in a captured
-    graph.
+    Planes that are CuPy arrays are preprocessed on their GPU into a CuPy, torch or DLPack array there, in order with
+    `stream` (pointer of a CUDA stream; None: CuPy's current one). A single frame may be captured in a CUDA graph, with
+    interpolation "area" or "antialias" as a plan of `record_launches`.
 
     Raises:
         UsageError: an argument or a plane cannot be used; the message says which and why.
@@ -137,7 +137,7 @@ def preprocess(
             frame, out, content, interpolation, pad_value, mean, std, channel_order, memory_format, roi, rows
         )
         call = _call(request, _pitches(frame), frame)
-        if len(_calls.known) >= REMEMBERED:
+        if len(_calls.known) >= MAX_CALLS:
             _calls.known.clear()
         _calls.known[key] = call
     addresses = [_address(plane) for plane in planes]
@@ -180,22 +180,22 @@ def preprocess_batch(
     stream: int | None = None,
     **options: Any,
 ) -> None:
-    """`preprocess` frame i into out[i], for every i; `out` may have more slots, which are left alone.
+    """`preprocess` frame i into out[i] for every i; further slots of `out` are not written.
 
     Args:
-        frames: of any sizes, all on the host or all on one GPU; there, those of one plane layout and sample type share
-            one launch.
+        frames: of any sizes, all on the host or all on one GPU, where frames of one plane layout and sample type share
+            a launch.
         out: (slots, 3, height, width), or (slots, height, width, channels) with memory_format "nhwc", whose channels on
             a GPU are 3, 4 or 8.
         contents: for each frame, as `preprocess` takes it.
         stream: pointer of a CUDA stream; None: CuPy's current one.
         options: of `preprocess`, for all frames.
 
-    In the capture of a CUDA graph, call it with the very frames and arrays with which it was called before; the graph
-    then reads those. `PreprocessTable` is for graphs that are to read others later.
+    On a GPU each call uploads a table of its frames, so it cannot be captured in a CUDA graph. For repeated calls use
+    `PreprocessTable`, whose frames may change between launches, or `record_launches`, whose plan reads the same arrays.
 
     Raises:
-        UsageError: an argument cannot be used, or a capture meets frames that were not preprocessed before.
+        UsageError: an argument cannot be used, or a stream is being captured.
         CapabilityError: there are no compiled kernels for this machine.
     """
     if len(frames) != len(contents) or len(frames) > len(out):
@@ -208,7 +208,7 @@ def preprocess_batch(
 
 
 def _picked(request: Request, columns: int) -> NDArray[Any]:
-    """Scratch for samples picked from a plane: whole pixels as they are, single samples as the kernel converts them."""
+    """Scratch for samples read from a plane: whole pixels unchanged, single samples as the kernel converts them."""
     if request.format.layout == "packed":
         return _scratch.get(f"preprocess_pixels{request.format.bits}", (4 * columns,), request.format.dtype)
     return _scratch.get("preprocess_samples", (columns,), np.int32)

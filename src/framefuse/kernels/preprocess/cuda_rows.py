@@ -1,7 +1,8 @@
-"""A frame's row in the table of `preprocess_cuda.py`: where its planes and its slot are, the positions, the colours."""
+"""The table row of a frame for `tir_cuda.py`: addresses of its planes and its slot, positions, colour matrix."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -38,8 +39,8 @@ class Output(NamedTuple):
             strides, size = tuple(stride // out.itemsize for stride in out.strides), out.itemsize
         shape = tuple(out.shape)
         if len(shape) == axes == 3:
-            shape, strides = (1, *shape), (int(np.prod(shape)), *strides)
-        dense = all(shape[i] == 1 or strides[i] == np.prod(shape[i + 1 :]) for i in range(1, len(shape)))
+            shape, strides = (1, *shape), (math.prod(shape), *strides)
+        dense = all(shape[i] == 1 or strides[i] == math.prod(shape[i + 1 :]) for i in range(1, len(shape)))
         if len(shape) != 4 or not dense or strides[0] < 0:
             raise UsageError(
                 f"out has shape {shape} and strides {strides} in elements",
@@ -53,14 +54,14 @@ class Output(NamedTuple):
 
 
 class _Geometry(NamedTuple):
-    """A row without addresses, and what it needs to stay alive."""
+    """A row without the addresses of planes and output, and the filter tables whose addresses it holds."""
 
     row: NDArray[np.uint8]
     tables: tuple[Any, ...]
 
 
 def row_of(frame: Frame, out: Output, slot: int, options: dict[str, Any]) -> tuple[NDArray[np.uint8], tuple[Any, ...]]:
-    """The row of a frame, and what must stay alive as long as it is used."""
+    """The row of a frame, and the filter tables that must live as long as it is used."""
     if not 0 <= slot < out.shape[0]:
         raise UsageError(f"slot {slot} is not one of the {out.shape[0]} of out")
     request = Request.of(frame, SimpleNamespace(shape=out.shape[1:], dtype=out.dtype), **options)  # type: ignore[arg-type]
@@ -111,7 +112,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> _Geometry
     x, y, roi_width, roi_height = request.roi
     left, top, content_width, content_height = request.content
     first, last = request.rows
-    # Where each axis of the output takes the image from: first output position, positions, region, coded axis.
+    # For each axis of the output: first position, positions, region of the image, coded axis, extent of the output.
     walks = {
         "along": (left, content_width, (x, roi_width), 1 if turned else 0, request.size[0]),
         "across": (top - first, content_height, (y, roi_height), 0 if turned else 1, last - first),
@@ -119,7 +120,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> _Geometry
     for axis, (start, count, (region, length), coded, extent) in walks.items():
         begin, end = max(0, start), min(extent, start + count)
         if end <= begin:
-            continue  # begin and end stay 0: nothing but padding
+            continue  # begin and end stay 0: only padding
         integers[WORD[f"{axis}_begin"]], integers[WORD[f"{axis}_end"]] = begin, end
         backwards = request.rotation in ((180, 270), (90, 180))[coded]
         if backwards:
@@ -165,7 +166,7 @@ def _geometry(request: Request, pitches: tuple[int, ...], gpu: int) -> _Geometry
 
 
 def _beside(format: PixelFormat, kind: int) -> int:
-    """Samples from one of a component to the next: the others of the pixel lie between them."""
+    """Samples from one sample of a component to the next, in interleaved planes more than 1."""
     if format.layout == "packed":
         return len(format.channels)
     return 2 if format.layout == "semiplanar" and kind == 1 else 1
@@ -183,12 +184,7 @@ def _filter(
     end: int,
     gpu: int,
 ) -> Any:
-    """Table of an axis on the device: for each position first sample, taps, weights, all of 4 bytes."""
-    if device.capturing(None):
-        raise UsageError(
-            f"preprocess is captured with {interpolation} taps that it has not seen before",
-            remedy="call it once before the capture",
-        )
+    """Filter table of an axis on the device; a row per position: first sample, taps, weights, 4 bytes each."""
     taps = axis_taps(region, length, count, subsample, interpolation)
     taps = (taps[::-1] if backwards else taps)[begin:end]
     table = np.column_stack([taps.first, taps.count, np.ascontiguousarray(taps.weight).view(np.int32)])

@@ -1,4 +1,4 @@
-"""Separable filters of `preprocess`: taps of an axis in exact integers, and the tables of them for its kernels."""
+"""Separable filters of `preprocess`: taps of an axis in exact integers, and their tables for the kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Interpolation = Literal["nearest", "linear", "area", "antialias"]
 
 @dataclass(frozen=True)
 class Taps:
-    """Filter of one axis: value of output i = sum over t < count[i] of weight[i, t] * source[first[i] + t].
+    """Filter of one axis: output[i] = sum over t < count[i] of weight[i, t] * source[first[i] + t].
 
-    Weights past the count are 0; those of an output add up to 1.
+    Weights past the count are 0; the weights of an output sum to 1.
     """
 
     first: NDArray[np.int32]
@@ -30,11 +30,11 @@ class Taps:
 
 @lru_cache(maxsize=256)
 def axis_taps(start: int, length: int, target: int, subsample: int, interpolation: Interpolation) -> Taps:
-    """Taps that resize the pixels start .. start + length - 1 to `target` ones.
+    """Taps that resize the pixels start .. start + length - 1 to `target` pixels.
 
-    The plane has one sample for every `subsample` pixels; only those that cover the pixels are used.
-    `reference.preprocess` defines the interpolations and where chroma sits. Here, all is counted in units of
-    1 / (2 subsample target) sample, so that positions and overlaps are exact integers at any size.
+    The plane has one sample for every `subsample` pixels; only samples that cover the pixels are used.
+    `reference.preprocess` defines the interpolations and the chroma siting. Positions and overlaps are in units of
+    1 / (2 subsample target) sample, so they are exact integers at any size.
     """
     unit = 2 * subsample * target
     lowest, highest = start // subsample, -(-(start + length) // subsample) - 1
@@ -62,7 +62,7 @@ def axis_taps(start: int, length: int, target: int, subsample: int, interpolatio
 
 
 def upper(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of up to two taps the kernel wants the weight of the second alone."""
+    """The weights that the kernel reads: of up to two taps, only that of the second."""
     return weights[:, 1:] if weights.shape[1] == 2 else weights if weights.shape[1] > 2 else weights * 0
 
 
@@ -75,7 +75,7 @@ def stacked(rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def column_weights(taps: Taps, stride: int, packed: int) -> NDArray[np.float32]:
-    """(columns, taps) as the kernel reads them: filters of more than two taps go by four elements of a row at once."""
+    """(columns, taps) as the kernel reads them: filters of more than two taps take four elements of a row at once."""
     weights = taps.weight
     if weights.shape[1] <= 2 or packed:
         return weights
@@ -84,9 +84,9 @@ def column_weights(taps: Taps, stride: int, packed: int) -> NDArray[np.float32]:
 
 
 def byte_pairs(taps: Taps, channels: int, width: int) -> tuple[int, int, NDArray[np.int16]]:
-    """For two taps of packed bytes: columns from whose pixel 16 bytes can be read, an even number, and their weights.
+    """For two taps of packed bytes: the range of columns from whose pixel 16 bytes can be read, and their weights.
 
-    Four pairs of weights a column, of its pixel and the next, times -32768.
+    The number of columns is even. A column has four pairs of weights, of its pixel and the next, times -32768.
     """
     if taps.weight.shape[1] > 2:
         return 0, 0, np.zeros(1, np.int16)

@@ -1,6 +1,6 @@
-"""What a preprocess kernel is told besides pixels: taps in exact integers, colour as one matrix, the way it walks.
+"""Arguments of a preprocess kernel other than addresses: taps, the colour matrix, and the order of the output.
 
-A Plan depends on sizes and options only, never on pixels or addresses, so a video computes it once.
+A Plan depends on sizes and options only, so it is computed once for a video.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Region = tuple[int, int, int, int]
 Triple = tuple[float, float, float]
 
 STRIP = 16
-"""Rows that are turned together when the rotation is by 90 degrees: a cache line of float32."""
+"""Rows that are rotated together for a rotation by 90 degrees: a cache line of float32."""
 
 OUTPUTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16", "uint8": "u8", "int8": "i8"}
 """Names of the output dtypes and how kernels abbreviate them. uint16 holds the bits of a bfloat16."""
@@ -44,13 +44,13 @@ LEVELS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}
 """Smallest and largest value of the integer outputs."""
 
 STORES = {"f32": (0, 0), "f16": (1, 0), "bf16": (2, 0), "u8": (3, 0), "i8": (3, 128)}
-"""`store` and `flip` of `tir/preprocess.py`."""
+"""Arguments `store` and `flip` of `tir_cpu.py`."""
 
 FORMS = {"x86-64-v3": SHORT, "x86-64-v4": WIDE}
-"""The nest for bytes with up to two taps, by level."""
+"""Form of the kernels for bytes with up to two taps, by instruction-set level."""
 
 MAX_ELEMENTS = 2**31 - 1
-"""Elements of an output or of a plane, its pitch included: the kernels count in 32 bits."""
+"""Elements of an output or of a plane with its padding, at most: the kernels count in 32 bits."""
 
 LUMA_WEIGHTS: dict[str, tuple[float, float]] = {
     "bt601": (0.299, 0.114),
@@ -61,7 +61,7 @@ LUMA_WEIGHTS: dict[str, tuple[float, float]] = {
 
 
 class Request(NamedTuple):
-    """The arguments of `preprocess` that decide a Plan; all of them hashable."""
+    """The arguments of `preprocess` that determine a Plan; all are hashable."""
 
     format: PixelFormat
     coded: tuple[int, int]
@@ -220,7 +220,7 @@ def coefficients(request: Request) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of a kernel of `tir/preprocess.py`, in its order, between the addresses and the scratch."""
+    """Arguments of a kernel of `tir_cpu*.py` in its order, between the addresses and the scratch."""
 
     name: str
     """Name of the compiled variant."""
@@ -230,32 +230,32 @@ class Plan:
     """The arguments from `store` to the first table."""
     tables: tuple[NDArray[Any], ...]
     strip_elements: int
-    """Output elements of scratch from which rows are laid out; 0 where they are painted into the output."""
+    """Output elements of the scratch strip; 0 if rows are written to the output directly."""
     scratch: tuple[int, int] | None
-    """Floats of a blended row of one plane, with those that are read with weight 0, and content columns, at least 1.
-    None: the kernel needs neither."""
+    """Floats of a blended row of one plane, including those that are read with weight 0, and content columns, at least
+    1. None: the kernel needs no scratch."""
 
 
 @lru_cache(maxsize=64)
 def plan(request: Request) -> Plan:
     """The Plan of a request.
 
-    The kernel walks the output in the coded orientation. Rotation is therefore a matter of which output axis is walked
-    as rows, and of reading a table of taps backwards: no pixel is moved for it.
+    The kernel walks the output in the coded orientation. Rotation only decides which output axis is walked as rows and
+    whether a table of taps is read backwards: no pixel is moved for it.
     """
     format = request.format
     (width, height), (left, top, content_width, content_height) = request.size, request.content
     first, last = request.rows
     across, down = (width, left, content_width), (last - first, top - first, content_height)
     skipped = (0, 0)
-    if request.pad_value is None:  # the image is all that is written
+    if request.pad_value is None:  # only the image is written
         skipped = _visible(*across)[0], _visible(*down)[0]
         across, down = _shown(*across), _shown(*down)
     turned = request.rotation in (90, 270)
     columns, rows = (down, across) if turned else (across, down)
     x_visible, y_visible = _visible(*columns), _visible(*rows)
     content = (_length(y_visible[1]), _length(x_visible[1]))
-    if 0 in content:  # all padding; tables keep one entry, since an array of none has no strides to check
+    if 0 in content:  # only padding; tables keep one entry, since an empty array has no strides to check
         x_visible = y_visible = (0, slice(0, 1))
         content = (0, 0)
 
@@ -263,7 +263,7 @@ def plan(request: Request) -> Plan:
     x_roi, y_roi = ((y, roi_height), (x, roi_width)) if turned else ((x, roi_width), (y, roi_height))
 
     def taps(axis: int, roi: tuple[int, int], size: int, part: slice) -> list[Taps]:
-        """Of luma and of chroma."""
+        """Taps of luma and of chroma."""
         start, length = roi
         mirrored = request.rotation in ((180, 270), (90, 180))[axis]
         if mirrored:
@@ -281,7 +281,7 @@ def plan(request: Request) -> Plan:
     output = request.output
     values = coefficients(request)
     if output in LEVELS:
-        values[9:] += 0.5 - LEVELS[output][0]  # the kernel truncates, and counts from the smallest value
+        values[9:] += 0.5 - LEVELS[output][0]  # the kernel truncates, counting from the smallest value
     tables = (
         np.stack([part for found in y_taps for part in (found.first, found.count)]),
         np.stack([widened(found.weight, max(f.weight.shape[1] for f in y_taps)) for found in y_taps]).ravel(),
@@ -289,7 +289,7 @@ def plan(request: Request) -> Plan:
     )
     strip = STRIP if turned else 1
     direct = request.memory_format == "nchw" and not turned
-    # A little longer than a row: rows at a power of two from each other would all share one cache set.
+    # Longer than a row: rows whose distance is a power of two would share a cache set.
     strip_pitch = columns[0] + STRIP
     pitches = (width * height, width, max(rows[0], 1)) if direct else (strip * strip_pitch, strip_pitch, strip)
     step = request.channels if request.memory_format == "nhwc" else 1
@@ -318,7 +318,7 @@ def plan(request: Request) -> Plan:
     x_weights = [column_weights(found, stride, packed) for found, stride in zip(x_taps, strides, strict=True)]
     x_counts = [weights.shape[1] for weights in x_weights]
     if packed == 3 and x_counts[0] == 1 and x_taps[0].first.max() == request.coded[0] - 1:
-        x_counts[0] = 2  # four channels are picked at once, and the last pixel of a plane has none after it
+        x_counts[0] = 2  # four channels are read at once, and no pixel follows the last one
     if packed and format.bits == 8:
         begin, end, pairs = byte_pairs(x_taps[0], packed, request.coded[0])
     else:
@@ -339,7 +339,7 @@ def plan(request: Request) -> Plan:
 
 
 def _plain(request: Request) -> int:
-    """Whether bytes of packed pixels are stored as they are."""
+    """Whether bytes of packed pixels are stored unchanged."""
     format = request.format
     if format.layout != "packed" or format.bits != 8 or request.output not in LEVELS:
         return 0
@@ -347,7 +347,7 @@ def _plain(request: Request) -> int:
 
 
 def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: int) -> list[Axis]:
-    """What windows are made of, where kernels use them; `size`: columns of the whole content."""
+    """The axes for `windows`, if a kernel with windows applies. `size`: columns of the whole content."""
     format = request.format
     if format.bits != 8 or request.interpolation not in ("nearest", "linear"):
         return []
@@ -362,13 +362,13 @@ def _axes(request: Request, taps: list[Taps], strides: tuple[int, int], size: in
 
 
 def _visible(extent: int, start: int, size: int) -> tuple[int, slice]:
-    """First output position of the content, and the part of the content that lies on the output."""
+    """First output position of the content, and the part of the content inside the output."""
     begin, end = max(0, start), min(extent, start + size)
     return begin, slice(begin - start, max(begin, end) - start)
 
 
 def _shown(extent: int, start: int, size: int) -> tuple[int, int, int]:
-    """The same axis, of the positions that show content alone."""
+    """The axis restricted to positions that show content."""
     begin, part = _visible(extent, start, size)
     return _length(part), start - begin, size
 

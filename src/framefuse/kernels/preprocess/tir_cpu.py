@@ -3,22 +3,21 @@
     p_k     = separable filter of component k        (1 tap: nearest; 2: linear; more: area, antialias)
     out_c   = min(max(M[c] . p + o[c], lo[c]), hi[c])
 
-Normalisation is folded into M and o, and the clip to 0..255 into lo and hi (`plan.py` says how), so one form serves
-every pixel format, colour matrix, range and mean. Layout and sample type of the planes make the variants; all else,
-the output's type and memory format included, is an argument, looked at once a row.
+Normalisation is folded into M and o, and the clip to 0..255 into lo and hi (see `plan.py`), so one form serves every
+pixel format, colour matrix, range and mean. There is a variant for each layout and sample type of the planes; all else,
+including the output's type and memory format, is an argument that is tested once per row.
 
-Planes and output come as addresses with pitches in elements: read-only and strided memory needs no copy, and a batch
-can be a table of them. Tables and scratch come as arrays. Nothing is allocated or threaded in here.
+Planes and output are addresses with pitches in elements, so that read-only and strided memory needs no copy and a batch
+can be a table of addresses. Tables and scratch are arrays. The kernel neither allocates nor starts threads.
 
-The CPU nest works row by row: blend the source rows (vertical taps) into a float row, gather and sum the horizontal
-taps into one float row a component, then colour and store. Where a position has one tap in both directions, samples are
-picked from the plane itself; where bytes are wanted just as they were packed, they go by without colour (`plain`).
-Every loop is simple enough for LLVM to vectorise; a conditional or a second gather inside one of them would cost
-several times its price.
+It works row by row: blend the source rows (vertical taps) into a float row, gather and sum the horizontal taps into one
+float row per component, then convert and store. Where a position has one tap in both directions, samples are read from
+the plane directly; packed bytes that are wanted unchanged skip the colour conversion (`plain`). Every loop is simple
+enough for LLVM to vectorise; a conditional or a second gather inside one of them would make it several times slower.
 
-Rows are painted as three planes. Where the output is not that (rows of a frame turned by 90 degrees go down its
-columns; NHWC has channels side by side), they are painted into `target`, a scratch of `strip` rows, and laid out from
-there, so that whole cache lines are written. Otherwise `target` is the output itself.
+Rows are written as three planes. If the output has another layout (NHWC, or columns for a rotation by 90 degrees), they
+are written to `target`, a scratch strip of `strip` rows, and moved from there to `laid`, so that whole cache lines are
+written. Otherwise `target` is the output itself.
 """
 
 from tvm.script import tirx as T
@@ -88,7 +87,7 @@ def variant(layout, sample):
         index_columns, weight_columns, content_rows, row_taps = T.int32(), T.int32(), T.int32(), T.int32()
         row_size, lane_size, columns3, picked_size = T.int32(), T.int32(), T.int32(), T.int32()
         pair_size = T.int32()
-        # The default alignment of 64 bytes would be assumed, not checked; numpy promises 16.
+        # TVM would assume its default alignment of 64 bytes without a check; numpy guarantees 16.
         xi = T.match_buffer(column_index, (2, index_columns), "int32", align=4)
         xw = T.match_buffer(column_weight, (2, weight_columns), "float32", align=4)
         pairs = T.match_buffer(column_pairs, (pair_size,), "int16", align=2)

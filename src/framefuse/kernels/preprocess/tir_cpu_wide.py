@@ -1,7 +1,7 @@
-"""preprocess for CPUs that permute 128 bytes at once (AVX-512 VBMI): `_preprocess_window.py` has the nest.
+"""preprocess for CPUs that permute 128 bytes at once (AVX-512 VBMI), with the loops of `_tir_window.py`.
 
-A block is 16 pixels, a window 128 bytes. Where the pixels of a block of a packed image are too far apart for one
-window, each half of the block has its own.
+A block has 16 pixels, a window 128 bytes. If the pixels of a block of a packed image are too far apart for one window,
+each half of the block has its own.
 """
 
 from tvm import tirx
@@ -9,7 +9,7 @@ from tvm import tirx
 from ._tir_window import Form, load, variant
 
 LEVEL = "x86-64-v4"
-"""The one level that these kernels are built for."""
+"""The only level for which these kernels are built."""
 
 LAYOUTS = ("planar", "semiplanar", "packed3", "packed4", "gray")
 

@@ -1,13 +1,13 @@
 """preprocess in TVM TensorIR for CUDA: a batch of frames of any sizes in one launch.
 
-The formula and the colour are those of `preprocess.py`. A thread makes a few neighbouring pixels of a row, so that a
-warp writes whole lines; blockIdx.z is the frame, whose facts are a row of a table on the device
-(`_frame_row.py`), so a captured launch can be given other frames by writing the table alone.
+Formula and colour are those of `tir_cpu.py`. A thread computes a few neighbouring pixels of a row, so that a warp
+writes whole cache lines. blockIdx.z is the frame, which a row of a table on the device describes (`frame_row.py`):
+writing the table gives a captured launch other frames.
 
-Taps of `nearest` and `linear` are computed here, in exact integers: a float guess of the quotient is off by one at
-most, and the remainder corrects it; the other pixels of the thread follow by adding. Filters of more taps come as
-tables. Both clamp to the samples that exist, so what a thread computes outside the image is harmless, and it is
-replaced by padding.
+Taps of `nearest` and `linear` are computed here in exact integers: a float estimate of the quotient is off by at most
+one, and the remainder corrects it; the other pixels of the thread follow by addition. Filters of more taps come as
+tables. Both clamp to the samples that exist, so what a thread computes outside the image is harmless; padding replaces
+it.
 """
 
 from tvm import tirx
@@ -18,20 +18,21 @@ from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, l
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
 MEMORIES = {"nchw": 3, "nhwc3": 3, "nhwc4": 4, "nhwc8": 8}
-"""Memory formats of the output, and their channels; those after the third are 0."""
+"""Memory formats of the output and their channels; those after the third are 0."""
 
 BLOCKS = {4: (32, 4), 8: (16, 8)}
-"""Threads of a block in x and in y, where each makes so many pixels."""
+"""Threads of a block in x and in y, by pixels per thread."""
 
 RESIDENT = {4: 8, 8: 7}
-"""Blocks that a multiprocessor is to hold at once: what measured best between few registers and few threads."""
+"""Minimum number of resident blocks per multiprocessor, by pixels per thread: the best measured compromise between few
+registers and few threads."""
 
 LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
+"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 
 
 class _Fractions:
-    """Words of a row that are fractions."""
+    """Words of a row that are floats."""
 
     def __init__(self, words):
         self.words = words
@@ -41,7 +42,7 @@ class _Fractions:
 
 
 def variant(layout, sample, memory, alone=False):
-    """The PrimFunc `preprocess_<layout>_<sample>_<memory>`, or `..._one`: for one frame, its row in the launch."""
+    """The PrimFunc `preprocess_<layout>_<sample>_<memory>`, or `..._one` for one frame whose row is a parameter."""
     many = span(layout, memory, alone)
     columns, lines = BLOCKS[many]
     across = columns * many
@@ -86,16 +87,16 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def fetch(words, first, groups, integers, row, at):
-        """Groups of four words from a row, each in one load."""
+        """Load groups of four words from a row, each at once."""
         for g in T.unroll(groups):
             for e in T.vectorized(4):
                 words[first + 4 * g + e] = integers[row, at + 4 * g + e]
 
     @T.inline
     def taps(axis, position, number, wholes, weights, first, stride):
-        """Taps of neighbouring positions, of which p is in slot first + p stride: wholes[slot] = the first sample, and
-        weights[slot] = that of the next. `axis` holds the first words of AXIS."""
-        # Plain assignment makes a variable. TVM would write a `T.let` out wherever it is used.
+        """Taps of neighbouring positions; position p is in slot first + p * stride: wholes[slot] = the first sample,
+        weights[slot] = the weight of the next. `axis` holds the first words of AXIS."""
+        # A plain assignment makes a variable; TVM would inline a `T.let` wherever it is used.
         unit = axis[2]
         numerator = axis[0] * position + axis[1]
         whole = (numerator.astype("float32") * fraction(axis[6])).astype("int32")
@@ -115,8 +116,8 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def clamp(axis, number, wholes, offsets, first, stride):
-        """offsets[2 slot] and [2 slot + 1] = bytes to both samples of a slot. Beyond the ends both are the last, and
-        their weights do not matter."""
+        """offsets[2 slot] and [2 slot + 1] = bytes to both samples of a slot. Beyond the ends both are the last sample,
+        so their weights do not matter."""
         for p in T.unroll(number):
             slot = first + p * stride
             offsets[2 * slot] = T.max(T.min(wholes[slot], axis[5]), axis[4]) * axis[3]
@@ -124,7 +125,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def one(comps, k, plane, add, ups, wys, y, lefts, wxs, x):
-        """comps[k] = both taps of both axes of a plane, `add` bytes into a pixel; y and x are slots of the taps."""
+        """comps[k] = both taps of both axes of a plane, `add` bytes into a pixel; y and x are the slots of the taps."""
         a = plane + wide(ups[2 * y]) + add
         b = plane + wide(ups[2 * y + 1]) + add
         comps[k] = lerp(
@@ -140,7 +141,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def two(comps, k, plane, ups, wys, y, lefts, wxs, x):
-        """comps[k], comps[k + 1] = the same of a plane of interleaved chroma."""
+        """comps[k], comps[k + 1] = the same for a plane of interleaved chroma."""
         words = T.alloc_buffer((4,), "uint32", scope="local")
         a = plane + wide(ups[2 * y])
         b = plane + wide(ups[2 * y + 1])
@@ -161,7 +162,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
-        """comps[k..] = the samples of a plane, weighted; `together` components lie side by side in it."""
+        """comps[k..] = the weighted samples of a plane in which `together` components are interleaved."""
         xs = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", along_table), align=4)
         xw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", along_table), align=4)
         ys = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", across_table), align=4)
@@ -185,7 +186,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def linear(comps, pick, plane0, plane1, plane2, ups, wys, lefts, wxs):
-        """All components of the pixels. No branch inside: so the loads of all of them are under way at once."""
+        """All components of the pixels, without a branch, so that all loads are issued at once."""
         for p in T.unroll(many):
             for k in T.unroll(side_by_side):
                 if pick:
@@ -200,7 +201,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def near_one(comps, k, line, below, step, add, wholes, wxs, wy, slot, pick):
-        """comps[k] = as `one`, of samples `step` bytes apart on two lines of a plane, none of them beyond its ends."""
+        """comps[k] as in `one`, for samples `step` bytes apart on two lines of a plane and inside its ends."""
         a = line + wide(wholes[slot]) * step + add
         if pick:
             comps[k] = load(a)
@@ -210,7 +211,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def near_two(comps, k, line, below, wholes, wxs, wy, slot):
-        """comps[k], comps[k + 1] = as `two`, likewise."""
+        """comps[k], comps[k + 1] as in `two`, likewise."""
         words = T.alloc_buffer((4,), "uint32", scope="local")
         a = line + wide(wholes[slot]) * T.int64(2 * size)
         b = below + wide(wholes[slot]) * T.int64(2 * size)
@@ -231,7 +232,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def plain(comps, pick, along0, plane0, plane1, plane2, ups, wys, wholes, wxs):
-        """`linear` where samples lie as pixels do, away from the ends: one address serves both taps of a line."""
+        """`linear` for unrotated images away from the ends: one address serves both taps of a line."""
         step0 = wide(along0[3]) if layout == "packed" else T.int64(size)
         line0 = plane0 + wide(ups[0])
         below0 = plane0 + wide(ups[1])
@@ -261,7 +262,7 @@ def variant(layout, sample, memory, alone=False):
         along1 = T.alloc_buffer((len(AXIS),), "int32", scope="local")
         across0 = T.alloc_buffer((8,), "int32", scope="local")
         across1 = T.alloc_buffer((8,), "int32", scope="local")
-        # All that is needed of the row but the coefficients, before any branch: so it arrives at once.
+        # Load everything in the row except the coefficients before any branch, so that it arrives at once.
         fetch(extents, 0, 1, integers, row, WORD["along_begin"])
         fetch(coefficients, 16, 2, integers, row, COEFFICIENT + 16)
         fetch(along0, 0, 3, integers, row, WORD["along_step0"])
@@ -290,7 +291,7 @@ def variant(layout, sample, memory, alone=False):
                 taps(along0, x, many, wholes, wxs, 0, 2)
                 taps(across0, y, 1, heights, wys, 0, 1)
                 clamp(across0, 1, heights, ups, 0, 1)
-                # Whether all taps exist, and lie as the pixels do.
+                # Whether all taps exist and lie in memory as the pixels do.
                 inner[0] = 0
                 if T.And(T.And(wholes[0] >= along0[4], wholes[2 * many - 2] < along0[5]), direct != 0):
                     inner[0] = 1
@@ -343,7 +344,7 @@ def variant(layout, sample, memory, alone=False):
 
     @T.inline
     def write(values, target, output, x, y, width, channel_pitch, vectors):
-        """The pixels to their place: in vectors, or one by one as far as the row goes."""
+        """Store the pixels: as vectors, or one by one up to the end of the row."""
         out = T.decl_buffer((LARGE,), OUTPUTS[output], data=T.reinterpret("handle", target), align=16)
         words = T.alloc_buffer((channels * many,), OUTPUTS[output], scope="local")
         for e in T.unroll(channels * many):
@@ -381,7 +382,7 @@ def variant(layout, sample, memory, alone=False):
             else:
                 write(values, target, "i8", x, y, width, channel_pitch, vectors)
 
-    # Parsing takes a second: only the one that is asked for.
+    # Parsing takes a second, so only the requested function is parsed.
     if alone:
 
         @T.prim_func(s_tir=True)

@@ -1,10 +1,10 @@
-"""Pieces of pixel arithmetic that every loop nest shares, on the CPU and on CUDA."""
+"""Pixel arithmetic that the kernels for the CPU and CUDA share."""
 
 from tvm import tirx
 
 SAMPLES = {"u8": "uint8", "u16": "uint16"}
 OUTPUTS = {"f32": "float32", "f16": "float16", "bf16": "uint16", "u8": "uint8", "i8": "int8"}
-"""Output types, and as what they are stored: bfloat16 as its bits."""
+"""Output types and the types in which they are stored: bfloat16 as its bits."""
 
 
 def lerp(a, b, weight):
@@ -25,8 +25,8 @@ def clipped(coefficients, channel, value):
 
 
 def stored(value, output):
-    """Value as it is written. Integers round to nearest, halves up, and must be in range; floats, halves to even."""
-    if output in ("u8", "i8"):  # truncation rounds, once nothing is negative
+    """The value in the output's type: integers round halves up and must be in range, floats round halves to even."""
+    if output in ("u8", "i8"):  # truncation rounds, since no value is negative
         lowest = {"u8": 0, "i8": -128}[output]
         level = (value + tirx.const(0.5 - lowest, "float32")).astype("int32") + lowest
         return level.astype(OUTPUTS[output])

@@ -1,8 +1,8 @@
-"""CUDA C and launch shape of kernels, as TVM generates them. Read by `kernels/build.py` alone.
+"""CUDA source and launch shape of kernels, as TVM generates them. Used by `kernels/build.py` only.
 
-TVM lists the parameters of a generated kernel in an order of its own, and computes the grid on the host from the
-arguments. Both are read off the host half of the compiled function, so nothing is guessed: each parameter is named
-after the PrimFunc's own, and each extent of the grid becomes a Python expression in those names.
+TVM orders the parameters of a generated kernel itself and computes the grid on the host from the arguments. Both are
+read from the host half of the compiled function: each parameter is named after the PrimFunc's own, and each extent of
+the grid becomes a Python expression in those names.
 """
 
 import re
@@ -11,17 +11,16 @@ import tvm
 from tvm import tirx
 from tvm.tirx.build import split_host_device_mods
 
-# The architecture only decides which instructions TVM may choose; the oldest that is supported suits all later ones.
+# The architecture decides which instructions TVM may choose; the oldest supported one suits all later ones.
 TARGET = {"kind": "cuda", "arch": "sm_72", "host": {"kind": "llvm"}}
 
 AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 
-# The end of what TVM puts before its own helpers and kernels: types, and headers that a machine without the CUDA
-# toolkit does not have. `prelude.cuh` stands in for it.
+# End of TVM's prelude of types and headers, which a machine without the CUDA toolkit lacks. `prelude.cuh` replaces it.
 TVM_PRELUDE_END = "  #define ushort unsigned short\n#endif\n"
 
-# Where a kernel begins it waits for what runs before it on its stream: `cuda.py` launches it early (see prelude.cuh).
+# A kernel begins by waiting for its predecessors on the stream, since it may be launched early (see prelude.cuh).
 BEGIN = "  FRAMEFUSE_BEGIN\n"
 
 OPERATORS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%"}
@@ -29,20 +28,20 @@ FUNCTIONS = {"Min": "min", "Max": "max"}
 
 
 def generate(symbol, function):
-    """Source and launch description of one PrimFunc with exactly one kernel in it.
+    """Source and launch description of a PrimFunc that holds exactly one kernel.
 
     Returns:
-        CUDA C without prelude, and a dict of JSON values: `entry`, the name of the kernel; `parameters`, its [name,
-        type] in order; `arguments`, names of the function's own, used or not; `grid` and `block`, each x, y, z, the
-        grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory; `options` for NVRTC;
-        `waits`, that it begins with BEGIN.
+        CUDA source without prelude, and a dict of JSON values: `entry`, the name of the kernel; `parameters`, its
+        [name, type] in order; `arguments`, the names of the PrimFunc's parameters, used or not; `grid` and `block`,
+        each x, y, z, the grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory;
+        `options` for NVRTC; `waits`, whether it begins with BEGIN.
 
-    An attribute `resident` of the function is the number of blocks that a multiprocessor is to hold at once, which
-    bounds registers. An attribute `carried` names an argument and a number of bytes: what its address would point to
-    is then itself a parameter of the kernel, the last one, of type `bytes N`.
+    The attribute `resident` of the function is the minimum number of blocks per multiprocessor, which bounds registers.
+    The attribute `carried` names an argument and a number of bytes: the memory to which that address would point is
+    then passed by value as the kernel's last parameter, of type `bytes N`.
 
     Raises:
-        ValueError: the function has more than one kernel, or needs something that cannot be described so.
+        ValueError: the function has more than one kernel, or its launch cannot be described.
     """
     scheduled = "s_tir" in function.attrs
     target = tvm.target.Target(TARGET)
@@ -56,7 +55,7 @@ def generate(symbol, function):
     code = tvm.get_global_func("target.build.cuda")(finalize()(device), device_target).inspect_source()
     _, found, body = code.partition(TVM_PRELUDE_END)
     if not found:
-        raise ValueError(f"{symbol}: the code that TVM generates begins in an unknown way")
+        raise ValueError(f"{symbol}: the code that TVM generates has an unknown prelude")
     facts = _launch(symbol, function, host, kernels[0])
     if "resident" in function.attrs:
         threads = "*".join(map(str, facts["block"]))
@@ -65,13 +64,13 @@ def generate(symbol, function):
     body, carrying = _carry(symbol, body, function.attrs, facts)
     head, found, rest = body.rpartition(f"{facts['entry']}(")
     if not found or body.count(facts["entry"]) != 2:
-        raise ValueError(f"{symbol}: TVM writes its kernel in an unknown way")
+        raise ValueError(f"{symbol}: the kernel that TVM generates has an unknown form")
     signature, _, rest = rest.partition("{\n")
     return f"{head}{found}{signature}{{\n{BEGIN}{carrying}{rest}".strip() + "\n", facts
 
 
 def _carry(symbol, body, attrs, facts):
-    """The source with what an address points to as a parameter, and the lines that make the address; none: as it is."""
+    """The source with a `carried` argument passed by value, and the lines that take its address; unchanged without."""
     if "carried" not in attrs:
         return body, ""
     name, size = str(attrs["carried"][0]), int(attrs["carried"][1])
@@ -112,7 +111,7 @@ def _launch(symbol, function, host, kernel):
             visit(statement.body)
 
     def expression(value):
-        """An integer or an address as Python text. Everything but the arguments of the launch is written out."""
+        """An integer or an address as a Python expression in the arguments of the launch."""
         kind = type(value).__name__
         if kind == "Var":
             bound = names.get(value.name)
@@ -162,7 +161,7 @@ def _operator(value):
 
 
 def _is_argument(value):
-    """Whether a value is read from the arguments of the host function: the address of a buffer, or one of its sizes."""
+    """Whether a value is an argument of the host function: the address or a size of a buffer."""
     while type(value).__name__ == "Cast":
         value = value.value
     return _operator(value) == "tirx.tvm_struct_get"

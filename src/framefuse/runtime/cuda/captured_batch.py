@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from framefuse.cuda import device
 from framefuse.cuda import driver as cuda_queue
-from framefuse.cuda import launch_plan as calls
+from framefuse.cuda.launch_plan import graph_memory
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
@@ -110,7 +110,7 @@ class CapturedBatch:
                 step()
             self._stream.synchronize()
             self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
-            with calls.owner() as self._launched_on:  # kept as long as the graphs
+            with graph_memory() as self._graph_memory:
                 if getattr(model, "capturable", True):
                     self._launches = [self._recorded(steps)]
                     marks = [partial(cuda_queue.record_in_graph, mark, stream) for mark in self._marks]

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from framefuse.cuda import device, kernel
+from framefuse.cuda import device
 from framefuse.cuda.pools import packed_allocation
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
 from framefuse.kernels.boxes.call import detections
+from framefuse.kernels.boxes.cuda import count_non_finite
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
-from framefuse.kernels.masks import cuda as masks_cuda
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
 from framefuse.prediction import Detections, Masks
@@ -135,8 +135,6 @@ class MaskOutputs:
         left, top, across, down = (side * width / wide for side in placement.content)
         self._content = left, top, across, down
         self._size = placement.source[1], placement.source[0]
-        # A captured graph reads them: they must outlive the cache that they come from.
-        self._taps = masks_cuda.device_taps(self._size, self._content, (height, width))
         self._stretched = cp.empty((1, classes, *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
         (self._labels, self._bad), self._memory = packed_allocation(shapes, lambda size: cp.zeros(size, np.uint8))
@@ -152,9 +150,7 @@ class MaskOutputs:
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
         (scores,) = outputs
         self._bad.data.memset_async(0, self._bad.nbytes, stream)
-        values = scores[0].size
-        kernel.launch("count_non_finite_f32", stream=stream.ptr, values_=scores, image_pitch=values,
-                    n=self._batch, size=values, counts_=self._bad)  # fmt: skip
+        count_non_finite(scores, self._bad, stream=stream.ptr)
         for slot in range(self._batch):
             masks.upsample(scores[slot], self._size, content=self._content, out=self._stretched[0])
             masks.argmax(self._stretched, out=self._labels[slot : slot + 1])

@@ -1,0 +1,317 @@
+"""The kernels between a network's convolutions, on float16 images in NHWC that may be slices of wider ones.
+
+A call only launches, so it may be captured in a CUDA graph; `prepare` compiles every kernel before. Addresses are those
+of device memory that the caller keeps. Channels come in groups of 8, which are 16 bytes: addresses, pitches and numbers
+of channels are multiples of a group unless a function says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from framefuse.cuda import kernel
+from framefuse.errors import UsageError
+from framefuse.kernels.boxes.head_cuda import Head
+
+REACH = 6
+"""Pixels on each side that the chained windows of one `pool` launch may see, as in `tir_cuda.py`."""
+POOLS = 3
+"""Results of one `pool` launch at most."""
+MAX_WINDOW = 2 * REACH + 1
+"""Side of a pooling window at most."""
+
+MAX_KEYS, MAX_VALUES = 64, 128
+"""Channels of a head's queries and keys, and of its values, in `attention`; both are multiples of 8."""
+
+MAX_BINS = 64
+"""Logits of a side of a box, in `decode`."""
+
+Activation = Literal["none", "silu", "relu"]
+_ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
+
+
+class Block(NamedTuple):
+    """A batch of images in device memory: element (c, y, x) of image b lies `b * image + y * row + x * column + c`
+    elements after `address`."""
+
+    address: int
+    batch: int
+    channels: int
+    height: int
+    width: int
+    image: int
+    row: int
+    column: int
+    itemsize: int = 2
+    """Bytes of an element; only `upsample` takes elements of 1 byte."""
+
+    @property
+    def pitches(self) -> tuple[int, int, int]:
+        return self.image, self.row, self.column
+
+
+def prepare() -> None:
+    """Compile and load every kernel of this module for the current device.
+
+    Raises:
+        CapabilityError: no GPU, no CuPy, no NVRTC, or the GPU is one that NVRTC does not know.
+    """
+    kernel.prepare(["network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",
+                    "network_unpack", "network_depthwise", "network_attention", "network_anchors"])  # fmt: skip
+
+
+def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *, stream: int) -> None:
+    """y[b, :, :, c] = images[b, c] for c < channels, 0 for the other channels of y.
+
+    Args:
+        images: address of dense (batch, channels, height, width), float16 or float32 as `sample` says.
+        y: dense.
+    """
+    kernel.launch(
+        f"network_pack_{sample}",
+        stream=stream,
+        x_=images,
+        y_=y.address,
+        batch=y.batch,
+        pixels=y.height * y.width,
+        channels=channels,
+        groups=y.channels // 8,
+    )
+
+
+def unpack(x: Block, output: int, *, stream: int) -> None:
+    """output[b, c] = x[b, :, :, c], dense float32 at an address. The channels of x need not be a multiple of 8."""
+    kernel.launch(
+        "network_unpack",
+        stream=stream,
+        **_strided("x", x),
+        y_=output,
+        batch=x.batch,
+        channels=x.channels,
+        height=x.height,
+        width=x.width,
+    )
+
+
+def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:
+    """y[b, i, j] = x[b, i // scale, j // scale]; scale 1 copies.
+
+    Elements of 1 byte are moved in pairs: their channels, address and pitches are multiples of 16.
+    """
+    pair = 2 // x.itemsize
+    source, target = (
+        block._replace(image=block.image // pair, row=block.row // pair, column=block.column // pair)
+        for block in (x, y)
+    )
+    kernel.launch(
+        "network_upsample",
+        stream=stream,
+        **_strided("x", source),
+        **_strided("y", target),
+        batch=y.batch,
+        height=y.height,
+        width=y.width,
+        groups=y.channels // 8 // pair,
+        scale=scale,
+    )
+
+
+def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
+    """ys[0] = the maxima of windows of x, ys[1] = those of ys[0], and so on: a spatial pyramid.
+
+    Up to POOLS results of equal pitches are made in one launch, as long as their windows reach at most REACH pixels;
+    further ones take another launch.
+
+    Args:
+        window: side of a window; the stride is 1 and the edge is padded with -inf.
+
+    Raises:
+        UsageError: `window` is even or not from 3 to MAX_WINDOW.
+    """
+    radius, rest = window // 2, list(ys)
+    if not window % 2 or not 1 <= radius <= REACH:
+        raise UsageError(f"pooling windows of {window} pixels are not odd and from 3 to {MAX_WINDOW}")
+    most = min(POOLS, REACH // radius)
+    while rest:
+        y, group = rest[0], rest[:most]
+        group = group[: next((k for k, other in enumerate(group) if other.pitches != y.pitches), most)]
+        rest = rest[len(group) :]
+        kernel.launch(
+            "network_pool",
+            stream=stream,
+            **_strided("x", x),
+            **{f"y{k}_": group[min(k, len(group) - 1)].address for k in range(POOLS)},
+            y_image=y.image,
+            y_row=y.row,
+            y_column=y.column,
+            batch=y.batch,
+            height=y.height,
+            width=y.width,
+            groups=y.channels // 8,
+            pools=len(group),
+            radius=radius,
+        )
+        x = group[-1]
+
+
+def depthwise(
+    x: Block,
+    weight: int,
+    bias: int,
+    y: Block,
+    *,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    pads: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    activation: Activation = "none",
+    residual: Block | None = None,
+    stream: int,
+) -> None:
+    """y[b, i, j, c] = f(bias[c] + sum(weight[m, n, c] x[b, si + dm - top, sj + dn - left, c])) + residual[b, i, j, c].
+
+    s, d and f are stride, dilation and activation of the axis; x is 0 outside its edges. Sums are float32.
+
+    Args:
+        weight: address of (rows, columns, channels) float16.
+        bias: address of (channels,) float16.
+        kernel_size, stride, dilation: vertical, horizontal.
+        pads: top, left; those of the other sides follow from the size of y.
+        residual: an image of the size of y.
+    """
+    beside = residual or y._replace(address=0)
+    kernel.launch(
+        "network_depthwise",
+        stream=stream,
+        **_strided("x", x),
+        weight_=weight,
+        bias_=bias,
+        **_strided("residual", beside),
+        **_strided("y", y),
+        batch=y.batch,
+        groups=y.channels // 8,
+        in_height=x.height,
+        in_width=x.width,
+        height=y.height,
+        width=y.width,
+        rows=kernel_size[0],
+        columns=kernel_size[1],
+        stride_y=stride[0],
+        stride_x=stride[1],
+        top=pads[0],
+        left=pads[1],
+        dilation_y=dilation[0],
+        dilation_x=dilation[1],
+        activation=_ACTIVATIONS[activation],
+    )
+
+
+def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: float, stream: int) -> None:
+    """y = softmax(scale q k^T) v over the pixels of an image, for each head. Every sum is float32.
+
+    Args:
+        x: the queries of all heads (keys channels each), their keys (as many), their values, in this order. The pixels
+            of an image lie `column` elements apart, across rows too.
+        y: heads * values channels, the pixels likewise.
+        keys: channels of a query and of a key, a multiple of 8, at most MAX_KEYS.
+        values: channels of a value, a multiple of 8, at most MAX_VALUES.
+    """
+    kernel.launch(
+        "network_attention",
+        stream=stream,
+        x_=x.address,
+        x_image=x.image,
+        x_column=x.column,
+        y_=y.address,
+        y_image=y.image,
+        y_column=y.column,
+        batch=y.batch,
+        heads=heads,
+        keys=keys,
+        values=values,
+        pixels=y.height * y.width,
+        scale=scale,
+    )
+
+
+def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> None:
+    """Boxes and scores of a head without anchors, as exporters of YOLOv8 write them.
+
+    A side of a box lies sum(k softmax(logits)[k]) cells from the centre of its cell; a score is sigmoid(logit).
+
+    Args:
+        head: at most MAX_BINS bins; any number of classes.
+        levels: address of `head.table`.
+        cells: address of (4, anchors) float32: centre x and y of each cell, in cells; its width and height in pixels
+            of the model.
+        output: address of (batch, 4 + classes, anchors) float32: centre x, centre y, width, height, scores.
+
+    Raises:
+        UsageError: the head has more bins.
+    """
+    if head.bins > MAX_BINS:
+        raise UsageError(f"a side of a box has {head.bins} bins, more than {MAX_BINS}")
+    kernel.launch(
+        "network_decode",
+        stream=stream,
+        levels_=levels,
+        levels=len(head.levels),
+        cells_=cells,
+        y_=output,
+        batch=head.batch,
+        anchors=head.anchors,
+        bins=head.bins,
+        classes=head.classes,
+    )
+
+
+def decode_anchors(
+    x: Block,
+    sizes: int,
+    output: int,
+    *,
+    per_cell: int,
+    fields: int,
+    first: int,
+    anchors: int,
+    stride: tuple[float, float],
+    stream: int,
+) -> None:
+    """One level of a head with anchors, as exporters of YOLOv5 write it.
+
+    With s = sigmoid(x): centre = (2 s - 0.5 + cell) * stride, size = (2 s)^2 * anchor, objectness and scores s.
+
+    Args:
+        x: per_cell * fields channels, which need not be a multiple of 8. The pixels of an image lie `column` elements
+            apart, across rows too.
+        sizes: address of (per_cell, 2) float32: width and height of each anchor in pixels of the model.
+        output: address of (batch, anchors, fields) float32, of all levels.
+        fields: 5 + classes.
+        first: index in `output` of the level's first anchor; per_cell * height * width of them follow.
+        anchors: of all levels.
+        stride: pixels of the model per cell, horizontally and vertically.
+    """
+    kernel.launch(
+        "network_anchors",
+        stream=stream,
+        x_=x.address,
+        x_image=x.image,
+        x_column=x.column,
+        table_=sizes,
+        y_=output,
+        batch=x.batch,
+        per_cell=per_cell,
+        fields=fields,
+        height=x.height,
+        width=x.width,
+        first=first,
+        anchors=anchors,
+        stride_x=stride[0],
+        stride_y=stride[1],
+    )
+
+
+def _strided(name: str, block: Block) -> dict[str, int]:
+    return {f"{name}_": block.address, f"{name}_image": block.image, f"{name}_row": block.row,
+            f"{name}_column": block.column}  # fmt: skip

@@ -339,7 +339,7 @@ def test_a_closed_pipeline_says_so() -> None:
 
 @pytest.mark.parametrize("sink", [print, CallbackSink(print), CallbackSink, lambda frame: None, 3])
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
-    with pytest.raises(UsageError, match="makes no sink"):
+    with pytest.raises(UsageError, match="does not make a sink"):
         Pipeline(pictures(1), engine=NullEngine(marked), sinks=[sink])
 
 

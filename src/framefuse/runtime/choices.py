@@ -162,8 +162,8 @@ def check_size(card: Card, height: int, width: int) -> None:
         )
 
 
-def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, list[str]]:
-    """Frames a batch, and why where nobody asked for it.
+def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, str | None]:
+    """Frames in a batch, and why if it is not the one requested.
 
     Args:
         readers: sources that are read at the same time.
@@ -177,10 +177,10 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
             remedy="export the model with a dynamic batch, or leave batch out",
         )
     if not card.dynamic_batch:
-        return card.batch, []
+        return card.batch, None
     if settings.on_gpu and readers > 1 and "batch" not in settings.model_fields_set:
-        return CUDA_BATCH, [f"batch {CUDA_BATCH}: several videos are read side by side"]
-    return settings.batch, []
+        return CUDA_BATCH, f"batch {CUDA_BATCH}: several videos are read side by side"
+    return settings.batch, None
 
 
 def check_task(card: Card, settings: Settings) -> None:

@@ -178,6 +178,7 @@ def _check_finite(counts: Any, shown: int, of_what: str) -> None:
     bad = np.flatnonzero(counts[:shown])
     if len(bad):
         raise NonFiniteError(
-            f"the model output has NaN or infinity in {counts[bad[0]]} {of_what} for frame {bad[0]} of a batch of {shown}",
-            remedy="run it with --precision fp32; if they are still there, the model file is damaged",
+            f"the model output has NaN or infinity in {counts[bad[0]]} {of_what} "
+            f"for frame {bad[0]} of a batch of {shown}",
+            remedy="use --precision fp32; if that does not help, the model file is damaged",
         )

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import PrintJson
-from framefuse.errors import SinkError, UsageError
+from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
     from framefuse.lab.bench_report import BenchReport
@@ -51,14 +50,7 @@ def engines(
         for value in values:
             if value not in known:
                 raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
-    console = stderr()
     check_out(out)
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(
         model,
@@ -68,7 +60,7 @@ def engines(
         warmups=warmups,
         runs=runs,
         seconds=seconds,
-        say=say,
+        say=progress_printer(quiet),
         **options,
     )
     if print_json:
@@ -76,10 +68,7 @@ def engines(
     else:
         _print(report)
     if out is not None:
-        try:
-            out.write_text(report.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+        write_out(out, report.to_json() + "\n")
     report.check(engine)
     return 0
 
@@ -99,6 +88,3 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and int(side) for side in sides):
         raise UsageError(f"--imgsz {text} is not a size", remedy="use one number, or height and width")
     return int(sides[0]), int(sides[-1])
-
-
-__all__ = ["app"]

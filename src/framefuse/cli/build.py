@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_out, print_table, progress_printer, stderr
 from framefuse.cli.options import PrintReport, Quiet
 from framefuse.errors import UsageError
 
@@ -87,13 +86,7 @@ def build(
     from framefuse.lab.lowering import build_model
     from framefuse.models import find_model
 
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     plan = out if engine else None
     if engine and _written_as(model, precision):
         _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
@@ -119,7 +112,7 @@ def build(
     elif not quiet:
         _print_layers(report)
     if not quiet:
-        console.print(report.summary(), markup=False)
+        stderr().print(report.summary(), markup=False)
     if engine:
         _build_plan(report.output, precision, shapes, workspace, plan, exist_ok, say, False)
     return 0
@@ -189,6 +182,3 @@ def _print_layers(report: BuildReport) -> None:
     ]
     rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
     print_table(("layer", "kind", "runs in", "noise alone", "why"), rows, dim=lambda row: row[2] == report.precision)
-
-
-__all__ = ["build"]

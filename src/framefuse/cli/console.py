@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.common.redact import redact
 from framefuse.errors import SinkError
 
@@ -49,6 +50,26 @@ def check_out(out: Path | None) -> None:
         why = error.strerror
     if why is not None:
         raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
+
+
+def write_out(out: Path, text: str) -> None:
+    """Write the file of --out; SinkError if that fails."""
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+
+
+def progress_printer(quiet: bool) -> Callable[[str], None]:
+    """A function that prints lines of progress on stderr, and stops the command if it was interrupted."""
+    console = stderr()
+
+    def say(line: str) -> None:
+        stop_if_interrupted()
+        if not quiet:
+            console.print(line, style="dim", markup=False)
+
+    return say
 
 
 def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
-from framefuse.errors import CapabilityError, QualityError, SinkError, UsageError
+from framefuse.errors import CapabilityError, QualityError, UsageError
 
 FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
 """The settings that apply here."""
@@ -54,13 +53,7 @@ def parity(
     from framefuse.lab.parity import certify
     from framefuse.lab.parity.report import LEGEND, head, verdict
 
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     named = [] if engine is None else engine.split(",")
     certificate = certify(
         model, source, engines=named or None, precisions=precision.split(","),
@@ -75,10 +68,7 @@ def parity(
         typer.echo("\n".join(certificate.summary()))
     if out is not None:
         page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
-        try:
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+        write_out(out, page)
         say(f"wrote {out}")
     if missing := _missing(certificate, named):
         raise CapabilityError(
@@ -103,6 +93,3 @@ def _missing(certificate: Any, named: Sequence[str]) -> Any:
 def _why(certificate: Any) -> str:
     lines = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
     return lines[0] if lines else str(certificate.summary()[-1]).removeprefix("NOT CERTIFIED: ")
-
-
-__all__ = ["parity"]

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import print_table, progress_printer, stderr
 from framefuse.cli.options import Quiet
 from framefuse.errors import ModelError, UsageError
 
@@ -57,13 +56,7 @@ def tune(
             remedy="run it on that machine with --target cpu",
         )
     kept = records.Records(database or records.default_folder(where), where)
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     if kept.note:
         say(kept.note)
     lowered = compiling.lower(reading.read(path, (batch, 3, height, width)), where, precision)
@@ -82,7 +75,7 @@ def tune(
         ]
         print_table(("function", "share of operations", "schedules", "best us"), rows)
         after = "all trials are done" if done.finished else "run it again to continue"
-        console.print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
+        stderr().print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
     return 0
 
 
@@ -107,6 +100,3 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
                 remedy=f"use --size {near[1]}x{near[0]}",
             )
     return width, height
-
-
-__all__ = ["tune"]

@@ -141,7 +141,7 @@ class ReportFacts:
             size = f" {source.width}x{source.height}" if source.width else ""
             drops = "".join(f", {count:,} {cause}" for cause, count in source.drops.items())
             lines.append(f"source   {source.uri}{size}{f' {source.fps:.3g} fps' if source.fps else ''}{drops}")
-        head = f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'wait in s':>11}{'blocked s':>11}"
+        head = f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'waiting s':>11}{'blocked s':>11}"
         lines += ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
         for stage in self.stages:
             cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"

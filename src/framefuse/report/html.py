@@ -314,7 +314,7 @@ def _stage_table(report: ReportFacts) -> str:
                 f"{stage.wait_out_ms / 1e3:.2f}",
             )
         )
-    head = ("stage", "thread", "frames", "CPU ms", "mean ms", "p50", "p95", "p99", "max", "wait in s", "blocked s")
+    head = ("stage", "thread", "frames", "CPU ms", "mean ms", "p50", "p95", "p99", "max", "waiting s", "blocked s")
     note = ""
     if any(stage.overlapped for stage in report.stages):
         note = (

@@ -110,7 +110,7 @@ def verdict(
             f"would reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
         )
     if explained < 0.6:
-        sentence += f" (this explains {explained:.0%} of the time; the rest is startup, waiting or other programs)"
+        sentence += f" (the stages explain {explained:.0%} of the time; the rest is startup, waiting or other programs)"
     return Verdict(sentence, best.stage if best.factor >= 1.05 else None, explained, tuple(what_ifs))
 
 

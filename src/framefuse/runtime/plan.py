@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from framefuse.config import Settings
 from framefuse.cuda import current as gpus
-from framefuse.engines import Engine, EngineOptions
+from framefuse.engines import Device, Engine, EngineOptions
 from framefuse.errors import FramefuseError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
@@ -50,23 +50,14 @@ class RunPlan:
     upload_mode: UploadMode = "copy"
 
     def for_input(self, info: SourceInfo) -> RunPlan:
-        """The plan with the size of the model input.
-
-        Raises:
-            UsageError: the model does not take the requested size.
-        """
+        """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
 
     def for_output(self, info: SourceInfo) -> RunPlan:
-        """The plan with the encoder of an annotated video, and the upload mode.
-
-        Raises:
-            UsageError, CapabilityError: the run cannot use the requested memory.
-        """
+        """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
         settings, encoder = choose_encoder(self.settings, info, self.gpu)
-        mode: UploadMode = "copy"
-        memory = None
+        mode, memory = self.upload_mode, None
         if settings.on_gpu:
             from framefuse.runtime.cuda.uploads import choose_upload_mode
 
@@ -76,8 +67,9 @@ class RunPlan:
                 f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU",
                 remedy="leave it out, or use --device cuda",
             )
-        reasons = {**self.reasons, "memory": memory, "encoder": encoder}
-        return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
+        return replace(
+            self, settings=settings, upload_mode=mode, reasons={**self.reasons, "memory": memory, "encoder": encoder}
+        )
 
     def engine_options(self) -> EngineOptions:
         """What the engine is asked for; reads the calibration frames, if there are any."""
@@ -88,14 +80,10 @@ class RunPlan:
             from framefuse.runtime.calibration import read_inputs
 
             frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES)
+        layout = card.layout if plain and card.task == "detect" else None
+        device: Device = "cuda" if settings.on_gpu else "cpu"
         return EngineOptions(
-            device="cuda" if settings.on_gpu else "cpu",
-            precision=settings.precision,
-            streams=settings.streams,
-            threads=settings.threads,
-            workspace_mb=settings.workspace_mb,
-            layout=card.layout if plain and card.task == "detect" else None,
-            calibration=frames,
+            device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
         )
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:

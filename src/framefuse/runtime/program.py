@@ -48,6 +48,11 @@ class FrameResult(NamedTuple):
 class Program(Protocol):
     """Runs batches. All calls come from one thread."""
 
+    ledger: Ledger
+    """Bytes copied between host and device so far."""
+    reasons: Sequence[str]
+    """Decisions made during the run."""
+
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
 
@@ -69,18 +74,12 @@ class Program(Protocol):
 
     def drain(self) -> Iterator[FrameResult]:
         """Finish everything in flight."""
+        while self.in_flight:
+            yield from self.finish()
 
     @property
     def largest_input(self) -> tuple[int, int]:
         """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Bytes copied between host and device so far."""
-
-    @property
-    def reasons(self) -> Sequence[str]:
-        """Decisions made during the run."""
 
     def close(self) -> None: ...
 
@@ -156,7 +155,7 @@ class InFlightBatch:
     placements: list[Placement]
 
 
-class HostProgram:
+class HostProgram(Program):
     """The `Program` of the CPU: preprocess into a request of the engine, run it, postprocess, release it.
 
     Several requests are in flight at a time, `slots` at most; 0: as many as the engine suggests.
@@ -185,9 +184,8 @@ class HostProgram:
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._used: set[tuple[int, int]] = set()
-        self.ledger = Ledger()
-        """Stays empty: nothing leaves the host."""
-        self.reasons: Sequence[str] = ()
+        self.ledger = Ledger()  # stays empty: nothing leaves the host
+        self.reasons = ()
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
@@ -263,10 +261,6 @@ class HostProgram:
             box_units=card.box_units if layout is None else "relative",
         )
         return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
-
-    def drain(self) -> Iterator[FrameResult]:
-        while self._in_flight:
-            yield from self.finish()
 
     @property
     def largest_input(self) -> tuple[int, int]:

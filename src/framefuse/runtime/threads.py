@@ -29,7 +29,7 @@ COMM_LENGTH = 15
 
 
 def name_thread(name: str) -> str | None:
-    """Name the calling thread, for profilers and for `cpu_by_thread_name`; threads that it creates inherit the name.
+    """Name the calling thread, for profilers and `HelperCpu`; threads that it creates inherit the name.
 
     Returns:
         the previous name; None, with nothing changed, where threads cannot be named (anything but Linux).
@@ -52,17 +52,6 @@ def thread_named(name: str) -> Iterator[None]:
     finally:
         if before is not None:
             name_thread(before)
-
-
-def cpu_by_thread_name() -> dict[str, float] | None:
-    """CPU seconds of all live threads, summed by name; None on systems other than Linux."""
-    tasks = _read_tasks()
-    if tasks is None:
-        return None
-    seconds: dict[str, float] = {}
-    for name, used in tasks.values():
-        seconds[name] = seconds.get(name, 0.0) + used
-    return seconds
 
 
 def _read_tasks() -> dict[int, tuple[str, float]] | None:

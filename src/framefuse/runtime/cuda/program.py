@@ -25,7 +25,7 @@ from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch, Execution
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import Batch, BatchTimer, FrameResult, Selection, WallCpuTime
+from framefuse.runtime.program import Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
@@ -59,7 +59,7 @@ class InFlightBatch:
     """None: something failed after the launch, so the batch is awaited but has no results."""
 
 
-class CudaProgram:
+class CudaProgram(Program):
     """The `Program` of CUDA devices. All calls come from one thread.
 
     Args:
@@ -159,10 +159,6 @@ class CudaProgram:
         finished = WallCpuTime.now()
         found = flight.captured.read(len(flight.batch.infos))
         yield from self._timer.finished(flight.batch, found, waiting, finished)
-
-    def drain(self) -> Iterator[FrameResult]:
-        while self._in_flight:
-            yield from self.finish()
 
     @property
     def largest_input(self) -> tuple[int, int]:

@@ -60,9 +60,7 @@ class Settings(BaseModel):
         "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
     )
     calib: str | None = Field(
-        None,
-        min_length=1,
-        description="engine cudnn: source of the frames on which it chooses the precision of each layer",
+        None, min_length=1, description="engine cudnn: source of frames for choosing the precision of each layer"
     )
     imgsz: list[PositiveInt] | None = Field(
         None,
@@ -108,9 +106,7 @@ class Settings(BaseModel):
     timeout: float = Field(
         10.0, gt=0, le=DAY, description="live sources: seconds without data before the connection counts as lost"
     )
-    reconnect: int = Field(
-        -1, ge=-1, description="live sources: failed attempts in a row before giving up; -1: never give up"
-    )
+    reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
 
     # pipeline
     queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
-from types import TracebackType
 from typing import Any
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
@@ -111,9 +110,9 @@ class Pipeline:
                 opened.callback(item.close)
             info = self.sources[0].info
             plan = plan.for_input(info)
-            self.engine = (
-                open_engine(plan.engine, self.card.path, plan.engine_options()) if isinstance(engine, str) else engine
-            )
+            if isinstance(engine, str):
+                engine = open_engine(plan.engine, self.card.path, plan.engine_options())
+            self.engine = engine
             plan = plan.for_output(info)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
             self._program = self._make_program(
@@ -169,9 +168,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
@@ -206,7 +203,7 @@ class Pipeline:
         threads = settings.decode_threads * len(sources)
         decode_clock = self._recorder.stage("decode", parallel=threads, copies=len(sources))
         next_clock = self._recorder.stage("preprocess")
-        frames = self._last = Threaded(
+        self._last = frames = Threaded(
             [gpus.on(self._gpu, decode(source), "decode") for source in sources],
             name="decode",
             cancel=self._close_sources,
@@ -223,7 +220,7 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        found = self._last = Threaded(
+        self._last = found = Threaded(
             [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
             name="program",
             cancel=frames.close,

@@ -91,7 +91,7 @@ def test_doctor_exits_with_3_when_the_core_does_not_work() -> None:
     assert done.returncode == 3
     assert re.search(r"^ABSENT +engine openvino", done.stdout, re.MULTILINE)
     assert re.search(r"^PASS +engine null", done.stdout, re.MULTILINE)
-    assert "core parts do not work on this machine: engine openvino" in done.stderr
+    assert "the core does not work here: engine openvino" in done.stderr
 
 
 def test_doctor_where_nothing_can_be_cached(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

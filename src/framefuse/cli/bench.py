@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, progress_printer, write_out
+from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import PrintJson
 from framefuse.errors import UsageError
 
@@ -43,13 +43,9 @@ def engines(
 
     engine = [name for words in engine or () for name in words.split(",")]
     precisions = precision.split(",")
-    for name, values, known in (
-        ("--device", [device], ("auto", "cpu", "cuda", "all")),
-        ("--precision", precisions, ("auto", "fp32", "bf16", "fp16", "int8")),
-    ):
-        for value in values:
-            if value not in known:
-                raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
+    check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
+    for name in precisions:
+        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
     check_out(out)
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(

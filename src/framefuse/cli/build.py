@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, progress_printer, stderr
+from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, stderr
 from framefuse.cli.options import PrintReport, Quiet
 from framefuse.errors import UsageError
 
@@ -68,16 +68,9 @@ def build(
     """Convert a model to FP16 or INT8, and write it if it stays accurate."""
     _check_engine(engine, shapes, workspace, out)
     check_out(out)
-    for name, value, known in (
-        ("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS),
-        ("--calibration", calibration, ("percentile", "entropy", "minmax")),
-    ):
-        if value not in known:
-            plan_only = name == "--precision" and value in PLAN_PRECISIONS
-            remedy = (
-                f"{value} is for plans: add --engine tensorrt" if plan_only else f"choose one of {', '.join(known)}"
-            )
-            raise UsageError(f"{name} {value} is not one of {', '.join(known)}", remedy=remedy)
+    plan_only = f"{precision} is for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
+    check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
+    check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))
     if engine:
         from framefuse.engines.tensorrt.build import bindings
 

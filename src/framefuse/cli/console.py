@@ -12,7 +12,7 @@ import typer
 
 from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.common.redact import redact
-from framefuse.errors import SinkError
+from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,13 @@ def check_out(out: Path | None) -> None:
         why = error.strerror
     if why is not None:
         raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
+
+
+def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | None = None) -> None:
+    """Raise UsageError if the value of an option is not one of `known`."""
+    if value not in known:
+        choices = ", ".join(known)
+        raise UsageError(f"{name} {value} is not one of {choices}", remedy=remedy or f"choose one of {choices}")
 
 
 def write_out(out: Path, text: str) -> None:

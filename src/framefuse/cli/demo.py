@@ -104,7 +104,6 @@ class Score:
         """[ground truth][detected]; the last row counts false positives, the last column missed objects."""
 
     def add(self, result: Result) -> None:
-        """Add one frame."""
         from framefuse.lab.evaluation.boxes import confusion
 
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))

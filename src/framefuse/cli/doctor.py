@@ -43,7 +43,5 @@ def doctor(print_json: PrintJson = False) -> int:
                 console.print(Text(f"{'':<8}{'':<29}-> {check.remedy}", style="dim"))
     broken = [check.name for check in found if check.core and check.status != "PASS"]
     if broken:
-        raise CapabilityError(
-            f"core parts do not work on this machine: {', '.join(broken)}", remedy="see the lines above"
-        )
+        raise CapabilityError(f"the core does not work here: {', '.join(broken)}", remedy="see the lines above")
     return 0

@@ -19,8 +19,6 @@ app = typer.Typer(name="kernels", help="List the compiled kernels and show their
 
 
 class Form(StrEnum):
-    """Forms of a kernel that `show` can print."""
-
     TIR = "tir"
     CUDA = "cuda"
     PTX = "ptx"
@@ -28,8 +26,6 @@ class Form(StrEnum):
 
 
 class Device(StrEnum):
-    """Device of a kernel."""
-
     CPU = "cpu"
     CUDA = "cuda"
 

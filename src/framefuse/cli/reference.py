@@ -21,7 +21,6 @@ Precedence, lowest first: default, preset, YAML file, command line. `framefuse c
 
 
 def markdown() -> str:
-    """The whole page."""
     lines = [_HEAD, "## Presets", "", "| preset | purpose |", "|---|---|"]
     for name, purpose in PRESETS.items():
         aliases = "".join(f" (or `{alias}`)" for alias, target in PRESET_ALIASES.items() if target == name)

@@ -110,7 +110,6 @@ class Bar:
         self._progress.stop()
 
     def advance(self) -> None:
-        """Count one finished frame."""
         if self._progress.disable:
             return
         task = self._progress.tasks[0]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli.console import print_table, progress_printer, stderr
+from framefuse.cli.console import check_choice, print_table, progress_printer, stderr
 from framefuse.cli.options import Quiet
 from framefuse.errors import ModelError, UsageError
 
@@ -37,8 +37,7 @@ def tune(
     from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.models import find_model
 
-    if precision not in compiling.PRECISIONS:
-        raise UsageError(f"--precision is {precision!r}", remedy=f"use one of {', '.join(compiling.PRECISIONS)}")
+    check_choice("--precision", precision, compiling.PRECISIONS)
     if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
         raise UsageError(
             f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds",
@@ -80,7 +79,6 @@ def tune(
 
 
 def _size(text: str | None, model: Path) -> tuple[int, int]:
-    """Width and height."""
     from framefuse.models.card import read_card
 
     if text is None:

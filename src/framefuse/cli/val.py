@@ -130,7 +130,6 @@ def _built(wanted: Wanted) -> str:
 
 
 def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:
-    """The row with its scores, or with the error."""
     from rich import progress
 
     from framefuse.cli.interrupts import stop_if_interrupted

@@ -50,7 +50,6 @@ class Connection:
 
 
 def main() -> int:
-    """Exit code of the process."""
     signals = iter([signal.default_int_handler])  # only the first interrupts: later ones find it completing its outputs
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: next(signals, lambda *_: None)(number, frame))
@@ -95,7 +94,6 @@ def _work(connection: Connection) -> int:
 
 
 def _follow(pipeline: Any, connection: Connection) -> None:
-    """Run the pipeline and report its frame count."""
     frames, first, sent = 0, 0.0, 0.0
     try:
         for _ in pipeline:

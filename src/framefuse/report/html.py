@@ -91,7 +91,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """A definition list of plain texts."""
     return "<dl>" + "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows) + "</dl>"
 
 

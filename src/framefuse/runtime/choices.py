@@ -122,10 +122,7 @@ def _name(runtime: Any, number: int) -> str:
 
 
 def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) -> tuple[Preprocess, str]:
-    """The card's preprocessing at the input size of this run, and why.
-
-    Args:
-        mixed: frames or images may differ in size.
+    """The card's preprocessing at the input size of this run, and why. `mixed`: frame sizes may differ.
 
     Raises:
         UsageError: the model's size is fixed, or the requested size is not a multiple of its stride.
@@ -162,10 +159,7 @@ def check_size(card: Card, height: int, width: int) -> None:
 
 
 def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, str | None]:
-    """Frames in a batch, and why if it is not the one requested.
-
-    Args:
-        readers: number of sources that are read at the same time.
+    """Frames in a batch if `readers` sources are read at once, and why if the default is not kept.
 
     Raises:
         UsageError: the model has a different fixed batch.

@@ -28,12 +28,10 @@ class Ledger:
         self._lock = threading.Lock()
 
     def add(self, stage: str, direction: Direction, kind: Kind, size: int) -> None:
-        """Record a copy of `size` bytes."""
         with self._lock:
             self._bytes[Copy(stage, direction, kind)] += size
 
     def frame(self, count: int = 1) -> None:
-        """Count `count` frames."""
         with self._lock:
             self._frames += count
 
@@ -42,7 +40,6 @@ class Ledger:
         return self._frames
 
     def totals(self) -> dict[Copy, int]:
-        """Bytes per row so far."""
         with self._lock:
             return dict(self._bytes)
 

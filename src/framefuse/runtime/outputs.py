@@ -18,16 +18,11 @@ STILLS = "images", "array"
 
 
 def writes(settings: Settings) -> bool:
-    """Whether any option writes into the run folder."""
     return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
 
 
 def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, str | None]:
-    """Settings with the encoder of the annotated video, and why; unchanged if no video is written.
-
-    Args:
-        gpu: number of the GPU of the run; None on the CPU.
-    """
+    """Settings with the encoder of the annotated video, and why; unchanged if no video is written."""
     if not settings.save or info.kind in STILLS:
         return settings, None
     from framefuse.sinks.encoders import choose_encoder
@@ -37,11 +32,7 @@ def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tup
 
 
 def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks for one source.
-
-    Raises:
-        UsageError: an entry of `factories` does not make a sink.
-    """
+    """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}

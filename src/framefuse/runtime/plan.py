@@ -1,6 +1,6 @@
-"""RunPlan: everything that a run decides by itself, each decision with its reason. Nothing is opened here.
+"""RunPlan: every automatic decision of a run, with its reason. Nothing is opened here.
 
-Each decision is made as soon as what it depends on is known, so that a wrong option fails before anything slow is done:
+Each decision is made as soon as its facts are known, so that a wrong option fails before anything slow is done:
 
     plan_run             device, engine, sources read at once, batch     from the card and the settings
     RunPlan.for_input    size of the model input                         once the source is open
@@ -67,9 +67,8 @@ class RunPlan:
                 f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU",
                 remedy="leave it out, or use --device cuda",
             )
-        return replace(
-            self, settings=settings, upload_mode=mode, reasons={**self.reasons, "memory": memory, "encoder": encoder}
-        )
+        reasons = {**self.reasons, "memory": memory, "encoder": encoder}
+        return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
 
     def engine_options(self) -> EngineOptions:
         """What the engine is asked for; reads the calibration frames, if there are any."""
@@ -93,15 +92,14 @@ class RunPlan:
 
 
 def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None) -> RunPlan:
-    """Decide what does not depend on the content of the source.
+    """Decide everything that does not depend on the content of the source.
 
     Args:
         engine: an engine that is already open, if the caller has one.
 
     Raises:
-        UsageError: the model cannot do what the settings ask for.
-        CapabilityError: this machine lacks the requested device.
-        SourceError: a folder or glob has nothing in it.
+        UsageError, CapabilityError: the model or this machine cannot do what the settings ask for.
+        SourceError: a folder or glob is empty.
     """
     unreadable = cache(partial(_unreadable, card))
     settings, device = choices.choose_device(settings, card, unreadable, engine)

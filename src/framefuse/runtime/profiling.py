@@ -34,7 +34,6 @@ class Histogram:
         self.high = 0.0
 
     def add(self, value: float, count: int = 1) -> None:
-        """Record `value` seconds, `count` times."""
         bucket = int(log(value / self._LOWEST) * self._PER_UNIT) if value > self._LOWEST else 0
         self._counts[bucket if bucket < self._BUCKETS else -1] += count
         self.count += count

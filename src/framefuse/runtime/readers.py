@@ -25,11 +25,7 @@ READERS = 8
 
 
 def share(source: Any, settings: Settings) -> Any:
-    """The source, turned into a `SharedList` if several of its videos are to be read at the same time.
-
-    Raises:
-        SourceError: a folder or glob is empty.
-    """
+    """The source, or a `SharedList` if several of its videos are to be read at once; SourceError if it is empty."""
     if isinstance(source, SharedList) or is_camera(source):
         return source
     count = settings.readers or (READERS if settings.on_gpu else 1)
@@ -51,12 +47,7 @@ def count(source: Any) -> int:
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
-    """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source.
-
-    Raises:
-        SourceError: the source cannot be read.
-        UsageError: the kind of source is unknown.
-    """
+    """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
     options = SourceOptions(
         vid_stride=settings.vid_stride,
         start=settings.start,

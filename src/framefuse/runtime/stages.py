@@ -23,8 +23,7 @@ POLL_SECONDS = 0.002
 def warm_up(source: Source, program: Program) -> Iterator[Frame]:
     """Warm the program up with the first frame, in the calling thread, and return all frames of the source.
 
-    This happens before the decoder threads start: a decoder that is set up or allocates memory during a graph capture
-    would invalidate the capture.
+    Decoder threads start afterwards: one that sets itself up or allocates during a graph capture would invalidate it.
     """
     try:
         first = list(itertools.islice(source, 1))

@@ -15,7 +15,6 @@ from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, QualityError, UsageError
 
 FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
-"""The settings that apply here."""
 PAGES = (".html", ".md", ".json")
 
 

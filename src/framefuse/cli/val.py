@@ -25,7 +25,6 @@ FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "decode_threads", "queue", "project", "name", "exist_ok"),
 )
-"""The settings that apply here."""
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)

@@ -117,9 +117,8 @@ def _unreadable(card: Card) -> str | None:
     """Why engine cudnn cannot run a model, found without a GPU; None if it can."""
     from framefuse.engines.cudnn.compiled import compile_network
 
-    spec = card.preprocess
     try:
-        compile_network(card.path, 1, spec.height, spec.width)
+        compile_network(card.path, 1, card.preprocess.height, card.preprocess.width)
     except FramefuseError as error:
         return error.message.partition(". ")[0]  # the rest lists what the engine supports
     return None

@@ -114,7 +114,7 @@ def test_a_folder_of_images_of_other_sizes_stays_in_order(tmp_path: Path) -> Non
     assert [result.frame.index for result in results] == list(range(9))
 
 
-def test_more_shapes_than_lanes() -> None:
+def test_more_shapes_than_request_pools() -> None:
     frames = images(40, *((64, 32 * number) for number in range(1, 9)))
     assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))
 
@@ -339,7 +339,7 @@ def test_a_closed_pipeline_says_so() -> None:
 
 @pytest.mark.parametrize("sink", [print, CallbackSink(print), CallbackSink, lambda frame: None, 3])
 def test_what_makes_no_sink_is_refused(sink: Any) -> None:
-    with pytest.raises(UsageError, match="makes no sink"):
+    with pytest.raises(UsageError, match="does not make a sink"):
         Pipeline(images(1), engine=NullEngine(marked), sinks=[sink])
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from framefuse.sinks.callback import CallbackSink
     from framefuse.sources import SourceOptions, open_source
 
-_HOMES = {
+_MODULES = {
     "BuiltEngine": "lab.building",
     "CallbackSink": "sinks.callback",
     "Detections": "prediction",
@@ -59,12 +59,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported on first use, so that `import framefuse` costs next to nothing."""
-    if name not in _HOMES:
+    """Import public names on first use, so that `import framefuse` is nearly free."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'framefuse' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"framefuse.{_HOMES[name]}"), name)
+    return getattr(import_module(f"framefuse.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

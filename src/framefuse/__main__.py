@@ -1,4 +1,4 @@
-"""python -m framefuse"""
+"""Entry point of `python -m framefuse`."""
 
 from framefuse.cli.entry import start
 

@@ -1,7 +1,7 @@
-"""Settings: every option of framefuse, once. The command line, the YAML file and `Pipeline(...)` all fill this model.
+"""Settings: every option of framefuse, defined once for the command line, the YAML file and `Pipeline(...)`.
 
-Precedence, lowest first: default, preset, YAML file, command line. `load_settings` applies it and remembers where each
-value came from.
+Precedence, lowest first: default, preset, YAML file, command line. `load_settings` applies it and records where each
+value comes from.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from framefuse.errors import ConfigError, UsageError
 Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
-FOLDER_NAME = "the name of a folder, no path: --project says where it lies"
+FOLDER_NAME = "a folder name, not a path; --project sets the parent folder"
 DAY = 86400
-"""Seconds that anything may wait at most."""
+"""Upper limit of all waiting times, in seconds."""
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
-"""NUL and lone surrogates, except those with which Python writes the bytes of a file name that is not UTF-8."""
+"""NUL and lone surrogates, except those by which Python represents bytes of a file name that is not UTF-8."""
 
 
 class Settings(BaseModel):
     """All options with their defaults. Names are the same in Python, in YAML and (with dashes) on the command line.
 
-    `GROUPS` names the first field of each group, in this order.
-
     Raises:
-        UsageError: an option is unknown (with the nearest name) or its value is wrong (with what it takes).
+        UsageError: an option is unknown (suggests the nearest name) or has a wrong value (says what is allowed).
     """
 
     model_config = Strict
@@ -54,87 +52,87 @@ class Settings(BaseModel):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
-        description="where everything after decoding runs; cuda:1 is the second GPU that CUDA sees",
+        description="where everything after decoding runs; cuda:1 is the second visible GPU",
         json_schema_extra={"enum": ["auto", "cpu", "cuda", "cuda:N"]},
     )
     engine: str = Field("auto", description="openvino, onnxruntime, cudnn, tensorrt, torch, tvm, null, or auto")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
-        "auto", description="number format of the model; auto: the best safe one of the machine, said in the report"
+        "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
     )
     calib: str | None = Field(
-        None, min_length=1, description="engine cudnn: frames on which it chooses the precision of each layer"
+        None, min_length=1, description="engine cudnn: source of frames for choosing the precision of each layer"
     )
     imgsz: list[PositiveInt] | None = Field(
         None,
         min_length=1,
         max_length=2,
-        description="model input: one number, or height and width; default: the card's",
+        description="model input size: one number, or height and width; default: the model's own",
     )
     rect: bool = Field(
         True,
-        description="shrink the padded axis where the model allows it (1080p at 640 runs as 640x384); "
-        "on cuda off where pictures of many sizes are read",
+        description="shrink the padded axis if the model allows it (1080p at 640 runs as 640x384); "
+        "off on cuda if frame sizes may differ",
     )
-    batch: int = Field(1, ge=1, le=64, description="frames a batch at most; on cuda 8 where several videos are read")
+    batch: int = Field(1, ge=1, le=64, description="maximum frames per batch; 8 on cuda if several videos are read")
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
-    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: as fits the cores")
-    threads: int = Field(0, ge=0, le=1024, description="engine threads in all; 0: the cores this process may use")
+    streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: chosen to fit the cores")
+    threads: int = Field(0, ge=0, le=1024, description="total engine threads; 0: the cores this process may use")
     slots: int = Field(0, ge=0, le=1024, description="requests in flight; 0: streams + 1")
     memory: Literal["auto", "copy", "mapped", "managed"] = Field(
-        "auto", description="how frames decoded on the host enter a GPU: copied, read over the bus, or page by page"
+        "auto", description="how host frames reach a GPU: copied, read over the bus, or migrated page by page"
     )
-    workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may take, MiB; 0: its default")
+    workspace_mb: int = Field(0, ge=0, le=524288, description="scratch memory the engine may use, MiB; 0: its default")
 
     # detections
-    conf: float = Field(0.25, ge=0, le=1, description="lowest confidence kept")
-    iou: float = Field(0.7, ge=0, le=1, description="overlap above which the weaker box of a class is dropped")
-    max_det: int = Field(300, ge=1, le=30000, description="detections a frame at most")
-    classes: list[ClassId] | None = Field(None, min_length=1, description="class ids kept; default: all")
-    agnostic_nms: bool = Field(False, description="suppress across classes")
+    conf: float = Field(0.25, ge=0, le=1, description="minimum confidence")
+    iou: float = Field(0.7, ge=0, le=1, description="overlap (IoU) above which NMS drops the weaker box of a class")
+    max_det: int = Field(300, ge=1, le=30000, description="maximum detections per frame")
+    classes: list[ClassId] | None = Field(None, min_length=1, description="class ids to keep; default: all")
+    agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
 
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
-    start: float | None = Field(None, ge=0, description="seconds to start at")
-    end: float | None = Field(None, gt=0, description="seconds to stop at")
+    start: float | None = Field(None, ge=0, description="start time in seconds")
+    end: float | None = Field(None, gt=0, description="end time in seconds")
     readers: int = Field(
         0,
         ge=0,
         le=64,
-        description="videos of a list, folder or glob that a process reads at once; 0: up to 8 on cuda, else 1",
+        description="videos of a list, folder or glob to read at once; 0: up to 8 on cuda, otherwise 1",
     )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
-    low_latency: bool = Field(False, description="decode without reordering delay where the codec allows")
+    low_latency: bool = Field(False, description="decode without reordering delay if the codec allows it")
     max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
     timeout: float = Field(
-        10.0, gt=0, le=DAY, description="live sources: seconds without data until the connection counts as lost"
+        10.0, gt=0, le=DAY, description="live sources: seconds without data before the connection counts as lost"
     )
-    reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: for ever")
+    reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
 
     # pipeline
-    queue: int = Field(3, ge=1, le=1024, description="frames between two stages at most")
+    queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")
 
     # output
     save: bool = Field(False, description="write the annotated video or images")
     save_txt: bool = Field(False, description="write YOLO txt labels")
     save_json: bool = Field(False, description="write COCO JSON")
-    save_jsonl: bool = Field(False, description="write one JSON line a frame")
-    save_csv: bool = Field(False, description="write one CSV row a detection")
-    project: Path = Field(Path("runs/predict"), description="folder of the runs")
+    save_jsonl: bool = Field(False, description="write one JSON line per frame")
+    save_csv: bool = Field(False, description="write one CSV row per detection")
+    project: Path = Field(Path("runs/predict"), description="parent folder of the runs")
     name: str | None = Field(
-        None, min_length=1, description="folder of this run; default: the command's, as in predict, predict2, ..."
+        None, min_length=1, description="folder of this run; default: the command's name, as in predict, predict2, ..."
     )
-    exist_ok: bool = Field(False, description="write into the folder of an earlier run, whose other files stay")
+    exist_ok: bool = Field(False, description="write into an existing run folder, keeping its other files")
     encoder: str = Field(
         "auto",
         min_length=1,
-        description="video encoder of --save (FFmpeg name); auto: the GPU's own where a run is on one, else x264",
+        description="video encoder of --save (FFmpeg name); auto: NVENC on a GPU that has it, otherwise x264",
     )
-    crf: int = Field(23, ge=0, le=51, description="quality of --save, lower is better")
+    crf: int = Field(23, ge=0, le=51, description="quality of --save; lower is better")
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
-    encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: as it likes")
+    encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: its default")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
 
-    if not TYPE_CHECKING:  # checkers and editors know the fields
+    if not TYPE_CHECKING:  # type checkers and editors see the fields instead
 
         def __init__(self, **values: Any) -> None:
             _check_names(values, "option", UsageError)
@@ -147,14 +145,14 @@ class Settings(BaseModel):
 
     @property
     def gpu(self) -> int | None:
-        """Which GPU, if it was said."""
+        """Number of the GPU, if `device` names one."""
         number = self.device.partition(":")[2]
         return int(number) if number else None
 
     @field_validator("*", mode="before")
     @classmethod
     def _possible(cls, value: Any, info: ValidationInfo) -> Any:
-        """No truth value is a number, and no text has what a file name and a message cannot have."""
+        """Reject booleans as numbers, and text that no file name or message can contain."""
         truth = isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool
         if truth or (isinstance(value, str | Path) and UNWRITABLE.search(str(value))):
             raise ValueError(takes(str(info.field_name)))
@@ -163,7 +161,7 @@ class Settings(BaseModel):
     @field_validator("imgsz", "classes", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
-        """640, "384x640", "0,2" and "0 2" are lists too."""
+        """Accept 640, "384x640", "0,2" and "0 2" as lists."""
         if isinstance(value, str):
             return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value
@@ -180,30 +178,30 @@ class Settings(BaseModel):
     def _end_after_start(cls, end: float | None, info: ValidationInfo) -> float | None:
         start = info.data.get("start")
         if end is not None and start is not None and end <= start:
-            raise ValueError(f"a number above start ({start:g})")
+            raise ValueError(f"a number greater than start ({start:g})")
         return end
 
 
 GROUPS = {"Model": "device", "Detections": "conf", "Source": "vid_stride", "Pipeline": "queue", "Output": "save"}
-"""Title of each group of settings -> its first field."""
+"""Title of each group of settings -> its first field, in the order of `Settings`."""
 
 PRESETS = {
-    "latency": "the newest frame is answered first: one request at a time, nothing queued, no decoder delay",
-    "throughput": "frames per second count, not their age: long queues, and enough requests that no core waits",
+    "latency": "minimum latency: one request at a time, nothing queued, no decoder delay",
+    "throughput": "maximum frames per second: long queues, and enough requests to keep every core busy",
 }
 PRESET_ALIASES = {"vr": "latency"}
 
 COMMAND_LINE = "command line"
 
 _ELSEWHERE = {"half": "precision: fp16", "int8": "precision: int8", "workers": "decode_threads", "verbose": "--quiet"}
-"""What an option that other tools have is called here."""
+"""Options of other tools -> their equivalent here."""
 
 
 def preset_values(name: str) -> dict[str, Any]:
-    """The settings that a preset changes, on this machine.
+    """The settings that a preset changes on this machine.
 
     Raises:
-        UsageError: no preset has this name.
+        UsageError: unknown preset.
     """
     name = PRESET_ALIASES.get(name, name)
     if name == "latency":
@@ -211,20 +209,20 @@ def preset_values(name: str) -> dict[str, Any]:
     if name == "throughput":
         cores = available_cores()
         return {"slots": min(cores, 14) + 2, "queue": 16, "decode_threads": max(2, min(cores // 2, 8))}
-    raise UsageError(f"no preset is called {name!r}", remedy=f"choose one of {', '.join((*PRESETS, *PRESET_ALIASES))}")
+    raise UsageError(f"unknown preset {name!r}", remedy=f"choose one of {', '.join((*PRESETS, *PRESET_ALIASES))}")
 
 
 @dataclass(frozen=True)
 class Effective:
-    """Settings, and where each of them came from."""
+    """Settings, and where each of them comes from."""
 
     settings: Settings
     origin: Mapping[str, str]
     """Field -> "default", "preset latency", "file run.yaml, line 3" or "command line"."""
     source: str | list[str] | None = None
-    """The source that the file names, if any."""
+    """The source named in the file, if any."""
     model: str | None = None
-    """The model that the file names, if any."""
+    """The model named in the file, if any."""
 
 
 def load_settings(
@@ -234,18 +232,18 @@ def load_settings(
     *,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Effective:
-    """Combine defaults, preset, YAML file and command line; the later wins.
+    """Combine defaults, preset, YAML file and command line; later ones win.
 
     Args:
-        config: YAML file of `field: value` lines, plus `source`, `model` and `preset`, so that one file holds a
-            whole run. Relative paths in it are relative to the working directory.
-        preset: name of a preset; wins over the one that the file names.
+        config: YAML file of `field: value` lines, plus `source`, `model` and `preset`, so that one file describes a
+            whole run. Paths in it are relative to the working directory.
+        preset: name of a preset; overrides the preset in the file.
         overrides: settings from the command line.
-        defaults: defaults of the command that differ from those of Settings.
+        defaults: defaults of the command, where they differ from those of Settings.
 
     Raises:
-        ConfigError: the file cannot be read, or it has an unknown key or a wrong value.
-        UsageError: an override is unknown or wrong, or no preset has this name.
+        ConfigError: the file cannot be read, or has an unknown key or a wrong value.
+        UsageError: an override or the preset is unknown, or a value is wrong.
     """
     lines = _read_yaml(config) if config is not None else {}
     run = {key: lines.pop(key) for key in set(lines) & {"source", "model", "preset"}}
@@ -268,13 +266,13 @@ def load_settings(
 
 
 def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """Settings from the keyword options of `Pipeline(...)`: names of Settings, and `preset`.
+    """Settings from the keyword options of `Pipeline(...)`: fields of Settings, and `preset`.
 
     Args:
-        base: settings that the options change; the defaults when left out.
+        base: settings that the options override; default: `Settings()`.
 
     Raises:
-        UsageError: an option is unknown (with the nearest name) or its value is wrong.
+        UsageError: an option is unknown (suggests the nearest name) or has a wrong value.
     """
     if base is not None and not isinstance(base, Settings):
         raise UsageError(f"settings is {brief(base)}", remedy="pass framefuse.Settings(...), or its fields as options")
@@ -286,7 +284,7 @@ def settings_from(options: Mapping[str, Any], base: Settings | None = None) -> S
 
 
 def schema_of(field: str) -> dict[str, Any]:
-    """JSON schema of a setting's value when it is set."""
+    """JSON schema of a setting's value, without null."""
     schema = _schema()["properties"][field]
     branches: list[dict[str, Any]] = schema.get("anyOf", [schema])
     return next(branch for branch in branches if branch["type"] != "null")
@@ -298,7 +296,7 @@ def _schema() -> dict[str, Any]:
 
 
 def takes(field: str) -> str:
-    """What a setting takes, in words: "a number from 0 to 1", "one of auto, cpu, cuda"."""
+    """The allowed values of a setting, as text: "a number from 0 to 1", "one of auto, cpu, cuda"."""
     schema = schema_of(field)
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
@@ -306,7 +304,7 @@ def takes(field: str) -> str:
     if kind == "array":
         item = "whole numbers" + _limits(schema["items"])
         return f"one or two {item}" if schema.get("maxItems") == 2 else f"one or more {item}"
-    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}[kind]
+    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}[kind]
     if schema.get("format") == "path":
         words = "a path"
     return words + _limits(schema)
@@ -325,7 +323,7 @@ def group_of(field: str) -> str:
 
 
 def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = False) -> Any:
-    """What a file says for source, model or preset, as text; a source may be a list."""
+    """The value of source, model or preset in a file, as text; a source may be a list."""
     value, where = run.get(key, (None, ""))
     if several and value and isinstance(value, list):
         return [str(item) for item in value]
@@ -335,7 +333,7 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a folder of this name lies in the folder it is made in: not "..", "a/b" or "/"."""
+    """Whether this is the plain name of a subfolder: not "..", "a/b" or "/"."""
     return not re.search(r"[/\\]", name) and bool(name.strip(". "))
 
 
@@ -346,7 +344,7 @@ def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
 
 
 def _fill(settings: Settings, values: Mapping[str, Any], origin: Mapping[str, str]) -> None:
-    """Check the values and set them."""
+    """Validate the values and set them."""
     try:
         BaseModel.__init__(settings, **values)
     except ValidationError as error:
@@ -369,16 +367,16 @@ def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> No
         known = [*Settings.model_fields, "preset", "source", "model"]
         close = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1, cutoff=0.5)
         if name in known:
-            remedy = f"{name} is for Pipeline(...), or for the file"
+            remedy = f"{name} is an argument of Pipeline(...) and a key of the YAML file, not a setting"
         elif name in _ELSEWHERE:
-            remedy = f"framefuse has {_ELSEWHERE[name]} for it"
+            remedy = f"use {_ELSEWHERE[name]} instead"
         else:
             remedy = f"did you mean {close[0]!r}?" if close else "'framefuse config show' lists all settings"
         raise kind(f"unknown setting {name!r} ({where})", remedy=remedy)
 
 
 def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
-    """Key -> (value, "file NAME, line N") of a YAML file that holds one flat mapping."""
+    """Key -> (value, "file NAME, line N") of a YAML file with one flat mapping."""
     from framefuse.common.plain_yaml import read_mapping
 
     try:
@@ -387,7 +385,7 @@ def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration file {path}: {error.strerror}",
-            remedy="'framefuse config init FILE' writes a commented one",
+            remedy="'framefuse config init FILE' creates one",
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{path} cannot be used: {error}", remedy="write one 'name: value' a line") from error
+        raise ConfigError(f"cannot use {path}: {error}", remedy="write one 'name: value' per line") from error

@@ -1,4 +1,4 @@
-"""Pipeline: a source and a model in, one Result a frame out.
+"""Pipeline: a source and a model in, one Result per frame out.
 
     decode(source) | infer(frames) | write(results)
 
@@ -12,39 +12,31 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
-from types import TracebackType
 from typing import Any
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
-from framefuse.engines import Device, Engine, EngineOptions, open_engine
+from framefuse.engines import Engine, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.models import find_model
-from framefuse.models.card import Card, read_card
+from framefuse.models.card import read_card
 from framefuse.prediction import Result
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import Threaded
-from framefuse.runtime.choices import (
-    check_classes,
-    check_task,
-    choose_batch,
-    choose_device,
-    choose_engine,
-    choose_preprocess,
-)
 from framefuse.runtime.ledger import Copy, Ledger
-from framefuse.runtime.outputs import SinkFactory, choose_encoder, sinks_for, writes
+from framefuse.runtime.outputs import SinkFactory, sinks_for, writes
+from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import HostProgram, Program, Selection
-from framefuse.runtime.readers import count, open_sources, plan
+from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
+from framefuse.runtime.readers import open_sources
 from framefuse.runtime.stages import decode, infer, warm_up, write
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
@@ -52,33 +44,31 @@ from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
-UNNAMED = f"no model was named: {DEFAULT_MODEL} finds red, green and blue squares only"
-CALIBRATION_FRAMES = 32
-"""On which an engine chooses the precision of each layer."""
+UNNAMED = f"no model was given: {DEFAULT_MODEL} only finds red, green and blue squares"
 
 
 class Pipeline:
-    """Detect objects in everything a source shows.
+    """Detect objects in every frame of a source.
 
         for result in Pipeline("video.mp4", "yolov8n.onnx", conf=0.4):
             print(result.frame.seconds, result.detections.xyxy)
 
-    The source, the model and the engine are opened here, so that what is wrong with them is raised here; nothing runs
-    before the first result is asked for. A Pipeline runs once. Leaving the loop early closes everything in flight.
+    The constructor opens the source, the model and the engine, so it raises whatever is wrong with them; nothing runs
+    before the first result is requested. A Pipeline runs once. Leaving the loop early closes everything in flight.
 
     Args:
-        source: anything `open_source` takes. Cameras and addresses of a list are read side by side, and on CUDA the
-            videos of a list, folder or glob are too (`readers`).
+        source: anything `open_source` takes. A list of cameras or live addresses is read in parallel; on CUDA, so are
+            the videos of a list, folder or glob (see `readers`).
         model: path of an ONNX file, or the name of a shipped model; default: squares, the demo detector.
-        settings: all options as one object; `options` then change single fields of it.
-        sinks: makers of sinks, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), beside those
-            that the save_* options make.
-        engine: name of an engine, or one that is already open.
+        settings: all options as one object; `options` then override single fields of it.
+        sinks: sink factories, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), in addition to
+            the sinks of the save_* options.
+        engine: name of an engine, or an engine that is already open.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
-        report: what was measured and decided, as known now; final once the run has ended.
-        folder: where the sinks write; None while, or because, none of them does.
+        report: what has been measured and decided so far; final once the run has ended.
+        folder: where the sinks write; None before the run starts, or if no sink writes there.
 
     Raises:
         UsageError, CapabilityError, SourceError, ModelError, EngineError, SinkError: see errors.py.
@@ -97,7 +87,7 @@ class Pipeline:
         if isinstance(engine, str):
             options |= {} if engine == "auto" else {"engine": engine}
         elif not hasattr(engine, "lane"):
-            raise UsageError(f"engine is {brief(engine)}", remedy="pass a name, or an engine that is open")
+            raise UsageError(f"engine is {brief(engine)}", remedy="pass the name of an engine, or an open engine")
         settings = settings_from(options, base=settings)
         self.folder: Path | None = None
         self._folder_lock: FolderLock | None = None
@@ -105,62 +95,41 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
+        self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._closed = False
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
-        opened_engine = None if isinstance(engine, str) else engine
-        unreadable = cache(partial(_unreadable, self.card))
-        settings, device_reason = choose_device(settings, self.card, unreadable, opened_engine)
-        self.settings = settings
-        engine_name, engine_reason = choose_engine(settings, unreadable if opened_engine is None else lambda: None)
-        check_task(self.card, settings)
-        check_classes(self.card, settings)
-        source = plan(source, settings)
-        batch, batch_reasons = choose_batch(self.card, settings, count(source))
-        self._batcher: Batcher[Frame] = Batcher(batch, settings.batch_timeout)
-        self._gpu = gpus.number(settings.gpu) if settings.on_gpu else None
-        with gpus.current(self._gpu, "open the source and the model"), ExitStack() as opened:
-            self.sources = open_sources(source, settings, batch)
+        plan = plan_run(self.card, settings, source, None if isinstance(engine, str) else engine)
+        self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
+        with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
+            self.sources = open_sources(plan.source, plan.settings, plan.batch)
             for item in self.sources:
                 opened.callback(item.close)
             info = self.sources[0].info
-            preprocess, size_reason = choose_preprocess(self.card, settings, mixed=info.mixed)
+            plan = plan.for_input(info)
             if isinstance(engine, str):
-                engine = open_engine(engine_name, self.card.path, _engine_options(settings, self.card))
+                engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self.engine = engine
-            settings, encoder_reasons = choose_encoder(settings, info, self._gpu)
-            self._make_sinks = partial(sinks_for, settings, sinks)
-            make_program, memory_reasons = _program_type(settings)
-            self._program = make_program(
-                engine,
-                self.card,
-                preprocess,
-                Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
-                batch=batch,
-                slots=settings.slots,
-                keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
-                recorder=self._recorder,
+            plan = plan.for_output(info)
+            self._make_sinks = partial(sinks_for, plan.settings, sinks)
+            self._program = self._make_program(
+                plan, keep_frames=any(sink.needs_frame for sink in self._make_sinks(info))
             )
             opened.callback(self._program.close)
-            if info.width and info.height:
-                try:
-                    self._program.prepare(info.width, info.height)
-                except MemoryError as error:
-                    raise self._explained(error) from error
+            self._prepare(info)
             trim_heap()
             opened.pop_all()
-        self._warnings = [UNNAMED] if model is None else []
-        self._choices = [device_reason, engine_reason, *engine.reasons, size_reason, *batch_reasons,
-                         *memory_reasons, *encoder_reasons]  # fmt: skip
+        self._gpu, self.settings = plan.gpu, plan.settings
+        self._choices = plan.choices(self.engine.reasons)
 
     def __iter__(self) -> Iterator[Result]:
         with self._lock:
             if self._last is not None or self._closed:
                 raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
-            with gpus.current(self._gpu, "begin"):
+            with gpus.current(self._gpu, "start the run"):
                 results = self._start()
         caller = self._recorder.stage("caller", thread="caller")
         try:
@@ -182,14 +151,14 @@ class Pipeline:
             self._save_report()
 
     def run(self) -> Report:
-        """Run to the end, keeping no results; what the sinks and callbacks got is all there is."""
+        """Run to the end without keeping results; only sinks and callbacks receive them."""
         for _ in self:
             pass
         return self.report
 
     def close(self) -> None:
-        """Stop now: cancel what waits, complete what is written, free the engine. Any thread, any number of times."""
-        with self._lock:  # a run that another thread is just starting has all of its stages before it is closed
+        """Stop now: cancel what waits, complete the outputs, free the engine. Call it from any thread, repeatedly."""
+        with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
         if self._last is not None:
             self._last.close()
@@ -199,16 +168,13 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
-        ledger = self._program.ledger
         return build_report(
             self._recorder.snapshot(),
             sources=self._infos(),
@@ -216,15 +182,102 @@ class Pipeline:
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             choices=dict.fromkeys([*self._choices, *self._program.reasons]),
-            copies=_copies(self._infos(), ledger),
+            copies=_copies(self._infos(), self._program.ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             warnings=[*self._warnings, *(sinks.notes if sinks else ())],
             error=self._error,
         )
 
+    def _start(self) -> Iterator[Result]:
+        """Connect the stages: decode | infer | write, each in a thread that runs ahead of the next."""
+        self._open_sinks()
+        sources: list[Iterable[Frame]] = list(self.sources)
+        if self.settings.on_gpu and not self.sources[0].info.live:
+            sources[0] = warm_up(self.sources[0], self._program)
+        self._recorder.start()
+        return self._write(self._infer(self._decode(sources)))
+
+    def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:
+        settings, live = self.settings, self.sources[0].info.live
+        threads = settings.decode_threads * len(sources)
+        decode_clock = self._recorder.stage("decode", parallel=threads, copies=len(sources))
+        next_clock = self._recorder.stage("preprocess")
+        self._last = frames = Threaded(
+            [gpus.on(self._gpu, decode(source), "decode") for source in sources],
+            name="decode",
+            cancel=self._close_sources,
+            capacity=1 if live else settings.queue,
+            policy="latest" if live else "block",
+            too_old=self._too_old if live else None,
+            on_drop=self._count_drop,
+            on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
+            on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
+        )
+        return frames
+
+    def _infer(self, frames: Threaded[Frame]) -> Threaded[FrameResult]:
+        self._recorder.stage("inference", parallel=self.engine.streams)
+        last_clock = self._recorder.stage("postprocess")
+        write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
+        self._last = found = Threaded(
+            [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
+            name="program",
+            cancel=frames.close,
+            capacity=max(self.settings.queue, 2 * self._batcher.size),
+            on_step=lambda busy, blocked, cpu: last_clock.add(0, items=0, wait_out=blocked),
+            on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
+        )
+        return found
+
+    def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
+        if self._sink_set is None:
+            return (frame_result.result for frame_result in found)
+        clock = self._recorder.stage("write")
+        written = write(found, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
+        if self.settings.show:
+            return written  # runs in the caller's thread, which owns the windows
+        self._last = Threaded([written], name="write", cancel=found.close, capacity=self.settings.queue)
+        return iter(self._last)
+
+    def _make_program(self, plan: RunPlan, *, keep_frames: bool) -> Program:
+        settings = plan.settings
+        make: Callable[..., Program] = HostProgram
+        if settings.on_gpu:
+            from framefuse.runtime.cuda.program import CudaProgram
+
+            make = partial(CudaProgram, mode=plan.upload_mode)
+        return make(
+            self.engine,
+            self.card,
+            plan.preprocess,
+            Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
+            batch=plan.batch,
+            slots=settings.slots,
+            keep_frames=keep_frames,
+            recorder=self._recorder,
+        )
+
+    def _prepare(self, info: SourceInfo) -> None:
+        if info.width and info.height:
+            try:
+                self._program.prepare(info.width, info.height)
+            except MemoryError as error:
+                raise self._explained(error) from error
+
+    def _open_sinks(self) -> None:
+        settings = self.settings
+        if not self._make_sinks(self.sources[0].info):
+            return
+        if writes(settings):
+            folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+            self._folder_lock = FolderLock(folder)
+            self.folder = folder
+        inputs = [file for source in self.sources for file in source.info.files]
+        self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
+
     def _explained(self, error: BaseException) -> BaseException:
-        """The error, in our words where it is about memory and nobody has explained it yet."""
+        """The error; a HostMemoryError in its place if the host ran out of memory and the error does not say so."""
         why = lacks_memory(error)
         if why is None or (isinstance(error, FramefuseError) and type(error) is not EngineError):
             return error
@@ -242,62 +295,14 @@ class Pipeline:
         try:
             self.report.save(self.folder)
         except SinkError:
-            if self._error is None:  # else it would hide what went wrong first
+            if self._error is None:  # otherwise it would hide the first error
                 raise
         finally:
             if self._folder_lock is not None:
                 self._folder_lock.release()
 
-    def _start(self) -> Iterator[Result]:
-        """Put a thread and a bounded channel between the stages."""
-        settings, recorder = self.settings, self._recorder
-        live = self.sources[0].info.live
-        if self._make_sinks(self.sources[0].info):
-            if writes(settings):
-                folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
-                self._folder_lock = FolderLock(folder)
-                self.folder = folder
-            inputs = [file for source in self.sources for file in source.info.files]
-            self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
-        readers: list[Iterable[Frame]] = list(self.sources)
-        if settings.on_gpu and not live:
-            readers[0] = warm_up(self.sources[0], self._program)
-        recorder.start()
-        recorder.stage("inference", parallel=self.engine.streams)
-        decode_clock = recorder.stage(
-            "decode", parallel=settings.decode_threads * len(self.sources), copies=len(self.sources)
-        )
-        first, last = recorder.stage("preprocess"), recorder.stage("postprocess")
-        frames = self._last = Threaded(
-            [gpus.on(self._gpu, decode(source), "decode") for source in readers],
-            name="decode",
-            cancel=self._close_sources,
-            capacity=1 if live else settings.queue,
-            policy="latest" if live else "block",
-            too_old=self._too_old if live else None,
-            on_drop=self._count_drop,
-            on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
-            on_wait=lambda waited: first.add(0, items=0, wait_in=waited),
-        )
-        write_clock = recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        found = self._last = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
-            name="program",
-            cancel=frames.close,
-            capacity=max(settings.queue, 2 * self._batcher.size),
-            on_step=lambda busy, blocked, cpu: last.add(0, items=0, wait_out=blocked),
-            on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
-        )
-        if self._sink_set is None or write_clock is None:
-            return (done.result for done in found)
-        written = write(found, self._sink_set, self._info_of, write_clock, reader_of=self._reader_of)
-        if settings.show:
-            return written  # in the caller's thread, to which windows belong
-        self._last = Threaded([written], name="write", cancel=found.close, capacity=settings.queue)
-        return iter(self._last)
-
     def _infos(self) -> list[SourceInfo]:
-        """Facts of every source once; of a chain those of its parts, and its own where it has something to add."""
+        """Facts of every source, once each; of a chain those of its parts, and its own if it has dropped frames."""
         infos: dict[int, SourceInfo] = {}
         for source in self.sources:
             parts = list(source.info.parts.values())
@@ -310,14 +315,14 @@ class Pipeline:
             source.close()
 
     def _reader_of(self, source_id: str) -> int:
-        """Number of the source, in `sources`, that a frame is from."""
+        """Index in `sources` of the source that a frame comes from."""
         for number, source in enumerate(self.sources):
             if source_id in source.info.parts or source.info.uri == source_id:
                 return number
         return 0
 
     def _info_of(self, source_id: str) -> SourceInfo:
-        """Facts of the source that a frame is from."""
+        """Facts of the source that a frame comes from."""
         info = self.sources[self._reader_of(source_id)].info
         return info.parts.get(source_id, info)
 
@@ -332,49 +337,7 @@ class Pipeline:
 
 
 def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:
-    """What decoders and the program copied, a frame."""
+    """Bytes per frame that the decoders and the program copied."""
     decoded = sum(info.copied for info in infos)
     rows = ledger.totals() | ({Copy("decode", "d2d", "pixels"): decoded} if decoded else {})
     return [CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in rows.items()]
-
-
-def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]]:
-    """What makes the program of the device, and what was decided for it."""
-    if not settings.on_gpu:
-        if settings.memory != "auto":
-            raise UsageError(
-                f"memory {settings.memory} was asked for, but on device {settings.device} nothing enters a GPU",
-                remedy="leave it out, or use --device cuda",
-            )
-        return HostProgram, []
-    from framefuse.runtime.cuda.program import CudaProgram
-    from framefuse.runtime.cuda.uploads import choose_upload_mode
-
-    way, reason = choose_upload_mode(settings.memory)
-    return partial(CudaProgram, mode=way), [reason]
-
-
-def _unreadable(card: Card) -> str | None:
-    """Why engine cudnn cannot take a model, found without a GPU."""
-    from framefuse.engines.cudnn.compiled import compile_network
-
-    spec = card.preprocess
-    try:
-        compile_network(card.path, 1, spec.height, spec.width)
-    except FramefuseError as error:
-        return error.message.partition(". ")[0]  # without what it could run
-    return None
-
-
-def _engine_options(settings: Settings, card: Card) -> EngineOptions:
-    plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
-    layout = card.layout if plain and card.task == "detect" else None
-    device: Device = "cuda" if settings.on_gpu else "cpu"
-    frames: Sequence[Any] = ()
-    if settings.calib is not None:
-        from framefuse.runtime.calibration import read_inputs
-
-        frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES)
-    return EngineOptions(
-        device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
-    )

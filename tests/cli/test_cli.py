@@ -67,7 +67,7 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
         ("predict a.mp4 --conf", 2, "--conf", "--help"),
         ("predict a.mp4 --conf 1.5", 2, "--conf is '1.5'", "a number from 0 to 1"),
         ("predict a.mp4 --device gpu", 2, "--device is 'gpu'", "one of auto, cpu, cuda"),
-        ("predict a.mp4 --preset fast", 2, "no preset is called 'fast'", "latency, throughput, vr"),
+        ("predict a.mp4 --preset fast", 2, "unknown preset 'fast'", "latency, throughput, vr"),
         ("predict a.mp4 --half --precision int8", 2, "contradict", "--half"),
         ("predict a.mp4 m.onnx --model n.onnx", 2, "two models", "leave one"),
         ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),

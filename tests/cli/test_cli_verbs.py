@@ -49,7 +49,7 @@ def test_demo_is_held_to_what_the_model_has_reached(run: Any, monkeypatch: pytes
     monkeypatch.setattr(demo, "RECORDED", {"precision": 1.5, "recall": 0.5})
     code, _, err = run("demo", "--frames", "6", "--quiet")
     assert code == 4
-    assert "at least 1.480 and 0.480 were expected" in err
+    assert "expected at least 1.480 and 0.480" in err
 
 
 def test_doctor_says_what_works(run: Any) -> None:

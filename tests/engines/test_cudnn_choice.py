@@ -227,6 +227,7 @@ def test_other_engines_say_that_they_do_not_choose(tmp_path: Path) -> None:
 def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pipeline(calib=...) reads frames as the model's card says."""
     from framefuse import pipeline
+    from framefuse.runtime import plan
 
     given: list[EngineOptions] = []
 
@@ -238,5 +239,5 @@ def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) ->
     source = "synthetic://street?seed=1&frames=40&size=320x192"
     with pytest.raises(EngineError, match="enough was seen"):
         Pipeline(source, "scout-n", device="cpu", engine="openvino", calib=source)
-    assert 8 <= len(given[0].calibration) <= pipeline.CALIBRATION_FRAMES
+    assert 8 <= len(given[0].calibration) <= plan.CALIBRATION_FRAMES
     assert given[0].calibration[0].shape[:2] == (1, 3)

@@ -100,7 +100,7 @@ def test_what_is_printed_in_a_worker_is_no_message(tmp_path: Path, monkeypatch: 
 
 def test_no_frame_from_anywhere_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "broken.mp4").write_bytes(b"no video")
-    with pytest.raises(SourceError, match=r"no frame came out of 1 inputs: .*broken\.mp4"):
+    with pytest.raises(SourceError, match=r"no input produced a frame \(1 tried\): .*broken\.mp4"):
         Fleet(tmp_path / "broken.mp4", devices=["cpu", "cpu"], engine="null").run()
 
 
@@ -169,10 +169,10 @@ def test_modules_in_the_current_folder_are_not_those_of_a_worker(
         ({"devices": []}, "needs devices"),
         ({"devices": None}, "needs devices"),
         ({"devices": "cuda:0"}, "needs devices, not 'cuda:0'"),
-        ({"devices": ["gpu"]}, "'gpu' is no device"),
-        ({"devices": [0]}, "0 is no device"),
+        ({"devices": ["gpu"]}, "'gpu' is not a device"),
+        ({"devices": [0]}, "0 is not a device"),
         ({"devices": ["cpu"], "readers": -1}, "readers is -1"),
-        ({"devices": ["cpu"], "show": True}, "no windows"),
+        ({"devices": ["cpu"], "show": True}, "cannot show windows"),
         ({"devices": ["cpu"], "cnf": 0.3}, "unknown setting 'cnf'"),
     ],
 )
@@ -191,7 +191,7 @@ def test_live_sources_are_refused() -> None:
     with pytest.raises(UsageError, match="needs inputs"):
         Fleet([], devices=["cpu"])
     for nothing in (None, [None], b"clip.mp4"):
-        with pytest.raises(UsageError, match="is no input of a fleet"):
+        with pytest.raises(UsageError, match="is not an input for a fleet"):
             Fleet(nothing, devices=["cpu"])  # type: ignore[arg-type]
 
 
@@ -200,7 +200,7 @@ def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
     fleet = Fleet(files, devices=["cuda:1", "cuda:0"])
     assert [fleet._environments[name]["CUDA_VISIBLE_DEVICES"] for name in ("cuda:0", "cuda:1")] == ["3", "GPU-5f"]
-    with pytest.raises(UsageError, match="cuda:2 was asked for, but CUDA_VISIBLE_DEVICES=3,GPU-5f leaves 2 GPUs"):
+    with pytest.raises(UsageError, match="cuda:2 was asked for, but CUDA_VISIBLE_DEVICES=3,GPU-5f exposes 2 GPUs"):
         Fleet(files, devices=["cuda:2"])
     assert parse_devices("0, 2") == ["cuda:0", "cuda:2"]
     with pytest.raises(UsageError, match="--gpus is 'one'"):

@@ -259,10 +259,10 @@ BLACK = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 20
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        (FRAMES[:6], "3 usable calibration frames, 8 are needed"),
-        (BLACK, "all 10 calibration frames of .* are black or of one colour"),
+        (FRAMES[:6], "3 usable calibration frames, but 8 are needed"),
+        (BLACK, "all 10 calibration frames of .* are black or a single colour"),
         ([FRAMES[0]] * 20, "all 10 calibration frames of .* are identical"),
-        (BLACK + FRAMES[:8], "4 usable calibration frames.*10 of one colour"),
+        (BLACK + FRAMES[:8], "4 usable calibration frames.*10 blank"),
     ],
 )
 def test_frames_that_say_nothing_are_refused(

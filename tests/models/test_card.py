@@ -196,7 +196,7 @@ def test_card_wins(write: Any, tmp_path: Path) -> None:
         ({"imgsz": 320}, "imgsz \\[320, 320\\] says height 320, but the model's input is fixed at 640"),
         ({"rect": True}, "input is fixed at 640x640"),
         ({"task": "segment"}, "task 'segment' is not supported"),
-        ("just text", "no mapping"),
+        ("just text", "not a mapping"),
         ("a: [", "cannot be read"),
         ("a: &x [*x]", "aliases are not allowed"),
         ("[" * 5000, "nested too deeply"),

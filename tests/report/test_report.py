@@ -44,7 +44,7 @@ def full_report(folder: Path) -> Report:
 def test_summary() -> None:
     report = build_report(measurements(), detections={"car": 2345})
     assert report.summary() == (
-        "300 frames in 3.6 s, 83.3 fps, 15.0 ms p50 latency, 2,345 detections; inference limits"
+        "300 frames in 3.6 s, 83.3 fps, 15.0 ms p50 latency, 2,345 detections; limited by inference"
     ).replace("15.0", f"{report.latency_ms.p50:.1f}" if report.latency_ms else "")
     assert report.latency_ms and report.latency_ms.p50 == pytest.approx(15.0, rel=0.02)
 
@@ -69,7 +69,7 @@ def test_table_fits_and_says_what_matters(tmp_path: Path) -> None:
     report = full_report(tmp_path)
     table = report.table()
     stage_lines = [
-        line for line in table.splitlines() if line.startswith(("decode", "inference", "quiet", "other", "all"))
+        line for line in table.splitlines() if line.startswith(("decode", "inference", "quiet", "other", "total"))
     ]
     assert len(stage_lines) == 5 and max(map(len, stage_lines)) <= 100
     for text in (report.verdict, "free some space", "engine openvino", "a b.mp4", "2 corrupt"):
@@ -156,7 +156,7 @@ def test_html_is_one_safe_and_complete_page(tmp_path: Path) -> None:
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     assert links[:2] == ["a%20b.mp4", "javascript%3Aalert%281%29"]
     for text in (
-        "Inference limits",
+        "Inference is the bottleneck",
         "alert('1')",
         "The run ended early in write",
         "free some space",
@@ -190,7 +190,7 @@ def test_html_of_an_empty_run(tmp_path: Path) -> None:
 def test_html_says_nothing_about_a_frame_where_there_was_none(tmp_path: Path) -> None:
     page = Page(build_report(measurements(frames=0), outputs=[tmp_path]).to_html(tmp_path))
     said = page.text
-    assert "0 frames in 3.6 s" in said and "CPU per frame" not in said and "faults a frame" not in said
+    assert "0 frames in 3.6 s" in said and "CPU per frame" not in said and "faults per frame" not in said
     assert "Where a frame's CPU time goes" not in said
     assert "this folder" in said  # where images were written
 

@@ -115,7 +115,7 @@ def test_what_ifs_come_true_when_the_stage_is_really_removed(
     cpu = sum(stage.cpu for stage in stages)
     found = verdict(stats, cores=cores, frames=300, seconds=total / 1e3, cpu_ms=cpu, machine_idle=idle)
     assert found.limiter == limiter
-    assert found.sentence.startswith(f"{limiter} limits: ")
+    assert found.sentence.startswith(f"{limiter} is the bottleneck: ")
     for what_if in found.what_ifs:
         without = [stage for stage in stages if stage.name != what_if.stage]
         really, _, _ = simulate(without, cores, load=load)
@@ -128,8 +128,8 @@ def test_verdict_in_words() -> None:
     rest = [stats("decode", 3.6, thread="decode"), stats("encode", 1.4)]
     found = verdict([*rest, inference], cores=2, frames=100, seconds=1.24, cpu_ms=24.1)
     assert found.sentence == (
-        "inference limits: 18.9 of 24.1 CPU-ms per frame on 2 cores; "
-        "if it cost nothing the run would reach about 270 fps (3.3x)"
+        "inference is the bottleneck: 18.9 of 24.1 CPU-ms per frame on 2 cores; "
+        "without it the run would reach about 270 fps (3.3x)"
     )
     assert found.explained == pytest.approx(24.1 / 2 / 12.4)
 
@@ -138,14 +138,14 @@ def test_a_live_source_that_keeps_up_is_the_limit() -> None:
     stages = [stats("decode", 2.0, thread="decode", wall=33.0), stats("encode", 5.0)]
     found = verdict(stages, cores=2, frames=100, seconds=100 / 30, cpu_ms=7.5, source_limits=True)
     assert found == Verdict(
-        "the source limits (30 fps); the pipeline could do about 180 fps", "source", found.explained, ()
+        "the source sets the pace (30 fps); the pipeline could process about 180 fps", "source", found.explained, ()
     )
 
 
 def test_balanced_stages_are_not_blamed() -> None:
     stages = [stats("decode", 5.0, thread="decode"), stats("encode", 5.0)]
     found = verdict(stages, cores=8, frames=100, seconds=0.5, cpu_ms=10)
-    assert found.limiter is None and found.sentence.startswith("no single stage limits")
+    assert found.limiter is None and found.sentence.startswith("no single stage is the bottleneck")
 
 
 def test_time_that_no_stage_explains_is_said() -> None:

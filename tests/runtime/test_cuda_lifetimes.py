@@ -47,7 +47,7 @@ def test_host_frames_of_many_sizes_share_memory(gpu: Gpu) -> None:
     rooms = []
     for width, height in ((64, 48), (160, 120), (32, 24), (120, 160), (158, 2), (160, 120)):
         (frame,) = pictures(1, width, height)
-        there = staging.bring(0, frame)
+        there = staging.upload(0, frame)
         np.testing.assert_array_equal(np.asarray(there.planes[0]), frame.planes[0])
         rooms.append(gpu.room)
     assert rooms[1] == rooms[-1] < rooms[0]
@@ -87,7 +87,7 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
         planes = tuple(plane.view(Array) for plane in picture.planes)
         list(program.submit([replace(picture, planes=planes, owner=owner)]))
     for number, flight in enumerate(program._in_flight):
-        flight.lane.ended = Ended(number)
+        flight.captured.ended = Ended(number)
     del owner, flight
     threads = [threading.Thread(target=program.close) for _ in range(2)]
     for thread in threads:
@@ -110,7 +110,7 @@ def test_a_program_that_is_closed_while_it_captures_keeps_nothing(gpu: Gpu, segm
     program = on_cuda(segmenter, batch=1, slots=2, answer=answer)
     with pytest.raises(EngineError, match="was closed"):
         list(program.submit(pictures(1)))
-    assert not program._lanes and not program._executions
+    assert not program._captured and not program._executions
 
 
 def test_what_was_launched_is_waited_for(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_what_a_captured_batch_reads_lives_as_long(gpu: Gpu, segmenter: Card) ->
     assert all(table() is None for table in tables)
 
 
-def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
+def test_a_request_pool_frees_its_model(gpu: Gpu) -> None:
     class Execution:
         memory_format, layout, capturable = "nchw", None, True
 

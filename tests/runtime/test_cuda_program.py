@@ -159,7 +159,7 @@ def test_a_gpu_that_is_lost_while_frames_are_brought_to_the_host(gpu: Gpu, segme
     (frame,) = pictures(1)
     frame = replace(frame, planes=tuple(plane.view(Array) for plane in frame.planes), ready=Ready())
     program = on_cuda(segmenter, batch=1, keep_frames=True)
-    with pytest.raises(GpuLostError, match="could not bring frames to the host: a kernel failed"):
+    with pytest.raises(GpuLostError, match="could not copy frames to the host: a kernel failed"):
         list(program.submit([frame]))
     program.close()
 
@@ -201,25 +201,25 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.close()
 
 
-def lanes() -> int:
-    """How many there are; tests of a lost GPU leave some for ever."""
+def captured_batches() -> int:
+    """Number of captured batches alive; tests of a lost GPU leave some behind."""
     return sum(isinstance(item, CapturedBatch) for item in gc.get_objects())
 
 
 def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segmenter: Card) -> None:
     gpu.room = before = 10**9
-    on_cuda(segmenter, batch=1, slots=1).begin(pictures(1)[0])
+    on_cuda(segmenter, batch=1, slots=1).warm_up(pictures(1)[0])
     captured = before - gpu.room
     gpu.room = captured + need(gpu, segmenter, 1)
     program = on_cuda(segmenter, batch=1, slots=2)
     with without_collector():  # what was half made goes at once, or its memory would be missing
-        before = lanes()
-        program.begin(pictures(1)[0])
-        assert lanes() == before + 1
+        before = captured_batches()
+        program.warm_up(pictures(1)[0])
+        assert captured_batches() == before + 1
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons
-    assert reason.startswith("1 batches in flight, not 2: the GPU has no room to capture batches of 1 x 96x64")
+    assert reason.startswith("1 batch in flight, not 2: the GPU has no room to capture batches of 1 x 96x64")
     program.close()
 
 
@@ -258,7 +258,7 @@ def test_memory_that_runs_out_in_flight_loses_no_frame(gpu: Gpu, segmenter: Card
     assert [item.result.frame.index for item in done] == [0]
     gpu.room = None
     assert len(run(program, frames, 1)) == 2  # and it goes on where there is room again
-    assert any("were forgotten" in reason for reason in program.reasons)
+    assert any("were freed" in reason for reason in program.reasons)
     program.close()
 
 

@@ -124,7 +124,7 @@ def test_a_world_overwrites_no_image(tmp_path: Path, capsys: pytest.CaptureFixtu
     kept = tmp_path / "street-train-0_1.png"
     kept.write_text("mine")
     assert main(["synth", "street?frames=2&size=320x192", "--out", str(tmp_path), "--images"]) == 1
-    assert f"{kept} exists already" in capsys.readouterr().err
+    assert f"{kept} already exists" in capsys.readouterr().err
     assert os.listdir(tmp_path) == [kept.name] and kept.read_text() == "mine"
 
 

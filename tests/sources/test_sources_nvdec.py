@@ -192,7 +192,7 @@ def test_images_of_many_sizes_share_one_graph(
     pipeline = Pipeline(source[given], model, device="cuda", engine="null", imgsz=320, **options)
     found = [(result.frame.width, result.frame.height) for result in pipeline]
     assert sorted(found) == sorted(sizes)
-    said = any("share one graph" in choice for choice in pipeline.report.choices)
+    said = any("share one CUDA graph" in choice for choice in pipeline.report.choices)
     assert said == (not options)
     assert (pipeline.report.model.input == "320x320") == said
 

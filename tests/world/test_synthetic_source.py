@@ -126,7 +126,7 @@ def test_synth_takes_a_scene_without_the_scheme(tmp_path: Path) -> None:
 def test_synth_does_not_overwrite(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (written / "street-train-5.json").read_bytes()
     assert main(["synth", URI, "--out", str(written)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (written / "street-train-5.json").read_bytes() == before
 
 

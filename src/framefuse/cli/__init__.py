@@ -1,1 +1,1 @@
-"""The command line: one file a verb; `app.py` joins them, `entry.py` is what the shell starts."""
+"""The command line: one file per verb. `app.py` joins them; `entry.py` is the entry point of the shell command."""

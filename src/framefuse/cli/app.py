@@ -1,8 +1,8 @@
 """The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 this machine lacks what
-was asked for, 4 quality gate failed, 130 interrupted, 141 the reader of stdout has gone. Nothing heavy is imported
-before a verb needs it.
+Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 3 this machine lacks
+something that was requested, 4 quality gate failed, 130 interrupted, 141 the reader of stdout has gone. Heavy modules
+are imported only when a verb needs them.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def _main(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
 ) -> None:
-    """Options that stand before the verb. `--debug` is taken anywhere: `main` reads it."""
+    """Options before the verb. `--debug` is accepted anywhere; `main` reads it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the command of a shell."""
+    """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the shell command."""
     words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in words
     try:
         code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # typer has turned Ctrl-C into this
+        if code == INTERRUPTED:  # this is how typer reports Ctrl-C
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, Exception) as error:
@@ -79,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
-    """Print what ended the command, and return the exit code."""
+    """Print the error that ended the command, and return the exit code."""
     if isinstance(error, ReaderGone):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt) or interrupted():
-        if isinstance(error, SinkError):  # anything else is what became of the interruption
+        if isinstance(error, SinkError):  # any other error is a consequence of the interruption
             print_error(error.message, error.remedy, stage=error.stage)
         print_error("interrupted", traceback=debug)
         return INTERRUPTED
@@ -96,10 +96,10 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
     if isinstance(cause, MemoryError):
         print_error(
-            f"not enough memory: {cause}", "use a smaller --batch or --imgsz, or smaller pictures", traceback=debug
+            f"not enough memory: {cause}", "use a smaller --batch or --imgsz, or smaller frames", traceback=debug
         )
         return 1
-    print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows where", traceback=debug)
+    print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows the traceback", traceback=debug)
     return 1
 
 
@@ -110,7 +110,7 @@ def _explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, st
         return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
     message, context = error.format_message(), getattr(error, "ctx", None)
     cause, parameter = error.__cause__, getattr(error, "param", None)
-    if isinstance(cause, ValidationError) and parameter is not None:  # typer leaves out the value
+    if isinstance(cause, ValidationError) and parameter is not None:  # typer omits the value
         why = cause.errors()[0]
         reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
         message = f"{max(parameter.opts, key=len)} is {brief(why['input'])}: {reason}"

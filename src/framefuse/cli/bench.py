@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import PrintJson
-from framefuse.errors import SinkError, UsageError
+from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
     from framefuse.lab.bench_report import BenchReport
@@ -22,43 +21,32 @@ app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=N
 def engines(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
     engine: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,..", help="default: all", show_default=False)
+        list[str] | None, typer.Option(metavar="NAME,..", help="engines; default: all", show_default=False)
     ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU where there is one")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU if there is one")] = "auto",
     precision: Annotated[
-        str, typer.Option(metavar="NAME,..", help="each engine in each; auto: its own; fp32, bf16, fp16, int8")
+        str, typer.Option(metavar="NAME,..", help="fp32, bf16, fp16, int8, or auto: the engine's own")
     ] = "auto",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="pictures at a time")] = 1,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="images per batch")] = 1,
     imgsz: Annotated[str | None, typer.Option(metavar="N...", help="height and width", show_default=False)] = None,
-    runs: Annotated[int, typer.Option(min=1, metavar="N", help="measured runs of each")] = 100,
-    warmups: Annotated[int, typer.Option(min=0, metavar="N", help="runs before those")] = 20,
-    seconds: Annotated[
-        float, typer.Option(metavar="N", help="for the runs of one engine; slower ones have fewer")
-    ] = 60,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write JSON there", show_default=False)] = None,
+    runs: Annotated[int, typer.Option(min=1, metavar="N", help="measured runs per engine")] = 100,
+    warmups: Annotated[int, typer.Option(min=0, metavar="N", help="warm-up runs per engine")] = 20,
+    seconds: Annotated[float, typer.Option(metavar="N", help="time limit per engine; slow engines do fewer runs")] = 60,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the result as JSON", show_default=False)
+    ] = None,
     print_json: PrintJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print the result and errors only")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print only the result and errors")] = False,
 ) -> int:
-    """One model on every engine, by one protocol: times, build, size, and how far outputs are apart."""
+    """Measure one model on every engine: latency, build time, size, and the difference of the outputs."""
     from framefuse.lab.bench import bench_engines
 
     engine = [name for words in engine or () for name in words.split(",")]
     precisions = precision.split(",")
-    for name, values, known in (
-        ("--device", [device], ("auto", "cpu", "cuda", "all")),
-        ("--precision", precisions, ("auto", "fp32", "bf16", "fp16", "int8")),
-    ):
-        for value in values:
-            if value not in known:
-                raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
-    console = stderr()
+    check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
+    for name in precisions:
+        check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
     check_out(out)
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(
         model,
@@ -68,7 +56,7 @@ def engines(
         warmups=warmups,
         runs=runs,
         seconds=seconds,
-        say=say,
+        say=progress_printer(quiet),
         **options,
     )
     if print_json:
@@ -76,10 +64,7 @@ def engines(
     else:
         _print(report)
     if out is not None:
-        try:
-            out.write_text(report.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"{out} cannot be written: {error.strerror}", remedy="choose another file") from error
+        write_out(out, report.to_json() + "\n")
     report.check(engine)
     return 0
 
@@ -97,8 +82,5 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     sides = text.split(",")
     if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and int(side) for side in sides):
-        raise UsageError(f"--imgsz {text} is no size", remedy="give one number, or height and width")
+        raise UsageError(f"--imgsz {text} is not a size", remedy="use one number, or height and width")
     return int(sides[0]), int(sides[-1])
-
-
-__all__ = ["app"]

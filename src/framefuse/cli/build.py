@@ -1,4 +1,4 @@
-"""framefuse build: a model in FP16 or INT8 for every engine, or a plan for TensorRT."""
+"""framefuse build: convert a model to FP16 or INT8 for every engine, or build a plan for TensorRT."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, stderr
 from framefuse.cli.options import PrintReport, Quiet
 from framefuse.errors import UsageError
 
@@ -24,67 +23,63 @@ def build(
     model: Annotated[str, typer.Argument(help="ONNX file in FP32, or the name of a shipped model", show_default=False)],
     precision: Annotated[
         str,
-        typer.Option(metavar="fp16|int8", help="what it becomes (tensorrt: fp32 and fp8 too)", show_default=False),
+        typer.Option(
+            metavar="fp16|int8", help="precision of the result (tensorrt: also fp32 and fp8)", show_default=False
+        ),
     ],
     calib: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="video, images, camera, ... that show what the model will see: INT8's ranges come from half of their "
-            "frames; without --data the other half judge, with FP32's boxes as the truth",
+            help="video, images, camera, ... like those the model will see: half of the frames set the INT8 ranges; "
+            "without --data the other half measure the accuracy, with the FP32 boxes as ground truth",
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="COCO file or synthetic://... to judge the accuracy by")
+        str | None, typer.Option(metavar="DATA", help="COCO file or synthetic://... to measure the accuracy on")
     ] = None,
     images: Annotated[Path | None, typer.Option(metavar="PATH", help="images of the COCO file")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="default: MODEL-int8.onnx or MODEL-fp16.onnx; or a .plan")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="output file; default: MODEL-int8.onnx or MODEL-fp16.onnx; tensorrt: a .plan"
+        ),
     ] = None,
-    allow_loss: Annotated[bool, typer.Option("--allow-loss", help="write it whatever accuracy it loses")] = False,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="write over an existing file")] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="write the model even if it loses too much accuracy")
+    ] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="overwrite an existing file")] = False,
     frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to calibrate with")] = 64,
     calibration: Annotated[
-        str, typer.Option(metavar="percentile|entropy|minmax", help="how ranges follow from the frames")
+        str, typer.Option(metavar="percentile|entropy|minmax", help="how the INT8 ranges are derived")
     ] = "percentile",
     engine: Annotated[
-        str | None, typer.Option(metavar="tensorrt", help="build its plan too; without --out it goes into the cache")
+        str | None,
+        typer.Option(metavar="tensorrt", help="also build a TensorRT plan; without --out it goes into the cache"),
     ] = None,
     shapes: Annotated[
-        str | None, typer.Option(metavar="MIN:OPT:MAX", help="inputs of the plan, 1x3x640x640:8x3x640x640:16x3x640x640")
+        str | None,
+        typer.Option(metavar="MIN:OPT:MAX", help="input shapes of the plan: 1x3x640x640:8x3x640x640:16x3x640x640"),
     ] = None,
     workspace: Annotated[int, typer.Option(min=0, metavar="MIB", help="scratch memory of the plan; 0: no limit")] = 0,
     print_report: PrintReport = False,
     quiet: Quiet = False,
 ) -> int:
-    """Lower a model to FP16 or INT8 and write it, if it stays accurate."""
+    """Convert a model to FP16 or INT8, and write it if it stays accurate."""
     _check_engine(engine, shapes, workspace, out)
     check_out(out)
-    for name, value, known in (
-        ("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS),
-        ("--calibration", calibration, ("percentile", "entropy", "minmax")),
-    ):
-        if value not in known:
-            plan_only = name == "--precision" and value in PLAN_PRECISIONS
-            remedy = (
-                f"{value} is for plans: add --engine tensorrt" if plan_only else f"choose one of {', '.join(known)}"
-            )
-            raise UsageError(f"{name} {value} is not one of {', '.join(known)}", remedy=remedy)
+    plan_only = f"{precision} is for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
+    check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
+    check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))
     if engine:
         from framefuse.engines.tensorrt.build import bindings
 
-        bindings()  # a plan that nothing can build is said before the model is lowered
+        bindings()  # fail before the model is lowered if no plan can be built
 
     from framefuse.lab.lowering import build_model
     from framefuse.models import find_model
 
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     plan = out if engine else None
     if engine and _written_as(model, precision):
         _build_plan(find_model(model), precision, shapes, workspace, plan, exist_ok, say, print_report)
@@ -110,7 +105,7 @@ def build(
     elif not quiet:
         _print_layers(report)
     if not quiet:
-        console.print(report.summary(), markup=False)
+        stderr().print(report.summary(), markup=False)
     if engine:
         _build_plan(report.output, precision, shapes, workspace, plan, exist_ok, say, False)
     return 0
@@ -123,13 +118,13 @@ def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: P
         if value and engine is None:
             raise UsageError(f"{name} {value} is for plans", remedy="add --engine tensorrt")
     if engine and out is not None and out.suffix not in (".plan", ".engine"):
-        raise UsageError(f"--out {str(out)!r} is no plan", remedy="let it end in .plan")
+        raise UsageError(f"--out {str(out)!r} is not a plan", remedy="use a file name that ends in .plan")
     if out is not None and engine is None and out.suffix in (".plan", ".engine"):
         raise UsageError(f"--out {out} is a plan", remedy="add --engine tensorrt")
 
 
 def _written_as(model: str, precision: str) -> bool:
-    """Whether the file needs no lowering for a plan of this precision."""
+    """Whether a plan of this precision can be built from the file without lowering it."""
     from framefuse.engines.onnx_shapes import load
     from framefuse.engines.tensorrt.build import precision_of
     from framefuse.models import find_model
@@ -147,7 +142,7 @@ def _build_plan(
     from framefuse.models.card import read_card
 
     if out is not None and out.exists() and not exist_ok:
-        raise UsageError(f"{out} exists", remedy="use --exist-ok, or another --out")
+        raise UsageError(f"{out} exists", remedy="use --exist-ok to overwrite it, or another --out")
     if shapes is None:
         card = read_card(model)
         height, width = card.preprocess.height, card.preprocess.width
@@ -180,6 +175,3 @@ def _print_layers(report: BuildReport) -> None:
     ]
     rows += [(f"{count} nodes", "", "fp32", "", why) for why, count in report.islands.items()]
     print_table(("layer", "kind", "runs in", "noise alone", "why"), rows, dim=lambda row: row[2] == report.precision)
-
-
-__all__ = ["build"]

@@ -1,4 +1,4 @@
-"""framefuse config: which options there are, which values are in force, and where each came from."""
+"""framefuse config: the options, their effective values, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from framefuse.common.redact import redact_source
 from framefuse.config import GROUPS, Settings, group_of, load_settings
 from framefuse.errors import UsageError
 
-app = typer.Typer(name="config", help="Show, start and document the options.")
+app = typer.Typer(name="config", help="Show the options, or write a configuration file.")
 
 
 @app.command(cls=Command)
 @with_settings
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
-    """Print the values that 'predict' would use, and where each came from."""
+    """Print the values that 'predict' would use, and where each one comes from."""
     effective = load_settings(config, preset, given, defaults=DEFAULTS)
     source = effective.source
     shown = list(map(redact_source, source)) if isinstance(source, list) else source and redact_source(source)
@@ -41,16 +41,16 @@ def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="where to write it", show_default=False)] = Path("framefuse.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="write over a file that exists")] = False,
+    file: Annotated[Path, typer.Argument(help="file to write", show_default=False)] = Path("framefuse.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
 ) -> int:
     """Write a YAML file with every option, its default and what it does."""
     if file.exists() and not force:
-        raise UsageError(f"{file} exists", remedy="choose another name, or write over it with --force")
+        raise UsageError(f"{file} exists", remedy="choose another name, or overwrite it with --force")
     try:
         file.write_text(commented_yaml(file.name), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}", remedy="choose a folder you may write to") from error
+        raise UsageError(f"cannot write {file}: {error.strerror}", remedy="choose a writable folder") from error
     typer.echo(f"{file}: use it with 'framefuse predict --config {file}'", err=True)
     return 0
 
@@ -65,10 +65,10 @@ def reference() -> int:
 
 
 def commented_yaml(name: str) -> str:
-    """Text of a configuration file in which every option is commented out, at its default."""
+    """Text of a configuration file with every option at its default, commented out."""
     lines = [
         f"# framefuse predict --config {name}",
-        "# Remove the '# ' before an option to change it. Options on the command line win over this file.",
+        "# Remove the '# ' before an option to change it. Options on the command line override this file.",
         "",
         "# source: video.mp4",
         "# model: model.onnx",

@@ -1,4 +1,4 @@
-"""What the command line prints for people. Passwords in addresses are hidden, wherever a message comes from."""
+"""Console output of the command line. Passwords in addresses are hidden in every message."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.common.redact import redact
-from framefuse.errors import SinkError
+from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def stderr() -> Console:
-    """A console on the stderr of this moment; plain text when it is no terminal."""
+    """A console on the current stderr; plain text if it is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def hush(quiet: bool) -> None:
-    """Whether warnings of the logger, such as those of a live source, are kept from stderr."""
+    """With `quiet`, keep warnings of the logger, such as those of a live source, off stderr."""
     import logging
 
     logging.getLogger("framefuse").setLevel(logging.ERROR if quiet else logging.NOTSET)
 
 
 def check_out(out: Path | None) -> None:
-    """Before anything is measured: whether the file that was asked for with --out can be written.
+    """Check before the work starts that the file of --out can be written.
 
     Raises:
-        SinkError: it is a folder, or there is no folder that it can be written into.
+        SinkError: it is a folder, or its folder is missing or not writable.
     """
     if out is None:
         return
     why = "it is a folder" if out.is_dir() else None
     if not out.parent.is_dir():
-        why = f"no folder {out.parent} to write into"
+        why = f"there is no folder {out.parent}"
     try:
         if why is None:
             tempfile.TemporaryFile(dir=out.parent).close()
@@ -51,11 +52,38 @@ def check_out(out: Path | None) -> None:
         raise SinkError(f"cannot write {out}: {why}", remedy="choose another --out")
 
 
+def check_choice(name: str, value: str, known: Sequence[str], *, remedy: str | None = None) -> None:
+    """Raise UsageError if the value of an option is not one of `known`."""
+    if value not in known:
+        choices = ", ".join(known)
+        raise UsageError(f"{name} {value} is not one of {choices}", remedy=remedy or f"choose one of {choices}")
+
+
+def write_out(out: Path, text: str) -> None:
+    """Write the file of --out; SinkError if that fails."""
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+
+
+def progress_printer(quiet: bool) -> Callable[[str], None]:
+    """A function that prints lines of progress on stderr, and stops the command if it was interrupted."""
+    console = stderr()
+
+    def say(line: str) -> None:
+        stop_if_interrupted()
+        if not quiet:
+            console.print(line, style="dim", markup=False)
+
+    return say
+
+
 def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:
-    """One error, and what to do about it.
+    """Print an error and its remedy.
 
     Args:
-        traceback: print the traceback of the exception that is being handled first.
+        traceback: first print the traceback of the exception being handled.
     """
     from rich.text import Text
 
@@ -73,10 +101,10 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
 ) -> None:
-    """A table on stdout, its header bold; a row of one cell is a title.
+    """Print a table on stdout with a bold header; a row of one cell is a title.
 
     Args:
-        dim: whether a row is of less interest.
+        dim: whether to print a row dimmed.
     """
     full = [columns, *(row for row in rows if len(row) > 1)]
     widths = [max(len(row[column]) for row in full) for column in range(len(columns))]

@@ -1,4 +1,4 @@
-"""framefuse demo: the main job on a clip that is made on the spot, checked against its exact truth. No download."""
+"""framefuse demo: detection on a generated clip, checked against its exact ground truth. No download."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 MODEL: Final = "scout-n"
 SCENE: Final = "synthetic://street?seed=9&size=1280x720&split=test"
-"""Textures, shapes and schedule that the model has never seen."""
+"""Textures, shapes and movements that the model has never seen."""
 FRAMES: Final = 300
 RECORDED: Final = {"precision": 0.833, "recall": 0.766}
-"""What the shipped model reaches on the clip of FRAMES frames. What it misses is small, far or half hidden."""
+"""Scores of the shipped model on the clip of FRAMES frames. It misses small, distant and half hidden objects."""
 MARGIN: Final = 0.02
-"""How far below that a run may be. Engines and precisions are within 0.005 of each other."""
+"""How far below RECORDED a run may score. Engines and precisions are within 0.005 of each other."""
 COLLAPSE: Final = {"precision": 0.6, "recall": 0.6}
-"""Asked of what has no record: clips of another length, and settings that change what is found."""
+"""Minimum scores where RECORDED does not apply: other clip lengths, or settings that change the detections."""
 SAME: Final = ("conf", "iou", "max_det", "classes", "agnostic_nms", "imgsz", "rect", "vid_stride")
-"""Settings that must be as they are by default for the record to hold."""
+"""Settings that must have their defaults for RECORDED to apply."""
 
 
 @with_settings
 def demo(
     frames: Annotated[
-        int, typer.Option(min=1, metavar="N", help=f"frames of the clip (default: {FRAMES})", show_default=False)
+        int,
+        typer.Option(min=1, metavar="N", help=f"length of the clip in frames (default: {FRAMES})", show_default=False),
     ] = FRAMES,
     config: ConfigFile = None,
     preset: Preset = None,
@@ -48,7 +49,7 @@ def demo(
     quiet: Quiet = False,
     **given: Any,
 ) -> int:
-    """Make a clip of a street, find what moves in it, and compare with what is really there."""
+    """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS).settings
 
     from rich.progress import Progress
@@ -62,11 +63,11 @@ def demo(
 
     folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
     world = World.parse(f"{SCENE}&frames={frames}")
-    for old in folder.glob("input/street-*"):  # of an earlier run, with --exist-ok
+    for old in folder.glob("input/street-*"):  # left by another run, with --exist-ok
         old.unlink()
     console = stderr()
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("drawing", total=frames)
+        task = progress.add_task("rendering", total=frames)
         clip, truth = write_clip(world, folder / "input", on_frame=lambda done: progress.update(task, completed=done))
     pipeline = Pipeline(clip, MODEL, settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
     score = Score(open_data(truth, clip), pipeline.card)
@@ -75,22 +76,22 @@ def demo(
     if score.precision < least["precision"] or score.recall < least["recall"]:
         raise QualityError(
             f"the detections do not match the clip: precision {score.precision:.3f}, recall {score.recall:.3f}; "
-            f"at least {least['precision']:.3f} and {least['recall']:.3f} were expected",
-            remedy="'framefuse doctor' tests every part alone",
+            f"expected at least {least['precision']:.3f} and {least['recall']:.3f}",
+            remedy="run 'framefuse doctor', which tests every part by itself",
         )
     return 0
 
 
 def required(frames: int, settings: Settings) -> dict[str, float]:
-    """The precision and recall below which something is broken."""
-    usual = type(settings).model_fields
-    if frames == FRAMES and all(getattr(settings, key) == usual[key].default for key in SAME):
+    """Minimum precision and recall; lower scores mean that something is broken."""
+    fields = type(settings).model_fields
+    if frames == FRAMES and all(getattr(settings, key) == fields[key].default for key in SAME):
         return {name: value - MARGIN for name, value in RECORDED.items()}
     return dict(COLLAPSE)
 
 
 class Score:
-    """Detections against the truth, frame by frame. One is right if its class is, at an overlap of at least 0.5."""
+    """Compares detections with the ground truth. One is correct if its class is, with an IoU of at least 0.5."""
 
     def __init__(self, data: Dataset, card: Card) -> None:
         import numpy as np
@@ -100,28 +101,27 @@ class Score:
         self._data, self._shared = data, BoxClasses(card.names, data, card)
         classes = len(self._shared.names) + 1
         self._table = np.zeros((classes, classes), np.int64)
-        """[truth][found]; the last row is found but not there, the last column there but not found."""
+        """[ground truth][detected]; the last row counts false positives, the last column missed objects."""
 
     def add(self, result: Result) -> None:
-        """Count one frame."""
         from framefuse.lab.evaluation.boxes import confusion
 
         labels = self._shared.labels(self._data.labels(self._data.key_of(result.frame)))
         self._table += confusion(labels, *self._shared.found(result.detections), len(self._table) - 1)
 
     @property
-    def right(self) -> int:
+    def correct(self) -> int:
         return int(self._table[:-1, :-1].trace())
 
     @property
     def precision(self) -> float:
-        return self.right / max(int(self._table[:, :-1].sum()), 1)
+        return self.correct / max(int(self._table[:, :-1].sum()), 1)
 
     @property
     def recall(self) -> float:
-        return self.right / max(int(self._table[:-1].sum()), 1)
+        return self.correct / max(int(self._table[:-1].sum()), 1)
 
     def sentence(self) -> str:
         objects, detections = int(self._table[:-1].sum()), int(self._table[:, :-1].sum())
         rates = f"precision {self.precision:.3f}, recall {self.recall:.3f}"
-        return f"truth    {objects:,} objects, {detections:,} detections, {self.right:,} of them right: {rates}"
+        return f"truth    {objects:,} objects, {detections:,} detections, {self.correct:,} of them correct: {rates}"

@@ -1,6 +1,6 @@
-"""framefuse doctor: what works here, what does not, and what to do about it.
+"""framefuse doctor: what works on this machine, what does not, and what to do about it.
 
-Exit code 3 if the core does not work.
+Exit code 3 if a core part does not work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STYLES = {"PASS": "green", "FAIL": "bold red", "ABSENT": "dim"}
 
 
 def doctor(print_json: PrintJson = False) -> int:
-    """Run a tiny job on every part and say what works."""
+    """Run a tiny job on every part and report what works."""
     from framefuse.lab.doctor import checks, facts
 
     if print_json:

@@ -1,13 +1,13 @@
-"""Entry of the command `framefuse` and of `python -m framefuse`: signals, standard streams, and the way out.
+"""Entry point of `framefuse` and `python -m framefuse`: signals, standard streams, and process exit.
 
 Standard streams
-    Data on stdout is ours alone: whatever C libraries print there, such as NVIDIA's decoder, goes to stderr.
-    A message that cannot be printed on stderr is lost, and never decides how a run ends. Data that cannot be written on
-    stdout is a SinkError; where that is because its reader has gone (`| head`), the command ends without a word.
+    Only framefuse writes data to stdout: whatever C libraries print there, such as NVIDIA's decoder, goes to stderr.
+    A message that cannot be printed on stderr is dropped and never affects the exit code. Data that cannot be written
+    to stdout is a SinkError; if its reader has gone (`| head`), the command exits silently.
 
-The way out
-    The process ends without Python's own finalisation. FFmpeg may still hold a thread that was left behind
-    (sources/connection.py), and a thread that comes back into a dismantled interpreter crashes it.
+Process exit
+    The process exits without Python's finalisation: an abandoned thread (sources/connection.py) may still be inside
+    FFmpeg, and would crash when it returns into a finalised interpreter.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def start() -> NoReturn:
         from framefuse.cli.app import main
 
         code = main()
-    except SystemExit as error:  # shell completion ends so
+    except SystemExit as error:  # raised by shell completion
         code = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or interrupted():
             code = INTERRUPTED
             print("error: interrupted", file=sys.stderr)
         else:
-            print(f"error: {type(error).__name__}: {error}\n  -> install framefuse again", file=sys.stderr)
+            print(f"error: {type(error).__name__}: {error}\n  -> reinstall framefuse", file=sys.stderr)
     finally:
         with suppress(SinkError):
             sys.stdout.flush()
@@ -47,18 +47,18 @@ def start() -> NoReturn:
 
 
 def _open_streams() -> None:
-    # A file that is opened later must not get the number of a closed stream, on which C libraries print.
+    # A file opened later must not get the number of a closed standard stream, on which C libraries print.
     while (spare := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
     os.close(spare)
     data = os.dup(1)
-    os.dup2(2, 1)  # what C libraries print does not stand between data
+    os.dup2(2, 1)  # keeps the output of C libraries out of the data
     sys.stdout = _Stdout(os.fdopen(data, "wb"), *_encoding(sys.stdout), line_buffering=True)
     sys.stderr = _Stderr(os.fdopen(2, "wb", closefd=False), *_encoding(sys.stderr), line_buffering=True)
 
 
 def _encoding(stream: object) -> tuple[str | None, str]:
-    """That of a standard stream, which is None where it is closed. File names may hold what cannot be encoded."""
+    """Encoding of a standard stream, None if it is closed. File names may contain what it cannot encode."""
     return getattr(stream, "encoding", None), "backslashreplace"
 
 
@@ -91,5 +91,5 @@ def _as_sink_error() -> Iterator[None]:
         raise ReaderGone("the reader of stdout has gone") from error
     except OSError as error:
         raise SinkError(
-            f"cannot write on stdout: {error.strerror}", remedy="keep it open, with a reader or free space behind it"
+            f"cannot write to stdout: {error.strerror}", remedy="keep stdout open, or free some disk space"
         ) from error

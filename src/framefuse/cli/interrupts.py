@@ -1,7 +1,7 @@
-"""Signals that ask this process to stop. SIGINT and SIGTERM are taken before anything heavy is imported.
+"""SIGINT and SIGTERM, which ask this process to stop. The handlers are installed before heavy imports.
 
-The first raises KeyboardInterrupt and is remembered, because an import or a C library may swallow that or turn it into
-another error. The second is ignored, because outputs are being completed then. The third ends the process at once.
+The first signal raises KeyboardInterrupt and is recorded, because an import or a C library may swallow the exception
+or turn it into another one. The second is ignored, since outputs are being completed. The third ends the process.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ INTERRUPTED = 130
 """Exit code after SIGINT or SIGTERM."""
 
 READER_GONE = 128 + signal.SIGPIPE
-"""Exit code when the reader of stdout has gone: that of tools which let SIGPIPE end them."""
+"""Exit code if the reader of stdout has gone, as for a tool that SIGPIPE ends."""
 
 _signals = 0
 
 
 class ReaderGone(SinkError):
-    """Nobody reads stdout any more. That is how pipelines end, and nothing to complain about."""
+    """The reader of stdout has gone. This is how shell pipelines end, so nothing is reported."""
 
     exit_code = READER_GONE
 
 
 def interrupted() -> bool:
-    """Whether a signal came that asks the process to stop."""
+    """Whether a signal has asked the process to stop."""
     return _signals > 0
 
 
 def stop_if_interrupted() -> None:
-    """Raise the KeyboardInterrupt that was swallowed, if one was."""
+    """Raise KeyboardInterrupt if a signal has arrived, in case the first one was swallowed."""
     if _signals:
         raise KeyboardInterrupt
 
 
 def take_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and a shell's & leave it
+        if signal.getsignal(number) != signal.SIG_IGN:  # ignored by nohup, or by a shell's &
             signal.signal(number, _on_signal)
 
 

@@ -1,4 +1,4 @@
-"""framefuse kernels: which kernels there are, and what of them runs."""
+"""framefuse kernels: list the compiled kernels and show their code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from framefuse.cli.console import print_table
 from framefuse.cli.options import PrintJson
 from framefuse.errors import CapabilityError, UsageError
 
-app = typer.Typer(name="kernels", help="List the kernels, and show what of them runs.")
+app = typer.Typer(name="kernels", help="List the compiled kernels and show their code.")
 
 
 class Form(StrEnum):
-    """What `show` can print."""
-
     TIR = "tir"
     CUDA = "cuda"
     PTX = "ptx"
@@ -28,19 +26,17 @@ class Form(StrEnum):
 
 
 class Device(StrEnum):
-    """Where a kernel runs."""
-
     CPU = "cpu"
     CUDA = "cuda"
 
 
 FORMS = {Form.CUDA: Device.CUDA, Form.PTX: Device.CUDA, Form.ASM: Device.CPU}
-"""Forms that exist for one device alone."""
+"""Forms that exist for one device only."""
 
 
 @app.command("list")
 def list_(print_json: PrintJson = False) -> int:
-    """List the compiled kernels by name: their family, and whether they are for the CPU or for CUDA."""
+    """List the compiled kernels with their family and device."""
     from framefuse.cuda import cubins
     from framefuse.kernels import cpu
 
@@ -55,12 +51,12 @@ def list_(print_json: PrintJson = False) -> int:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="of a kernel, as 'framefuse kernels list' prints it")],
-    emit: Annotated[Form, typer.Option(help="TensorIR; CUDA source or PTX; assembly of the CPU's kernel")] = Form.TIR,
-    device: Annotated[Device | None, typer.Option(help="whose TensorIR, where both have a kernel of that name")] = None,
-    capability: Annotated[int, typer.Option(help="compute capability that the PTX is for, 89 for 8.9")] = 90,
+    name: Annotated[str, typer.Argument(help="name of a kernel; see 'framefuse kernels list'")],
+    emit: Annotated[Form, typer.Option(help="TensorIR, CUDA source, PTX, or CPU assembly")] = Form.TIR,
+    device: Annotated[Device | None, typer.Option(help="device, if both have a kernel of that name")] = None,
+    capability: Annotated[int, typer.Option(help="compute capability for the PTX; 89 means 8.9")] = 90,
 ) -> int:
-    """Print one kernel in the form in which it was written, generated or compiled."""
+    """Print one kernel as TensorIR, CUDA source, PTX or assembly."""
     from framefuse.cuda import cubins
     from framefuse.kernels import cpu
 
@@ -75,8 +71,8 @@ def show(
                 remedy=f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them",
             )
         raise UsageError(
-            f"no kernel for {device.value} is named {name!r}; one for {other} is",
-            remedy="--emit cuda and ptx are for CUDA, asm for the CPU",
+            f"no kernel for {device.value} is named {name!r}, only one for {other}",
+            remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels",
         )
     if emit is Form.CUDA:
         typer.echo(cubins.describe(name).source)
@@ -100,7 +96,7 @@ def show(
 
 
 def _preprocess_on_cuda(name: str) -> Any:
-    """One of this family's 64 PrimFuncs, of which TVM parses one a second or two; other families are small."""
+    """One of the 64 PrimFuncs of this family; TVM takes one or two seconds to parse each. Other families are small."""
     tir: Any = importlib.import_module("framefuse.kernels.preprocess.tir_cuda")
     _, layout, sample, memory, *one = name.split("_")
     return tir.variant(layout, sample, memory, alone=one == ["one"])

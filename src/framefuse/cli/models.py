@@ -1,4 +1,4 @@
-"""framefuse models: which models there are by name, and what framefuse knows about one."""
+"""framefuse models: list the models known by name, or show the card of one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="name or ONNX file: show what is known about it", show_default=False)
+        str | None, typer.Argument(help="name or ONNX file whose card to show", show_default=False)
     ] = None,
     print_json: PrintJson = False,
 ) -> int:
-    """List the models known by name, or show what is known about one."""
+    """List the models known by name, or show the card of one."""
     from framefuse.models import find_model, list_models
     from framefuse.models.card import read_card
 
@@ -41,7 +41,7 @@ def models(
 
 
 def facts(card: Card) -> dict[str, str]:
-    """A card in words, by the keys that a YAML card has."""
+    """A card as text, with the keys of a YAML card."""
     spec = card.preprocess
     names = ", ".join(card.names.values())
     return {

@@ -1,4 +1,4 @@
-"""Settings as command line options: one option for each field, made from its type, limits and description."""
+"""Settings as command line options, one per field, generated from its type, limits and description."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         metavar="|".join((*PRESETS, *PRESET_ALIASES)),
-        help="starting point of all options",
+        help="set of defaults to start from",
         autocompletion=lambda: [*PRESETS, *PRESET_ALIASES],
     ),
 ]
 PrintJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 PrintReport = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print errors only")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only errors")]
 
 _LISTS = ("--imgsz", "--classes")
 _NUMBER = re.compile(r"\d+([x,]\d+)*")
@@ -41,10 +41,9 @@ def flag(field: str) -> str:
 
 
 def normalise(words: Sequence[str]) -> list[str]:
-    """Command line in the one form that the parser knows.
+    """The command line in the form that the parser accepts.
 
-    --max_det 5 becomes --max-det 5, and the numbers after --imgsz and --classes become one word: --imgsz 384 640 is
-    --imgsz 384,640.
+    --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640.
     """
     done: list[str] = []
     words = list(words)
@@ -65,7 +64,7 @@ def normalise(words: Sequence[str]) -> list[str]:
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help lists the options by group, and names --no-option only where that changes the default."""
+    """A command whose help lists the options by group, and shows --no-option only where the default is on."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -82,7 +81,7 @@ class Command(typer.core.TyperCommand):
 
 
 def text(value: Any) -> str:
-    """A setting's value for people: on, off, 384 640, or - where there is none."""
+    """A setting's value as text: on, off, 384 640, or - for none."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
@@ -91,9 +90,9 @@ def text(value: Any) -> str:
 
 
 def with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Give `command(..., **given)` an option for every setting; `given` holds those that were set, as texts and flags.
+    """Give `command(..., **given)` an option for every setting; `given` holds those that were set, as text and flags.
 
-    They are checked where the YAML file's values are checked: in `load_settings`.
+    `load_settings` validates them, as it does the values of a YAML file.
     """
     return with_fields(command, tuple(Settings.model_fields), {})
 
@@ -102,7 +101,7 @@ def with_fields(command: Callable[..., int], fields: Sequence[str], defaults: Ma
     """The same for some of the settings.
 
     Args:
-        defaults: those of the command that differ from those of Settings, for the help.
+        defaults: defaults of the command where they differ from Settings, for the help.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]

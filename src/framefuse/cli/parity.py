@@ -1,4 +1,4 @@
-"""framefuse parity: pixels and boxes, stage by stage, of every engine against the reference and against ultralytics."""
+"""framefuse parity: compare pixels and boxes of every engine, stage by stage, with the reference and ultralytics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import check_out, print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_out, print_table, progress_printer, write_out
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
-from framefuse.errors import CapabilityError, QualityError, SinkError, UsageError
+from framefuse.errors import CapabilityError, QualityError, UsageError
 
 FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
-"""The settings that matter here."""
 PAGES = (".html", ".md", ".json")
 
 
@@ -24,41 +22,37 @@ PAGES = (".html", ".md", ".json")
 def parity(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
     source: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="video to compare on (default: a short clip made for this)")
+        str | None, typer.Option(metavar="SOURCE", help="video to compare on (default: a generated clip)")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME,..", help="engines (default: every one that this machine has)")
+        str | None, typer.Option(metavar="NAME,..", help="engines (default: all that are installed)")
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME,..", help="precisions of each engine")] = "auto",
+    precision: Annotated[str, typer.Option(metavar="NAME,..", help="precisions to compare for each engine")] = "auto",
     frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to compare")] = 4,
     peer_python: Annotated[
         Path | None,
         typer.Option(
-            "--peer-python", metavar="PYTHON", help="a Python with ultralytics (AGPL), to compare with it too"
+            "--peer-python",
+            metavar="PYTHON",
+            help="Python interpreter with ultralytics (AGPL), to also compare with it",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the page there: .html, .md or .json")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the certificate: .html, .md or .json")] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the certificate as JSON on stdout")] = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> int:
-    """Certify pixels and boxes from compressed video to result, and say at which stage a difference starts."""
+    """Certify pixels and boxes from compressed video to result, and name the stage where a difference starts."""
     if out is not None and out.suffix not in PAGES:
-        raise UsageError(f"--out {str(out)!r} is none of {', '.join(PAGES)}", remedy="use --out parity.html")
+        raise UsageError(f"--out {str(out)!r} does not end in {', '.join(PAGES)}", remedy="use --out parity.html")
     settings = load_settings(config, None, given).settings
     check_out(out)
 
     from framefuse.lab.parity import certify
     from framefuse.lab.parity.report import LEGEND, head, verdict
 
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     named = [] if engine is None else engine.split(",")
     certificate = certify(
         model, source, engines=named or None, precisions=precision.split(","),
@@ -73,22 +67,21 @@ def parity(
         typer.echo("\n".join(certificate.summary()))
     if out is not None:
         page = {".html": certificate.html, ".md": certificate.markdown, ".json": certificate.to_json}[out.suffix]()
-        try:
-            out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise SinkError(f"cannot write {out}: {error.strerror}", remedy="choose another --out") from error
+        write_out(out, page)
         say(f"wrote {out}")
     if missing := _missing(certificate, named):
-        raise CapabilityError(f"engine {missing.name} was not compared: {missing.absent}", remedy="framefuse doctor")
+        raise CapabilityError(
+            f"engine {missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'"
+        )
     if verdict(certificate) != "CERTIFIED":
         raise QualityError(
-            f"{certificate.model} is not certified: {_why(certificate)}", remedy="the table names the stage"
+            f"{certificate.model} is not certified: {_why(certificate)}", remedy="see the stage in the table"
         )
     return 0
 
 
 def _missing(certificate: Any, named: Sequence[str]) -> Any:
-    """An engine that was to be compared and was not; none where another is outside the limits, which says more."""
+    """A requested engine that was not compared; None if another one is outside the limits, which is more important."""
     here = [one for one in certificate.engines if not one.absent]
     ran = {one.name for one in here}
     if any(one.verdict == "outside" for one in here):
@@ -99,6 +92,3 @@ def _missing(certificate: Any, named: Sequence[str]) -> Any:
 def _why(certificate: Any) -> str:
     lines = [line for line in certificate.summary()[:-1] if "outside the limits" in line]
     return lines[0] if lines else str(certificate.summary()[-1]).removeprefix("NOT CERTIFIED: ")
-
-
-__all__ = ["parity"]

@@ -13,7 +13,7 @@ from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
 DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
-"""What `predict` does unless told otherwise, beyond the defaults of Settings: somebody at a terminal wants a result."""
+"""Defaults of `predict` that differ from those of Settings: a user at a terminal expects an output file."""
 
 
 @with_settings
@@ -21,7 +21,7 @@ def predict(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="video, image, folder, 'quoted*.jpg', camera (0) or rtsp://... address", show_default=False
+            help="video, image, folder, quoted glob '*.jpg', camera (0) or address (rtsp://...)", show_default=False
         ),
     ] = None,
     model: Annotated[
@@ -29,28 +29,26 @@ def predict(
     ] = None,
     sources: Annotated[
         list[str] | None,
-        typer.Option("--source", "-s", metavar="SOURCE", help="the same as an option; may be given several times"),
+        typer.Option("--source", "-s", metavar="SOURCE", help="SOURCE as an option; may be repeated"),
     ] = None,
     model_option: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="the same as an option")
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="MODEL as an option")
     ] = None,
     config: ConfigFile = None,
     preset: Preset = None,
-    half: Annotated[bool, typer.Option("--half", help="the same as --precision fp16")] = False,
+    half: Annotated[bool, typer.Option("--half", help="same as --precision fp16")] = False,
     stdout: Annotated[
-        bool, typer.Option("--stdout", help="print one JSON line a frame on stdout instead of into a file")
+        bool, typer.Option("--stdout", help="print one JSON line per frame on stdout instead of writing a file")
     ] = False,
     gpus: Annotated[
         str | None,
-        typer.Option(
-            "--gpus", metavar="0,1|all", help="share the list of sources between processes, one for each GPU named"
-        ),
+        typer.Option("--gpus", metavar="0,1|all", help="distribute the sources over these GPUs, one process each"),
     ] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> int:
-    """Detect objects in everything a source shows."""
+    """Detect objects in every frame of a source."""
     hush(quiet)
     if stdout and print_report:
         raise UsageError("--stdout and --json both print on stdout", remedy="leave one of them out")
@@ -66,7 +64,9 @@ def predict(
 
     if gpus is not None:
         if stdout:
-            raise UsageError("--gpus writes files, and --stdout none", remedy="leave one of them out")
+            raise UsageError(
+                "--gpus writes files, so it cannot be combined with --stdout", remedy="leave one of them out"
+            )
         if effective.settings.device not in ("auto", "cuda"):
             raise UsageError(
                 f"--gpus and --device {effective.settings.device} contradict each other", remedy="leave one of them out"
@@ -101,7 +101,7 @@ def predict(
 
 
 def _choose_source(argument: str | None, options: list[str], configured: str | list[str] | None) -> str | list[str]:
-    """The one source of the command line, or else that of the file."""
+    """The sources of the command line, or else those of the file."""
     given = ([argument] if argument is not None else []) + options
     if not given:
         if configured is None:

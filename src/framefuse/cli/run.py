@@ -1,4 +1,4 @@
-"""Run a pipeline for a person: a progress bar while it runs, what was measured and written when it has ended."""
+"""Run a pipeline at a terminal: a progress bar while it runs, then the report and the paths of the outputs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def run(
 ) -> None:
     """Run to the end, then print the report on stderr.
 
-    After an error or Ctrl-C what was done until then is printed, with the paths of what was written, and the exception
-    goes on. When the reader of stdout has gone, only the paths are.
+    After an error or Ctrl-C, print a summary of what was done and the paths of the outputs, and re-raise the exception.
+    If the reader of stdout has gone, print only the paths.
 
     Args:
         quiet: print neither report nor progress.
-        print_report: print the report as JSON on stdout as well.
-        verdict: one more line to print under the report.
+        print_report: also print the report as JSON on stdout.
+        verdict: makes one more line to print below the report.
     """
     results = cast("Generator[Result]", iter(pipeline))
     ended: BaseException | None = None
@@ -45,7 +45,7 @@ def run(
                     on_result(result)
                     bar.advance()
             except BaseException as error:
-                results.throw(error)  # an interruption of this loop ends the run inside: outputs and report say so
+                results.throw(error)  # so that the run itself ends, and its report names the error
     except BaseException as error:
         ended = error
         raise
@@ -64,7 +64,7 @@ def run(
 
 
 def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> None:
-    """Run a fleet to the end, then print what its workers did on stderr."""
+    """Run a fleet to the end, then print its report on stderr."""
     console = stderr()
     shown = console.is_terminal and not quiet
     try:
@@ -81,7 +81,7 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
 
 
 class Bar:
-    """Frames, frames per second, remaining time and dropped frames, on a terminal; nothing anywhere else."""
+    """Progress bar: frames, frames per second, remaining time and dropped frames. Only on a terminal."""
 
     def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
         from rich import progress
@@ -110,7 +110,6 @@ class Bar:
         self._progress.stop()
 
     def advance(self) -> None:
-        """One more frame is done."""
         if self._progress.disable:
             return
         task = self._progress.tasks[0]

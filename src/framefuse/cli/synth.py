@@ -1,4 +1,4 @@
-"""framefuse synth: a clip of the synthetic world, and its truth as a COCO file."""
+"""framefuse synth: render a clip of the synthetic world, with its ground truth as a COCO file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def synth(
         str,
         typer.Argument(help="street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI"),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="folder for the video and its truth")],
-    images: Annotated[bool, typer.Option("--images", help="write each frame as a PNG too, for COCO tools")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="folder for the video and its ground truth")],
+    images: Annotated[bool, typer.Option("--images", help="also write each frame as a PNG, for COCO tools")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write a video of a seeded scene, and exactly what is in it."""
+    """Write a video of a seeded synthetic scene, with exact ground truth."""
     from rich.progress import Progress
 
     from framefuse.world import World
@@ -49,17 +49,17 @@ def synth(
 def write_clip(
     world: World, out: Path, *, images: bool = False, on_frame: Callable[[int], None] = lambda done: None
 ) -> tuple[Path, Path]:
-    """Write a world as H.264 and its truth as COCO into a folder, which is made when it is missing.
+    """Write a world as H.264 video and its ground truth as COCO into a folder, which is created if missing.
 
     Args:
-        images: write each frame as a PNG too.
-        on_frame: called after each frame with the number done.
+        images: also write each frame as a PNG.
+        on_frame: called after each frame with the number of finished frames.
 
     Returns:
         the paths of the video and of the COCO file.
 
     Raises:
-        SinkError: they exist already, or cannot be written.
+        SinkError: a file already exists, or cannot be written.
     """
     from framefuse.cli.interrupts import stop_if_interrupted
     from framefuse.sinks.canvas import planes_of
@@ -71,7 +71,7 @@ def write_clip(
     pngs = (out / f"{stem}_{number}.png" for number in range(world.frames if images else 0))
     for path in itertools.chain((video, truth), pngs):
         if os.path.lexists(path):
-            raise SinkError(f"{path} exists already", remedy="choose another --out, or remove it first")
+            raise SinkError(f"{path} already exists", remedy="choose another --out, or remove the file")
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = _open(video, world)

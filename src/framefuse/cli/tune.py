@@ -1,4 +1,4 @@
-"""framefuse tune: schedules for engine tvm by measurement, in slices that can be interrupted and resumed."""
+"""framefuse tune: find schedules for engine tvm by measurement, in slices that can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
-from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.cli.console import check_choice, print_table, progress_printer, stderr
 from framefuse.cli.options import Quiet
 from framefuse.errors import ModelError, UsageError
 
 
 def tune(
     model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="schedules to measure for each function")] = 64,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="schedules to measure per function")] = 64,
     slice_seconds: Annotated[
-        float, typer.Option("--slice", metavar="SECONDS", help="stop after this long; call again to go on")
+        float, typer.Option("--slice", metavar="SECONDS", help="stop after this long; run again to continue")
     ] = 480.0,
-    database: Annotated[Path | None, typer.Option(metavar="DIR", help="default: where engine tvm looks for it")] = None,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16", help="that the model will run at")] = "fp32",
+    database: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="tuning database; default: where engine tvm looks for it")
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16", help="precision that the model will run at")] = "fp32",
     target: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
-    size: Annotated[str | None, typer.Option(metavar="WxH", help="of the input; default: the model's own")] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="the heaviest functions only")] = None,
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="0: as many as there are cores")] = 0,
+    size: Annotated[str | None, typer.Option(metavar="WxH", help="model input size; default: the model's own")] = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="batch that the model will run at")] = 1,
+    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="tune only the N heaviest functions")] = None,
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="CPU threads; 0: all cores")] = 0,
     quiet: Quiet = False,
 ) -> int:
-    """Measure schedules for a model's heaviest functions; a tuner that was stopped goes on where it was."""
+    """Measure schedules for the functions of a model. A later call continues where this one stops."""
     from framefuse.common.machine import available_cores
     from framefuse.engines.tvm import compiling, records, targets, tuning
     from framefuse.engines.tvm.importer import import_model
     from framefuse.engines.tvm.package import check_tuner, tvm
     from framefuse.models import find_model
 
-    if precision not in compiling.PRECISIONS:
-        raise UsageError(f"--precision is {precision!r}", remedy=f"use one of {', '.join(compiling.PRECISIONS)}")
+    check_choice("--precision", precision, compiling.PRECISIONS)
     if not 1 <= slice_seconds <= tuning.LONGEST_SLICE:
         raise UsageError(
             f"--slice {slice_seconds:g} is not between 1 and {tuning.LONGEST_SLICE:g} seconds",
-            remedy="call it again: every slice goes on where the last one ended",
+            remedy="use several slices: each continues where the last one ended",
         )
     path = find_model(model)
     width, height = _size(size, path)
@@ -51,17 +51,11 @@ def tune(
     where = targets.parse(target, cores)
     if where.kind == "llvm" and where != (here := targets.this_cpu(cores)):
         raise UsageError(
-            f"--target {target} is another CPU than this one, {here.name}, and candidates are measured",
-            remedy="use --target cpu, on that machine",
+            f"--target {target} is not this CPU ({here.name}), but tuning measures on the target",
+            remedy="run it on that machine with --target cpu",
         )
     kept = records.Records(database or records.default_folder(where), where)
-    console = stderr()
-
-    def say(line: str) -> None:
-        stop_if_interrupted()
-        if not quiet:
-            console.print(line, style="dim", markup=False)
-
+    say = progress_printer(quiet)
     if kept.note:
         say(kept.note)
     lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
@@ -78,14 +72,13 @@ def tune(
             )
             for name, share, count, best in tuning.summary(found)
         ]
-        print_table(("function", "of all operations", "schedules", "best us"), rows)
-        after = "every function has its trials" if done.finished else "call it again to go on"
-        console.print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
+        print_table(("function", "share of operations", "schedules", "best us"), rows)
+        after = "all trials are done" if done.finished else "run it again to continue"
+        stderr().print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
     return 0
 
 
 def _size(text: str | None, model: Path) -> tuple[int, int]:
-    """Width and height."""
     from framefuse.models.card import read_card
 
     if text is None:
@@ -97,7 +90,7 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
         raise UsageError(f"--size {text} is not WIDTHxHEIGHT", remedy="write it as 640x384") from error
     if width < 1 or height < 1:
         raise UsageError(f"--size {text} is empty", remedy="write it as 640x384")
-    with suppress(ModelError):  # models without a card can be tuned too
+    with suppress(ModelError):  # a model without a card can be tuned too
         card = read_card(model)
         if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
             raise UsageError(
@@ -105,6 +98,3 @@ def _size(text: str | None, model: Path) -> tuple[int, int]:
                 remedy=f"use --size {near[1]}x{near[0]}",
             )
     return width, height
-
-
-__all__ = ["tune"]

@@ -1,4 +1,4 @@
-"""framefuse val: how right models, engines and precisions are, on data whose truth is known."""
+"""framefuse val: accuracy of models, engines and precisions on data with ground truth."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "decode_threads", "queue", "project", "name", "exist_ok"),
 )
-"""The settings that matter here."""
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
@@ -39,22 +38,22 @@ def val(
             "--data",
             "-d",
             metavar="DATA",
-            help="annotations.json (COCO), or synthetic://street?split=test; may be given several times",
+            help="annotations.json (COCO), or synthetic://street?split=test; may be repeated",
         ),
     ],
     images: Annotated[
         Path | None,
-        typer.Option("--images", metavar="PATH", help="folder or video of a COCO file (default: beside it)"),
+        typer.Option("--images", metavar="PATH", help="folder or video of the COCO file (default: next to it)"),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="frames at most, evenly spread")
+        int | None, typer.Option("--limit", min=1, metavar="N", help="use at most N frames, evenly spaced")
     ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> int:
-    """Score models on data whose truth is known; --engine and --precision take lists: --precision fp32,bf16,int8."""
+    """Score models on data with ground truth. --engine and --precision take lists: --precision fp32,bf16,int8."""
     engines, precisions = (_several(given, field) for field in ("engine", "precision"))
     settings = load_settings(config, None, given, defaults=DEFAULTS).settings
     engines, precisions = engines or [settings.engine], precisions or [settings.precision]
@@ -75,7 +74,7 @@ def val(
                 chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
                 model = _built(wanted)
                 rows.append(_run(Row(replace(wanted, model=model)), opened, chosen, limit, quiet))
-        finally:  # what was scored before an interruption is kept
+        finally:  # keep the scores that were finished before an interruption
             if any(row.scores for row in rows):
                 _show(rows, print_json)
                 written = save(rows, folder)
@@ -106,7 +105,7 @@ def _show(rows: Sequence[Row], as_json: bool) -> None:
 
 
 def _several(given: dict[str, Any], field: str) -> list[str]:
-    """The values of an option that takes a list here; it is taken out of `given` unless it is one value."""
+    """The values of an option that takes a list here; it is removed from `given` unless it has a single value."""
     values = [value.strip() for value in str(given.get(field, "")).split(",")]
     if field in given and not all(values):
         raise UsageError(f"--{field} is {given[field]!r}", remedy=f"write --{field} first,second")
@@ -117,7 +116,7 @@ def _several(given: dict[str, Any], field: str) -> list[str]:
 
 
 def _built(wanted: Wanted) -> str:
-    """The model asked for; where int8 is asked for, `NAME-int8` that was built from it, if there is one."""
+    """The requested model; for int8, the `NAME-int8` that was built from it, if there is one."""
     from framefuse.models import find_model, list_models
 
     path = Path(wanted.model)
@@ -130,7 +129,6 @@ def _built(wanted: Wanted) -> str:
 
 
 def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:
-    """The row with its scores, or with what is in their way."""
     from rich import progress
 
     from framefuse.cli.interrupts import stop_if_interrupted

@@ -1,1 +1,1 @@
-"""What no room owns: the machine, YAML, redaction, ONNX Runtime without telemetry."""
+"""Shared helpers: facts about the machine, YAML, redaction, ONNX Runtime without telemetry."""

@@ -1,4 +1,4 @@
-"""Facts about the machine that choices rest on."""
+"""Facts about the machine, and its memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def available_cores() -> int:
-    """CPU cores this process may really use: its affinity mask, and the CPU quota of its cgroup, rounded up."""
+    """CPU cores this process may use: its affinity mask, limited by the CPU quota of its cgroup, rounded up."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
@@ -20,15 +20,15 @@ def available_cores() -> int:
 
 
 def trim_heap() -> None:
-    """Give free heap back to the system: reading and compiling a model leaves tens of MB that glibc would keep."""
+    """Return free heap memory to the system: loading a model leaves tens of MB that glibc would keep."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def lacks_memory(error: BaseException) -> str | None:
-    """What it says, where that is that the memory of this machine is not enough; C++ says so in words only."""
+    """The message of an error that means the host is out of memory, otherwise None. C++ tells only by its text."""
     if type(error).__module__.startswith("cupy"):
-        return None  # that one is of the GPU
+        return None  # out of GPU memory
     found = re.search(r"(std::bad_alloc|([^\n:]*can't|[Ff]ailed to|[Uu]nable to) alloc[^\n]*)", str(error))
     if found:
         return found[0].strip()

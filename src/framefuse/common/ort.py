@@ -1,4 +1,4 @@
-"""The onnxruntime package, imported so that it tells nobody what runs here."""
+"""The onnxruntime package, imported with its telemetry turned off."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 from framefuse.errors import CapabilityError
 
 SILENT = 4
-"""Of ONNX Runtime's log levels: nothing but what ends the process. Errors come as exceptions; it prints them beside
-that, and warnings about every session."""
+"""The log level "fatal". Errors arrive as exceptions anyway, and ONNX Runtime also warns about every session."""
 
 
 def onnxruntime(extra: str) -> Any:
-    """The module.
+    """The onnxruntime module.
 
-    From 1.29 on, ONNX Runtime writes the names and hashes of models down and sends them to its maker, with a number it
-    gives the machine, unless ORT_DISABLE_TELEMETRY is set before its first import. Who set it to 0 keeps that.
+    Since 1.29, ONNX Runtime collects names and hashes of models with an identifier of the machine and sends them to its
+    vendor, unless ORT_DISABLE_TELEMETRY is set before the first import. A value that the user has set is kept.
 
     Args:
-        extra: of framefuse, which has the package, for the remedy.
+        extra: the extra of framefuse that installs the package, for the remedy.
 
     Raises:
-        CapabilityError: it is not installed.
+        CapabilityError: the package is not installed.
     """
     if not os.environ.get("ORT_DISABLE_TELEMETRY"):
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"

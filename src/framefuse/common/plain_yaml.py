@@ -1,4 +1,4 @@
-"""YAML as settings and cards need it: one flat mapping of plain values."""
+"""YAML for settings and cards: one flat mapping of plain values."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import yaml
 
 DEPTH = 16
-"""Collections inside each other at most."""
+"""Maximum nesting depth of collections."""
 
 
 def read_mapping(text: bytes) -> dict[str, tuple[Any, int]]:
-    """Key -> (value, line) of a YAML mapping; an empty text is an empty mapping.
+    """Key -> (value, line) of a YAML mapping; empty text is an empty mapping.
 
     Raises:
-        ValueError: not YAML, no mapping, a key twice, aliases (a few lines of them can stand for gigabytes), or a value
-            that its type does not have, such as 2024-02-30.
+        ValueError: invalid YAML, not a mapping, a duplicate key, an alias (a few lines of aliases can expand to
+            gigabytes), or an impossible value such as 2024-02-30.
     """
     loader = None
     try:
@@ -24,21 +24,21 @@ def read_mapping(text: bytes) -> dict[str, tuple[Any, int]]:
         if root is None or root.tag == "tag:yaml.org,2002:null":
             return {}
         if not isinstance(root, yaml.MappingNode):
-            raise ValueError("it is no mapping")
+            raise ValueError("it is not a mapping")
         found: dict[str, tuple[Any, int]] = {}
         for key_node, value_node in root.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ValueError(f"a key is no text, line {line}")
+                raise ValueError(f"a key is not text, line {line}")
             if key in found:
-                raise ValueError(f"{key} is set twice, in line {found[key][1]} and line {line}")
+                raise ValueError(f"{key} is set twice, on line {found[key][1]} and line {line}")
             found[key] = (loader.construct_object(value_node, deep=True), line)
         return found
     except yaml.YAMLError as error:
-        # Not str(error): that quotes the file, in which a password may stand.
+        # Not str(error), which quotes the file: it may contain a password.
         mark = getattr(error, "problem_mark", None)
         words = [getattr(error, part, None) for part in ("context", "problem")]
-        problem = ", ".join(filter(None, words)) or "it holds bytes that are no text"
+        problem = ", ".join(filter(None, words)) or "it contains bytes that are not text"
         raise ValueError(problem + (f", line {mark.line + 1}" if mark else "")) from error
     finally:
         if loader is not None:
@@ -64,5 +64,5 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except yaml.YAMLError:
             raise
-        except Exception as error:  # PyYAML's constructors raise nearly anything on values that do not suit their type
+        except Exception as error:  # PyYAML's constructors raise almost anything on invalid values
             raise yaml.MarkedYAMLError(problem=str(error)[:100], problem_mark=node.start_mark) from error

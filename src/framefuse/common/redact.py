@@ -1,4 +1,4 @@
-"""Addresses without their passwords and tokens, for everything that a person or a log may see."""
+"""Redaction of passwords and tokens in addresses, for everything that a user or a log may see."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import re
 HIDDEN = "***"
 
 END = r"(?=['\")\]},;:.]*(?:\s|$))"
-"""The end of an address in a sentence, before what closes it."""
+"""The end of an address in a sentence, before closing punctuation."""
 SECRET = "tok|pas|phrase|pwd|psw|pw|pin|key|auth|secret|sig|cred|jwt|login|user|usr|sess|sid|streamid|%"
 PAIR = re.compile(rf"([?&;#/][^=&;#/?\s]*(?:{SECRET})[^=&;#/?\s]*=)[^&\s]*?(?=&|{END})", re.IGNORECASE)
-"""A key, after any separator (some cameras take the login as /user=name&password=word), and its value, up to the next &
-because that of streamid holds other separators. A key with an escape in it may spell anything."""
+"""A key, after any separator (some cameras take the login as /user=name&password=word), and its value up to the next &,
+since the value of streamid contains other separators. A key with an escape may spell anything, so it counts too."""
 STREAM_KEY = re.compile(rf"(\brtmp\w*(?::|//)/*[^/?\s]+/(?:[^?\s]*/)?)[^/?\s]+?(?=\?|{END})", re.IGNORECASE)
-"""The last part of an rtmp path: who knows it may publish."""
+"""The last part of an rtmp path: whoever knows it can publish."""
 
 
 def redact(text: str) -> str:
     """The text with logins, stream keys, and the values of keys such as token=, password= and auth= replaced by ***.
 
-    It rather hides too much: any key whose name contains a piece like "pas", "sig" or "key" counts.
+    It hides too much rather than too little: any key whose name contains "pas", "sig", "key" or the like counts.
     """
     text = re.sub(r"\S+", _without_login, text)
     return STREAM_KEY.sub(rf"\1{HIDDEN}", PAIR.sub(rf"\1{HIDDEN}", text))
 
 
 def redact_source(source: object) -> str:
-    """A source as it was given. It is one word even where it holds blanks, as a mistyped password may."""
+    """A source as given, redacted. It is treated as one word even if it contains spaces, as a mistyped password may."""
     text = str(source)
     return redact(re.sub(r"\s", "%20", text) if "@" in text else text)
 
 
 def brief(value: object) -> str:
-    """The value as Python writes it, redacted, and cut where it is long."""
+    """The repr of a value, redacted and shortened."""
     text = redact(repr(value)[:2000])
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _without_login(word: re.Match[str]) -> str:
-    """What stands before an @: after // it is a login, elsewhere (rtsp:/name:password@host) if it holds a colon.
+    """Hide the text before an @: after // it is a login, elsewhere (rtsp:/name:password@host) if it has a colon.
 
-    Passwords may hold an unescaped / or ?, at the price of hiding a host that is followed by a port and an @ in the
-    path.
+    Passwords may contain an unescaped / or ?; the price is that a host with a port before an @ in the path is hidden.
     """
     scheme, slashes, rest = word[0].partition("//")
     if not slashes or re.search(r"[:/@].", scheme):

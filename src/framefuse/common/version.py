@@ -1,3 +1,3 @@
-"""Version of framefuse, which caches and reports carry."""
+"""Version of framefuse, stored in caches and reports."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Several GPUs of one host: a process each, one list of inputs."""
+"""Several GPUs of one host: one process per GPU, one shared list of inputs."""

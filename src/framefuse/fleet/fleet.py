@@ -1,11 +1,11 @@
-"""Fleet: several processes, on one or several GPUs of this host, over one list of inputs.
+"""Fleet: several processes, on one or more GPUs of this host, share one list of inputs.
 
     inputs -> worker on cuda:0: Pipeline(SharedList) -> its sinks
            -> worker on cuda:1: Pipeline(SharedList) -> its sinks
 
-A worker asks for the next input whenever one of its readers has finished one, so a faster GPU takes more of them. One
-that dies takes with it only what it was reading; the others go on with the rest. Between the processes travel lines of
-JSON: names of inputs, counts, reports. `fleet_worker.py` is the other end.
+A worker requests the next input whenever one of its readers has finished one, so a faster GPU processes more of them.
+If a worker dies, only the inputs it was reading are lost; the others process the rest. The processes exchange lines of
+JSON: names of inputs, frame counts, reports. `worker.py` is the other end.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from framefuse.sources.paths import videos_in
 from framefuse.sources.source import SCHEMES, is_camera
 
 DECODERS = 16
-"""Inputs that the workers of one GPU read at once, together: enough for its decoders, and few, so that each of the last
-ones goes faster. Alone a worker reads READERS of them, on a CPU one."""
+"""Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
+sooner. A single worker reads up to READERS of them, on a CPU one."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,25 @@ class WorkerFacts:
     device: str
     """"cuda:0", or "cpu"."""
     inputs: list[str] = field(default_factory=list)
-    """What it took, in that order."""
+    """The inputs it took, in order."""
     frames: int = 0
     report: Report | None = None
-    """None: it had nothing to do, or it ended before it had one."""
+    """None: it had no input, or it ended before it could report."""
     skipped: list[str] = field(default_factory=list)
-    """Why inputs could not be read."""
+    """The reasons why inputs could not be read."""
     error: ErrorFacts | None = None
-    """What ended it early."""
+    """The error that ended it early."""
 
 
 @dataclass(frozen=True)
 class FleetReport:
-    """What the workers did together."""
+    """The combined result of all workers."""
 
     frames: int
     seconds: float
-    """From the first frame of any worker to the last of any. The start of processes and engines is not in it."""
+    """From the first frame of any worker to the last frame of any. Startup of processes and engines is excluded."""
     start_seconds: float
-    """Until the last worker that found work had its first frame."""
+    """Until every worker with inputs had its first frame."""
     workers: list[WorkerFacts]
 
     @property
@@ -77,7 +77,7 @@ class FleetReport:
         return [worker.error for worker in self.workers if worker.error]
 
     def failure(self) -> FramefuseError:
-        """What ended the first of the workers that ended early, as an error of its kind."""
+        """The error of the first worker that ended early, with its original type."""
         device, facts = next((worker.device, worker.error) for worker in self.workers if worker.error)
         kind = getattr(errors, facts.kind, EngineError)
         others = f"; {len(self.errors)} of {len(self.workers)} workers ended early" if len(self.workers) > 1 else ""
@@ -85,12 +85,12 @@ class FleetReport:
         return failure
 
     def table(self) -> str:
-        """As plain text: a line for all, and one for each worker."""
+        """Plain text: one line in total, and one per worker."""
         count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
         lines = [
             f"{self.frames:,} frames of {count} input{'' if count == 1 else 's'} in {self.seconds:.1f} s,"
-            f" {self.fps:,.1f} fps on {devices} device{'' if devices == 1 else 's'}, after {self.start_seconds:.1f} s"
-            " of starting",
+            f" {self.fps:,.1f} fps on {devices} device{'' if devices == 1 else 's'};"
+            f" startup took {self.start_seconds:.1f} s",
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
@@ -117,25 +117,25 @@ class Fleet:
 
         Fleet("clips/*.mp4", "yolov8n.onnx", devices=["cuda:0", "cuda:1"], save_jsonl=True).run()
 
-    Outputs go to `project/name/0_cuda_0`, `project/name/1_cuda_1`, ...; beside them lies fleet.json.
+    Outputs go to `project/name/0_cuda_0`, `project/name/1_cuda_1`, ...; fleet.json is written to `project/name`.
 
     Args:
-        sources: files, folders and globs. Each video is one input; a folder or glob with images in it is one.
+        sources: files, folders and globs. Each video is one input; a folder or glob of images is one input.
         model: as for `Pipeline`.
-        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES leaves; "cpu" is a process without one. A device
-            named twice gets two processes: that pays where the threads of one wait for each other, not for the GPU.
-        settings: all options as one object; `options` then change single fields of it. `devices` stands for `device`,
-            and `readers` are those of each process: by default those of a GPU share DECODERS, but none reads more than
-            READERS, or than its share of the inputs.
+        devices: "cuda:N" counts the GPUs that CUDA_VISIBLE_DEVICES exposes; "cpu" is a process without a GPU. A device
+            named twice gets two processes, which helps if the threads of one wait for each other, not for the GPU.
+        settings: all options as one object; `options` then override single fields of it. `devices` replaces `device`.
+            `readers` applies to each process; by default the processes of a GPU share DECODERS, and none reads more
+            than READERS or its share of the inputs.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
-        folder: where the outputs are; None while, or because, there are none.
-        report: what was done, once a run has ended in whatever way.
+        folder: folder of the outputs; None before the run, or if nothing is written.
+        report: the result, once a run has ended or failed.
 
     Raises:
-        UsageError: no device, a camera or a stream among the sources, or a wrong option.
-        SourceError: a path is not there.
+        UsageError: no device, a live source among the inputs, or a wrong option.
+        SourceError: a path does not exist.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class Fleet:
     ) -> None:
         if not devices or not isinstance(devices, (list, tuple)):
             given = f", not {brief(devices)}" if devices else ""
-            raise UsageError(f"a fleet needs devices{given}", remedy='name them: devices=["cuda:0", "cuda:1"]')
+            raise UsageError(f"a fleet needs devices{given}", remedy='pass devices=["cuda:0", "cuda:1"]')
         self.settings = settings_from(options, base=settings)
         if self.settings.show:
-            raise UsageError("a fleet shows no windows", remedy="leave show out, or use a Pipeline")
+            raise UsageError("a fleet cannot show windows", remedy="leave show out, or use a Pipeline")
         self.inputs = _inputs([sources] if isinstance(sources, str | Path) else sources)
         self.folder: Path | None = None
         self._model = None if model is None else str(model)
@@ -165,12 +165,12 @@ class Fleet:
         """Run to the end.
 
         Args:
-            on_count: called now and then with the number of frames done.
+            on_count: called regularly with the number of finished frames.
 
         Raises:
-            FramefuseError: no frame came out of any input; of the kind that ended the first worker, or a SourceError.
+            FramefuseError: no input produced a frame: the error of the first failed worker, or a SourceError.
             SinkError: the folder, or fleet.json in it, cannot be written.
-            KeyboardInterrupt: after the workers have completed what they wrote.
+            KeyboardInterrupt: after the workers have completed their outputs.
         """
         settings = self.settings
         if any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save")):
@@ -200,8 +200,8 @@ class Fleet:
                 raise report.failure()
             skipped = "; ".join(text for worker in report.workers for text in worker.skipped)
             raise SourceError(
-                f"no frame came out of {len(self.inputs)} inputs: {skipped or 'each of them is empty'}",
-                remedy="check that they are videos, or run one of them alone",
+                f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}",
+                remedy="check that they are videos, or run one of them by itself",
             )
         return report
 
@@ -235,49 +235,49 @@ class Fleet:
 
 
 class _Worker:
-    """This side of one process: a thread that answers what comes from it."""
+    """The fleet's side of one worker process: a thread that answers its messages."""
 
     def __init__(self, device: str, environment: dict[str, str], waiting: deque[str], job: dict[str, Any]) -> None:
         self.device = device
         self.frames = 0
         self.span: tuple[float, float] | None = None
-        """When its first and its last frame were done, by the clock of this machine."""
+        """Time of its first and its last frame (`perf_counter`)."""
         self._waiting = waiting
         self._inputs: list[str] = []
         self._skipped: list[str] = []
         self._report: Report | None = None
         self._error: ErrorFacts | None = None
-        reading, writing = os.pipe()  # of its own: libraries print on stdout
+        reading, writing = os.pipe()  # not stdout, on which libraries print
         self._messages = os.fdopen(reading, encoding="utf-8")
         try:
             self._process = subprocess.Popen(
-                # -P: av.py in this folder is no av
+                # -P: do not import modules, such as an av.py, from the working directory
                 [sys.executable, "-P", "-m", "framefuse.fleet.worker", str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=2,
                 pass_fds=(writing,),
                 env=environment,
                 text=True,
-                start_new_session=True,  # an interruption at the terminal reaches it once, through `interrupt`
+                start_new_session=True,  # Ctrl-C reaches it only once, through `interrupt`
             )
         finally:
             os.close(writing)
-        self._say(job)
+        self._send(job)
         self._thread = threading.Thread(target=self._listen, name=f"fleet {device}", daemon=True)
         self._thread.start()
 
     def running(self, seconds: float) -> bool:
-        """Whether it still runs after waiting so long for its end."""
+        """Whether it still runs after waiting up to `seconds` for its end."""
         self._thread.join(seconds)
         return self._thread.is_alive()
 
     def interrupt(self) -> None:
-        """Have it complete what it writes, and end."""
+        """Ask it to complete its outputs and exit."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
-        """Wait for its end, within reason."""
+        """Wait for it to exit; kill it after 30 s."""
         if self.running(30):
             self._process.kill()
             self._thread.join()
@@ -286,7 +286,7 @@ class _Worker:
         inputs = [redact_source(item) for item in self._inputs]
         return WorkerFacts(self.device, inputs, self.frames, self._report, self._skipped, self._error)
 
-    def _say(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -297,7 +297,7 @@ class _Worker:
             for line in messages:
                 message = json.loads(line)
                 if message["kind"] == "next":
-                    self._hand_out()
+                    self._send_next_input()
                 elif message["kind"] == "frames":
                     self.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
@@ -306,33 +306,33 @@ class _Worker:
                     self._skipped += message["texts"]
                 else:
                     self._error = ErrorFacts(**message["error"])
-                    if not self.frames:  # its device or engine failed: others may be luckier
+                    if not self.frames:  # its device or engine failed; other workers may succeed
                         self._waiting.extendleft(reversed(self._inputs))
                         self._inputs.clear()
         code = process.returncode
         if code and self._error is None:
-            last = ", ".join(map(redact_source, self._inputs[-READERS:])) or "nothing yet"
+            last = ", ".join(map(redact_source, self._inputs[-READERS:])) or "no inputs yet"
             self._error = ErrorFacts(
                 "EngineError",
-                f"the process ended with exit code {code}; it had taken {last}",
-                remedy="run these inputs alone, on one device, to see why",
+                f"the worker ended with exit code {code}; it had taken {last}",
+                remedy="run these inputs on one device to find the cause",
             )
 
-    def _hand_out(self) -> None:
+    def _send_next_input(self) -> None:
         try:
             item = self._waiting.popleft()
         except IndexError:
-            self._say(None)
+            self._send(None)
             return
         self._inputs.append(item)
-        self._say(item)
+        self._send(item)
 
 
 def parse_devices(text: str) -> list[str]:
-    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every GPU that is visible.
+    """ "0,1" -> ["cuda:0", "cuda:1"]; "all" -> every visible GPU.
 
     Raises:
-        UsageError: neither numbers nor all, or there is no GPU.
+        UsageError: neither numbers nor all.
     """
     if text.strip() == "all":
         from framefuse.cuda.device import cupy
@@ -341,7 +341,7 @@ def parse_devices(text: str) -> list[str]:
         return [f"cuda:{number}" for number in range(count)]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"--gpus is {text!r}", remedy="--gpus takes numbers as in 0,1, or all")
+        raise UsageError(f"--gpus is {text!r}", remedy="use numbers such as 0,1, or all")
     return [f"cuda:{int(part)}" for part in parts]
 
 
@@ -349,21 +349,21 @@ def _inputs(sources: Any) -> list[str]:
     inputs: list[str] = []
     for source in sources if isinstance(sources, Iterable) else [sources]:
         if not isinstance(source, (str, Path)):
-            raise UsageError(f"{brief(source)} is no input of a fleet", remedy="name files, folders or globs")
+            raise UsageError(f"{brief(source)} is not an input for a fleet", remedy="use files, folders or globs")
         text = str(source)
         if is_camera(text) or text.partition("://")[0].lower() in SCHEMES:
             raise UsageError(
-                f"{redact_source(text)} never ends, and a fleet works off a list",
-                remedy="give it a Pipeline of its own",
+                f"{redact_source(text)} never ends, but a fleet processes finite inputs",
+                remedy="run it in its own Pipeline",
             )
         inputs += [text] if "://" in text else videos_in(text)
     if not inputs:
-        raise UsageError("a fleet needs inputs", remedy="name files, folders or globs")
+        raise UsageError("a fleet needs inputs", remedy="use files, folders or globs")
     return inputs
 
 
 def _environment(device: object) -> dict[str, str]:
-    """Environment of the worker of a device: it sees that GPU only.
+    """Environment of the worker of a device: only that GPU is visible.
 
     Raises:
         UsageError: no such device.
@@ -373,14 +373,14 @@ def _environment(device: object) -> dict[str, str]:
         return dict(os.environ)
     kind, _, number = str(device).partition(":")
     if kind != "cuda" or not number.isdecimal():
-        raise UsageError(f"{device!r} is no device of a fleet", remedy='name "cuda:0", "cuda:1", ... or "cpu"')
+        raise UsageError(f"{device!r} is not a device for a fleet", remedy='use "cuda:0", "cuda:1", ... or "cpu"')
     chosen = str(int(number))
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
         if int(number) >= len(names):
             raise UsageError(
-                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} leaves {len(names)} GPUs",
-                remedy="name fewer devices, or change CUDA_VISIBLE_DEVICES",
+                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} exposes {len(names)} GPUs",
+                remedy="use fewer devices, or change CUDA_VISIBLE_DEVICES",
             )
         chosen = names[int(number)]
     return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}

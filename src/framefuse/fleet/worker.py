@@ -1,8 +1,8 @@
-"""One process of a `Fleet`: python -m framefuse.fleet.worker FD, which reads lines of JSON on stdin and writes on FD.
+"""One process of a `Fleet`: python -m framefuse.fleet.worker FD. It reads JSON lines on stdin and writes them to FD.
 
 <- {"model": ..., "settings": {...}, "readers": 8}     once
--> {"kind": "next"}                                    the next input, please
-<- "clip.mp4" or null
+-> {"kind": "next"}                                    request the next input
+<- "clip.mp4", or null if there is none
 -> {"kind": "frames", "frames": 120, "first": t, "last": t}
 -> {"kind": "skipped", "texts": [...]}, {"kind": "report", "report": {...}}, {"kind": "error", "error": {...}}
 """
@@ -22,47 +22,46 @@ from time import perf_counter
 from typing import Any, TextIO
 
 COUNT_SECONDS = 0.1
-"""How often the frames are counted, at most."""
+"""Minimum interval between two frame counts."""
 
 
-class Line:
+class Connection:
     """The connection to the fleet."""
 
     def __init__(self, reading: TextIO, writing: TextIO) -> None:
         self._reading, self._writing, self._lock = reading, writing, threading.Lock()
 
-    def say(self, kind: str, **values: Any) -> None:
-        with self._lock, suppress(BrokenPipeError):  # the fleet was killed: what is begun is completed all the same
+    def send(self, kind: str, **values: Any) -> None:
+        with self._lock, suppress(BrokenPipeError):  # even if the fleet was killed, outputs are completed
             self._writing.write(json.dumps({"kind": kind, **values}) + "\n")
             self._writing.flush()
 
-    def hear(self) -> Any:
-        """The next line; None also when the fleet is gone."""
+    def receive(self) -> Any:
+        """The next message; None also if the fleet has gone."""
         return json.loads(self._reading.readline() or "null")
 
     def inputs(self) -> Iterator[str]:
         while True:
-            self.say("next")
-            item = self.hear()
+            self.send("next")
+            item = self.receive()
             if item is None:
                 return
             yield item
 
 
 def main() -> int:
-    """Exit code of the process."""
-    signals = iter([signal.default_int_handler])  # the first interrupts, later ones find it completing its outputs
+    signals = iter([signal.default_int_handler])  # only the first interrupts: later ones find it completing its outputs
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: next(signals, lambda *_: None)(number, frame))
-    line = Line(sys.stdin, os.fdopen(int(sys.argv[1]), "w"))
+    connection = Connection(sys.stdin, os.fdopen(int(sys.argv[1]), "w"))
     try:
-        return _work(line)
-    except KeyboardInterrupt:  # while it started
+        return _work(connection)
+    except KeyboardInterrupt:  # during startup
         return 130
 
 
-def _work(line: Line) -> int:
-    job = line.hear()
+def _work(connection: Connection) -> int:
+    job = connection.receive()
     from framefuse.errors import FramefuseError, SourceError
     from framefuse.pipeline import Pipeline
     from framefuse.report.facts import ErrorFacts
@@ -71,43 +70,42 @@ def _work(line: Line) -> int:
 
     pipeline = None
     try:
-        inputs = line.inputs()
+        inputs = connection.inputs()
         first = next(inputs, None)
         if first is None:
             return 0
         shared = SharedList(itertools.chain([first], inputs), open_source, job["readers"])
         pipeline = Pipeline(shared, job["model"], **job["settings"])
-        _follow(pipeline, line)
-    except SourceError as error:  # nothing that it took can be read: that is no fault of this process
-        line.say("skipped", texts=[error.message])
+        _follow(pipeline, connection)
+    except SourceError as error:  # none of its inputs can be read, which is not a failure of this process
+        connection.send("skipped", texts=[error.message])
     except KeyboardInterrupt as error:
-        line.say("error", error=asdict(ErrorFacts.of(error)))
+        connection.send("error", error=asdict(ErrorFacts.of(error)))
         return 130
     except FramefuseError as error:
-        line.say("error", error=asdict(ErrorFacts.of(error)))
+        connection.send("error", error=asdict(ErrorFacts.of(error)))
         return error.exit_code
     finally:
         if pipeline is not None:
             report = pipeline.report
-            line.say("skipped", texts=report.skipped())
-            line.say("report", report=report.to_dict())
+            connection.send("skipped", texts=report.skipped())
+            connection.send("report", report=report.to_dict())
     return 0
 
 
-def _follow(pipeline: Any, line: Line) -> None:
-    """Run the pipeline and count its frames."""
-    frames, began, told = 0, 0.0, 0.0
+def _follow(pipeline: Any, connection: Connection) -> None:
+    frames, first, sent = 0, 0.0, 0.0
     try:
         for _ in pipeline:
             frames += 1
             now = perf_counter()
-            began = began or now
-            if now - told > COUNT_SECONDS:
-                told = now
-                line.say("frames", frames=frames, first=began, last=now)
+            first = first or now
+            if now - sent > COUNT_SECONDS:
+                sent = now
+                connection.send("frames", frames=frames, first=first, last=now)
     finally:
         if frames:
-            line.say("frames", frames=frames, first=began, last=perf_counter())
+            connection.send("frames", frames=frames, first=first, last=perf_counter())
 
 
 if __name__ == "__main__":

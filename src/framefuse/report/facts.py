@@ -1,4 +1,4 @@
-"""The facts of a report, and what they say as text."""
+"""The facts of a report, and their plain text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framefuse.runtime.profiling import Spread, StageStats
 from framefuse.sources import SourceInfo
 
 SCHEMA = 1
-"""Version of the JSON; it grows when a field changes its meaning or goes away."""
+"""Version of the JSON; incremented when a field changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SourceFacts:
     """One source of a run."""
 
     uri: str
-    """Without password."""
+    """Passwords are hidden."""
     kind: str
     width: int | None = None
     height: int | None = None
@@ -35,23 +35,23 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model of a run, and what ran it."""
+    """The model of a run, and the engine that ran it."""
 
     name: str
     layout: str
     input: str
-    """Width x height of the model input as it ran: "640x384"."""
+    """Width x height of the largest model input: "640x384"."""
     engine: str
     precision: str
 
 
 @dataclass(frozen=True)
 class CopyFacts:
-    """What one stage copied to, from or on the GPU."""
+    """What one stage copies to, from or on the GPU."""
 
     stage: str
     direction: str
-    """h2d, d2h or d2d: from host or device to host or device."""
+    """h2d, d2h or d2d: h is the host, d the device."""
     kind: str
     """pixels, control (tables of addresses and positions) or results (boxes)."""
     bytes_per_frame: float
@@ -94,11 +94,11 @@ class ReportFacts:
     cores: int
     cpu_ms_per_frame: float
     other_cpu_ms: float
-    """The part of `cpu_ms_per_frame` that no stage claims."""
+    """The part of `cpu_ms_per_frame` outside all stages."""
     latency_ms: Spread | None = None
     """Per frame, from arrival (live) or the end of decoding to the result."""
     latency_bars: list[tuple[float, int]] = field(default_factory=list)
-    """(upper bound in ms, frames), bars of equal width from 0."""
+    """(upper bound in ms, frames) of bars of equal width from 0."""
     fps_over_time: list[tuple[float, float]] = field(default_factory=list)
     """(second at the end of an interval, frames per second in it)."""
     detections: int = 0
@@ -106,9 +106,9 @@ class ReportFacts:
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
     choices: list[str] = field(default_factory=list)
-    """What was chosen automatically, each with its reason."""
+    """Automatic choices, each with its reason."""
     copies: list[CopyFacts] = field(default_factory=list)
-    """The ledger: empty where no GPU took part."""
+    """The ledger; empty on the CPU."""
     peak_rss_mb: float | None = None
     minor_faults_per_frame: float | None = None
     outputs: list[str] = field(default_factory=list)
@@ -118,7 +118,7 @@ class ReportFacts:
     schema: int = SCHEMA
 
     def summary(self) -> str:
-        """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; inference limits"."""
+        """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; limited by inference"."""
         plural = "" if self.frames == 1 else "s"
         parts = [f"{self.frames:,} frame{plural} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
         if self.latency_ms:
@@ -128,7 +128,7 @@ class ReportFacts:
         if self.error:
             where = f" in {self.error.stage}" if self.error.stage else ""
             return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
-        limit = {None: "", "source": "; the source limits"}.get(self.limiter, f"; {self.limiter} limits")
+        limit = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
         return ", ".join(parts) + limit
 
     def table(self) -> str:
@@ -143,7 +143,7 @@ class ReportFacts:
             lines.append(f"source   {source.uri}{size}{f' {source.fps:.3g} fps' if source.fps else ''}{drops}")
         on_gpu = any(stage.device_ms for stage in self.stages)
         head = f"{'GPU ms':>9}" if on_gpu else ""
-        head += f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'wait in s':>11}{'blocked s':>11}"
+        head += f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'waiting s':>11}{'blocked s':>11}"
         lines += ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
         for stage in self.stages:
             cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"
@@ -154,9 +154,9 @@ class ReportFacts:
             lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
         lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")
         offered = self.seconds * 1e3 / max(self.frames, 1) * self.cores
-        cores = f"of the {offered:.2f} that {self.cores} core{'s have' if self.cores > 1 else ' has'} a frame"
-        memory = f", {self.peak_rss_mb:,.0f} MB at most" if self.peak_rss_mb else ""
-        lines += [f"{'all':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
+        cores = f"of {offered:.2f} available on {self.cores} core{'s' if self.cores > 1 else ''}"
+        memory = f"; peak memory {self.peak_rss_mb:,.0f} MB" if self.peak_rss_mb else ""
+        lines += [f"{'total':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
         if self.copies:
             lines.append(f"copies   {self.copied()}")
         warnings = [*self.skipped(), *self.warnings]
@@ -168,21 +168,21 @@ class ReportFacts:
         return "\n".join(lines)
 
     def skipped(self) -> list[str]:
-        """What was left out of the sources, each of them named where there are several."""
+        """What the sources skipped; with several sources, each line names its source."""
         names = tuple(f"{source.uri}: " for source in self.sources)
-        said = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
+        notes = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
         return list(
             dict.fromkeys(
-                text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in said
+                text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in notes
             )
         )
 
     def copied(self) -> str:
-        """What crossed the bus, in words: "a frame: 0 bytes of pixels, 3,456 of tables and results over the bus"."""
+        """What crossed the bus: "per frame over the bus: 0 bytes of pixels, 3,456 of tables and results"."""
         over = [row for row in self.copies if row.direction != "d2d"]
         pixels = sum(row.bytes_per_frame for row in over if row.kind == "pixels")
         rest = sum(row.bytes_per_frame for row in over if row.kind != "pixels")
-        return f"a frame: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results over the bus"
+        return f"per frame over the bus: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results"
 
     def _bar(self, cpu_ms: float | None, width: int = 15) -> str:
         return "█" * round(width * (cpu_ms or 0.0) / max(self.cpu_ms_per_frame, 1e-9))
@@ -195,5 +195,5 @@ class ReportFacts:
 
 
 def printable(text: str) -> str:
-    """With ? for what has no UTF-8: the bytes of a file name that are no text."""
+    """The text with ? for what UTF-8 cannot encode, such as the raw bytes of a file name."""
     return text.encode("utf-8", "replace").decode("utf-8")

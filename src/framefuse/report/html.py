@@ -1,6 +1,6 @@
-"""The report as one HTML page: no script, no font, no request. Its style is report.css.
+"""The report as one HTML page without scripts, fonts or requests, styled by report.css.
 
-Shapes are inline SVG that stretch; their labels are HTML, so that text keeps its size on a narrow screen.
+Shapes are inline SVG that stretches; labels are HTML, so that text keeps its size on a narrow screen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postp
 
 
 def render(report: ReportFacts, folder: Path | None = None) -> str:
-    """The page. Links to the outputs are relative to `folder`; without one they are plain text."""
+    """The page. Links to outputs are relative to `folder`; without one they are plain text."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     title = report.model.name if report.model else "run"
     source = ", ".join(_name(source.uri) for source in report.sources)
@@ -28,23 +28,23 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         _cards(report),
         _section("Where a frame's CPU time goes", _cpu_bar(report)),
         _section(
-            "If one stage cost nothing",
+            "What if one stage took no time",
             _what_ifs(report),
-            "Predicted speed of the same run with one stage free of charge. The best bar names what to improve first.",
+            "Predicted speed of the same run if one stage were free. Improve the stage with the longest bar first.",
         ),
         '<div class="pair">'
-        + _section("Latency", _latency(report), "From arrival or end of decoding to the result. Dashed: p50, p95, p99.")
-        + _section("Speed over time", _speed(report), "Frames per second in equal intervals. Dashed: the mean.")
+        + _section("Latency", _latency(report), "From arrival (live) or decoding to the result. Dashed: p50, p95, p99.")
+        + _section("Speed over time", _speed(report), "Frames per second over equal intervals. Dashed: the mean.")
         + "</div>",
         _section("Detections per class", _classes(report)),
         _section("Stages", _stage_table(report)),
-        _section("Copied", _copies(report), "Bytes a frame between host (h) and device (d), as counted."),
+        _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
         '<div class="pair">'
-        + _section("Decided automatically", _list(report.choices))
+        + _section("Automatic choices", _list(report.choices))
         + _section("Source", _sources(report))
         + "</div>",
         '<div class="pair">'
-        + _section("Written", _outputs(report, folder))
+        + _section("Outputs", _outputs(report, folder))
         + _section("Machine and versions", _environment(report))
         + "</div>",
     ]
@@ -59,7 +59,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
 
 
 def _text(value: object) -> str:
-    # Characters that no HTML may hold (a NUL in a file name, say) are shown as the replacement character.
+    # Characters that HTML cannot contain, such as NUL, are shown as the replacement character.
     return escape("".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in str(value)))
 
 
@@ -81,7 +81,7 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Cells are HTML; the first `texts` columns hold words, the others numbers."""
+    """Cells are HTML; the first `texts` columns hold text, the others numbers."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         kinds = [""] * texts + [' class="number"'] * (len(cells) - texts)
@@ -92,7 +92,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Pairs of plain texts."""
     return "<dl>" + "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows) + "</dl>"
 
 
@@ -132,11 +131,11 @@ def _cards(report: ReportFacts) -> str:
     cards.append(("CPU per frame", f"{report.cpu_ms_per_frame:.1f}", "ms", f"{used:.2f} of {report.cores} cores busy"))
     if report.peak_rss_mb:
         faults = report.minor_faults_per_frame
-        note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults a frame"
+        note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults per frame"
         cards.append(("Memory", f"{report.peak_rss_mb:,.0f}", "MB", note))
     if report.model is None or report.model.layout != "semantic":
         per_frame = report.detections / report.frames
-        cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} a frame"))
+        cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} per frame"))
     return _as_cards(cards)
 
 
@@ -154,7 +153,7 @@ def _as_cards(cards: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def _colors(report: ReportFacts) -> dict[str, str]:
-    """CSS class of each stage; sinks take the remaining colours in turn."""
+    """CSS class of each stage; sinks rotate through the remaining colours."""
     sinks = [stage.name for stage in report.stages if stage.name not in _COLORS]
     return _COLORS | {name: f"sink{number % 3}" for number, name in enumerate(sinks)}
 
@@ -165,7 +164,7 @@ def _cpu_bar(report: ReportFacts) -> str:
     colors = _colors(report)
     parts = [(stage.name, stage.cpu_ms, colors[stage.name]) for stage in report.stages if stage.cpu_ms is not None]
     if not parts or not report.cpu_ms_per_frame:
-        return '<p class="note">CPU time by stage is not known on this system.</p>'
+        return '<p class="note">CPU time by stage is not available on this system.</p>'
     parts.append(("other", report.other_cpu_ms, "other"))
     total = sum(value for _, value, _ in parts)
     bar, legend, left = "", "", 0.0
@@ -183,9 +182,9 @@ def _cpu_bar(report: ReportFacts) -> str:
         )
     return (
         f"<svg class='stack' viewBox='0 0 100 10' preserveAspectRatio='none' role='img' aria-label='CPU time by stage, "
-        f"{total:.1f} ms a frame in all'>{bar}</svg><ul class='legend'>{legend}</ul>"
-        "<p class='note'>CPU milliseconds per frame, of the stage's own thread and the library threads that work for "
-        "it. Caller: the loop that takes the results. Other: queues, the interpreter.</p>"
+        f"{total:.1f} ms per frame in total'>{bar}</svg><ul class='legend'>{legend}</ul>"
+        "<p class='note'>CPU milliseconds per frame of the stage's own thread and of the library threads that work for "
+        "it. Caller: the loop that reads the results. Other: queues and the interpreter.</p>"
     )
 
 
@@ -221,7 +220,7 @@ def _what_ifs(report: ReportFacts) -> str:
 
 
 def _chart(shapes: str, label: str, top: str, left: str, right: str, marks: str = "") -> str:
-    """A chart 100 wide and 40 high, with the labels of its axes around it."""
+    """A chart 100 wide and 40 high, with axis labels around it."""
     return (
         f"<figure><span class='axis'>{_text(top)}</span><svg class='chart' viewBox='0 0 100 40' "
         f"preserveAspectRatio='none' role='img' aria-label='{_text(label)}'>{shapes}</svg>"
@@ -318,25 +317,13 @@ def _stage_table(report: ReportFacts) -> str:
             )
         )
     gpu = ("GPU ms",) if on_gpu else ()
-    head = (
-        "stage",
-        "thread",
-        "frames",
-        "CPU ms",
-        *gpu,
-        "mean ms",
-        "p50",
-        "p95",
-        "p99",
-        "max",
-        "wait in s",
-        "blocked s",
-    )
+    spread = ("mean ms", "p50", "p95", "p99", "max")
+    head = ("stage", "thread", "frames", "CPU ms", *gpu, *spread, "waiting s", "blocked s")
     note = ""
     if any(stage.overlapped for stage in report.stages):
         note = (
-            "<p class='note'>Times are per frame. Inference is the latency of a request, several of which run at the "
-            "same time; its wait is what the program thread waited for it.</p>"
+            "<p class='note'>Times are per frame. Inference time is the latency of a request, and several requests run "
+            "at once; its wait is the time the program thread waited for them.</p>"
         )
     if on_gpu:
         note += (
@@ -352,15 +339,15 @@ def _gpu_ms(stage: StageStats) -> str:
 
 def _copies(report: ReportFacts) -> str:
     rows = [(row.stage, row.kind, row.direction, f"{row.bytes_per_frame:,.0f}") for row in report.copies]
-    return _table(("stage", "what", "way", "bytes"), rows, texts=3) if rows else ""
+    return _table(("stage", "what", "direction", "bytes"), rows, texts=3) if rows else ""
 
 
 def _sources(report: ReportFacts) -> str:
     parts = []
     for source in report.sources:
-        size = f"{source.width} x {source.height}" if source.width else "size not known"
+        size = f"{source.width} x {source.height}" if source.width else "unknown size"
         rate = f", {source.fps:.5g} fps" if source.fps else ""
-        rows = [(source.kind, source.uri), ("picture", size + rate)]
+        rows = [(source.kind, source.uri), ("frames", size + rate)]
         rows += [(f"dropped, {cause}", f"{count:,}") for cause, count in source.drops.items()]
         parts.append(_facts(rows) + _list(source.notes))
     return "".join(parts)

@@ -22,14 +22,14 @@ from framefuse.sources import SourceInfo
 
 @dataclass(frozen=True)
 class Report(ReportFacts):
-    """One run: its facts, written and read."""
+    """The report of one run, with its file formats."""
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
-        """Read what `to_json` wrote; keys of a later framefuse with the same schema are ignored.
+        """Read the output of `to_json`; unknown keys of a later framefuse with the same schema are ignored.
 
         Raises:
-            UsageError: not a report, or one of another schema.
+            UsageError: not a report, or a report with another schema.
         """
         from pydantic import TypeAdapter, ValidationError
 
@@ -39,22 +39,22 @@ class Report(ReportFacts):
             raise UsageError(f"not a framefuse report: {error.errors()[0]['msg']}") from error
         if report.schema != SCHEMA:
             raise UsageError(
-                f"the report has schema {report.schema}, this framefuse reads {SCHEMA}",
+                f"the report has schema {report.schema}, but this framefuse reads schema {SCHEMA}",
                 remedy=f"read it with framefuse {report.framefuse}",
             )
         return report
 
     def to_html(self, folder: Path | None = None) -> str:
-        """One page that needs nothing else; links to the outputs are relative to `folder`."""
+        """The report as one self-contained page; links to outputs are relative to `folder`."""
         return printable(render(self, folder))
 
     def save(self, folder: Path) -> list[Path]:
-        """Write report.json and report.html into a folder, which is made when it is missing; returns their paths.
+        """Write report.json and report.html into a folder, which is created if missing; returns their paths.
 
-        Those of an earlier run are replaced when the new ones are complete.
+        Existing files are replaced once the new ones are complete.
 
         Raises:
-            SinkError: they cannot be written.
+            SinkError: a file cannot be written.
         """
         texts = {folder / "report.json": self.to_json(), folder / "report.html": self.to_html(folder)}
         parts = {path: path.with_name(path.name + ".part") for path in texts}
@@ -87,11 +87,11 @@ def build_report(
     warnings: Iterable[str] = (),
     error: ErrorFacts | None = None,
 ) -> Report:
-    """Put a report together after a run, finished or failed.
+    """Build the report of a run, finished or failed.
 
     Args:
         measured: `Recorder.snapshot()`.
-        detections: count by class name.
+        detections: class name -> count.
         error: what ended the run early.
     """
     infos = list(sources)
@@ -105,7 +105,7 @@ def build_report(
         seconds=seconds,
         cpu_ms=cpu_ms,
         machine_idle=measured.machine_idle,
-        # A pipeline that is slower than its live source drops frames; a few are dropped while the first ones are slow.
+        # A pipeline slower than its live source drops frames; a few drops during the slow first frames are normal.
         source_limits=bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames,
     )
     per_class = dict(sorted((detections or {}).items(), key=lambda row: -row[1]))
@@ -144,7 +144,7 @@ def build_report(
 
 
 def environment() -> dict[str, str]:
-    """The machine and the versions of the packages that took part."""
+    """The machine, and the versions of the packages in use."""
     facts = {
         "CPU": _cpu_model(),
         "cores": f"{available_cores()} usable of {os.cpu_count()}",

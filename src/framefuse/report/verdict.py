@@ -1,4 +1,4 @@
-"""Verdict: which stage limits a run, and what the run would reach without it. Pure policy on measured numbers."""
+"""Verdict: which stage limits a run, and how fast the run would be without it. Pure policy on measured numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from framefuse.runtime.profiling import StageStats
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The run, had one stage cost nothing."""
+    """A prediction of the run without one stage."""
 
     stage: str
     fps: float
@@ -24,22 +24,22 @@ class Verdict:
 
     sentence: str
     limiter: str | None
-    """Name of the stage, "source", or None when no single stage limits."""
+    """Name of the stage, "source", or None if no single stage limits the run."""
     explained: float
     """Share of the measured time per frame that the model of `verdict` accounts for, 0..1."""
     what_ifs: tuple[WhatIf, ...]
-    """Best gain first; none where the source limits."""
+    """Largest gain first; empty if the source limits the run."""
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What a stage claims of the machine, in milliseconds a frame."""
+    """What a stage takes of the machine, in milliseconds per frame."""
 
     stage: StageStats
     serial: float
-    """In its own thread."""
+    """Time in its own thread."""
     pool: float
-    """In its helper threads, spread over them."""
+    """Time of its helper threads, divided by their number."""
     cpu: float
     gpu: float
     """On the GPU, whose work of one run takes turns."""
@@ -55,27 +55,27 @@ def verdict(
     machine_idle: float | None = None,
     source_limits: bool = False,
 ) -> Verdict:
-    """Name the stage that limits a run, and predict the run without each of them.
+    """Name the stage that limits a run, and predict the run without each stage.
 
-    The model. Threads run side by side; the stages of one thread take turns; helper threads (decoder, engine, encoder)
+    The model: threads run in parallel; the stages of one thread take turns; helper threads (decoder, engine, encoder)
     share the work of one stage; all share the cores. A frame cannot take less than
         bound = max(for each thread: sum of its stages' own time,
                     for each stage:  time of its helper threads / their number,
                     for the GPU:     sum of what the stages take on it,
                     for all:         CPU time / cores).
-    Real runs are slower than the bound: work does not pack perfectly, other programs take their share. That loss is
-    assumed to stay in proportion, so without stage S the run is bound / bound(without S) times as fast.
+    Real runs are slower than the bound: work does not pack perfectly, and other programs use the machine too. That loss
+    is assumed to stay in proportion, so without stage S the run is bound / bound(without S) times as fast.
 
-    On a full machine a thread's wall time is mostly waiting for a core, so its own time is its CPU time there. On an
-    idle machine what is left of the wall time was spent waiting for something real (disk, network, another device) and
-    counts in full; in between, in proportion. So does the shortest latency of an overlapped stage, for its helpers.
+    On a busy machine a thread spends most of its wall time waiting for a core, so only its CPU time counts. On an idle
+    machine the rest of the wall time was spent waiting for something real (disk, network, another device) and counts in
+    full; in between it counts in proportion. The same holds for the shortest latency of an overlapped stage.
 
     Args:
         cores: cores that the process may use.
-        frames, seconds: what was measured.
-        cpu_ms: CPU milliseconds of the whole process, a frame. What no stage claims stays when a stage is removed.
-        machine_idle: share of the machine's core time that no program used, 0..1, where known.
-        source_limits: a live source whose frames were all taken; the time for which decode waited is then not its own.
+        frames, seconds: of the whole run.
+        cpu_ms: CPU milliseconds per frame of the whole process. What no stage claims remains if a stage is removed.
+        machine_idle: share of the machine's core time that no program used, 0..1, if known.
+        source_limits: the source is live and all its frames were processed; waiting in decode is then not its own cost.
     """
     if not frames or seconds <= 0:
         return Verdict("no frame was processed", None, 0.0, ())
@@ -93,8 +93,8 @@ def verdict(
     whole = _bound(loads, cores, spare, known)
     fps, explained = 1e3 / measured, min(whole / measured, 1.0)
     if source_limits:
-        could = f"; the pipeline could do about {_about(0.9e3 / whole)} fps" if 0.9 * measured > whole > 0 else ""
-        return Verdict(f"the source limits ({fps:.3g} fps){could}", "source", explained, ())
+        could = f"; the pipeline could process about {_about(0.9e3 / whole)} fps" if 0.9 * measured > whole > 0 else ""
+        return Verdict(f"the source sets the pace ({fps:.3g} fps){could}", "source", explained, ())
     what_ifs = []
     for load in loads:
         rest = _bound([other for other in loads if other is not load], cores, spare, known)
@@ -105,15 +105,15 @@ def verdict(
         return Verdict("no stage was measured", None, explained, ())
     best = what_ifs[0]
     if best.factor < 1.05:
-        sentence = "no single stage limits: without any one of them the run would be less than 5 % faster"
+        sentence = "no single stage is the bottleneck: without any one of them the run would be less than 5 % faster"
     else:
         load = next(load for load in loads if load.stage.name == best.stage)
         sentence = (
-            f"{best.stage} limits: {_why(load, loads, cores, cpu_ms, measured, known)}; if it cost nothing the run "
+            f"{best.stage} is the bottleneck: {_why(load, loads, cores, cpu_ms, measured, known)}; without it the run "
             f"would reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
         )
     if explained < 0.6:
-        sentence += f" (this explains {explained:.0%} of the time; the rest is start-up, waiting or other programs)"
+        sentence += f" (the stages explain {explained:.0%} of the time; the rest is startup, waiting or other programs)"
     return Verdict(sentence, best.stage if best.factor >= 1.05 else None, explained, tuple(what_ifs))
 
 
@@ -123,7 +123,7 @@ def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load
     if stage.device_ms is not None:  # the host launches and waits
         return _Load(stage, own, 0.0, stage.cpu_ms or 0.0, min(stage.device_ms.mean, measured))
     if stage.cpu_ms is None:
-        # Nothing but wall time is known. Requests that overlap say nothing of their thread.
+        # Only wall time is known. Overlapped requests tell nothing about their thread.
         serial, pool = (own, wall / stage.parallel) if stage.overlapped else (wall, 0.0)
         return _Load(stage, serial, pool, 0.0, 0.0)
     helpers = stage.cpu_ms - stage.own_cpu_ms
@@ -142,7 +142,7 @@ def _bound(loads: Sequence[_Load], cores: int, spare: float, known: bool) -> flo
 
 
 def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measured: float, known: bool) -> str:
-    """The resource of the limiting stage that runs out first."""
+    """The resource that the limiting stage exhausts first."""
     thread = sum(other.serial for other in loads if other.stage.thread == load.stage.thread)
     gpu = sum(other.gpu for other in loads)
     if load.gpu and gpu >= max(thread, load.pool, cpu_ms / cores if known else 0.0):
@@ -150,10 +150,10 @@ def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measure
     if known and cpu_ms / cores >= max(thread, load.pool):
         return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {cores} core{'s' if cores > 1 else ''}"
     if load.pool >= thread:
-        return f"it needs {load.pool:.1f} of the {measured:.1f} ms a frame takes, {load.stage.parallel} at a time"
-    return f"it holds its thread for {load.serial:.1f} of the {measured:.1f} ms a frame takes"
+        return f"it takes {load.pool:.1f} of the {measured:.1f} ms per frame with {load.stage.parallel} in parallel"
+    return f"it keeps its thread busy for {load.serial:.1f} of the {measured:.1f} ms per frame"
 
 
 def _about(fps: float) -> str:
-    """Two digits: 268.4 -> 270."""
+    """Two significant digits: 268.4 -> 270."""
     return f"{float(f'{fps:.2g}'):,.0f}" if fps >= 10 else f"{fps:.2g}"

@@ -1,4 +1,4 @@
-"""Batching as pure policy: which frames run together. Time is passed in; nothing here waits."""
+"""Batching policy: which frames run together. Pure: time is passed in, and nothing waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Bucket(Generic[Item]):
 class Batcher(Generic[Item]):
     """Collects items of equal shape into batches.
 
-    A batch leaves when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one reader
-    stay in order, whatever it reads: if their shape changes, what it has in another bucket leaves first.
+    A batch is ready when it has `size` items, or when its oldest item has waited `timeout` seconds. Items of one reader
+    stay in order: when their shape changes, its items of the previous shape are sent first.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
@@ -29,7 +29,7 @@ class Batcher(Generic[Item]):
         self._buckets: dict[Hashable, _Bucket[Item]] = {}
 
     def add(self, item: Item, *, shape: Hashable, reader: Hashable, now: float) -> list[list[Item]]:
-        """Take an item; returns the batches that are to run now, oldest first."""
+        """Add an item; returns the batches that are ready, oldest first."""
         others = [key for key, bucket in self._buckets.items() if key != shape and reader in bucket.readers]
         ready = [self._buckets.pop(key).items for key in others]
         bucket = self._buckets.setdefault(shape, _Bucket(deadline=now + self.timeout))
@@ -41,15 +41,15 @@ class Batcher(Generic[Item]):
 
     @property
     def deadline(self) -> float | None:
-        """When `due` has something to give at the latest; None: nothing waits."""
+        """The time at which `due` returns a batch; None if nothing waits."""
         return min((bucket.deadline for bucket in self._buckets.values()), default=None)
 
     def due(self, now: float) -> list[list[Item]]:
-        """Batches whose time is up."""
+        """Batches whose deadline has passed."""
         late = [key for key, bucket in self._buckets.items() if bucket.deadline <= now]
         return [self._buckets.pop(key).items for key in late]
 
     def flush(self) -> list[list[Item]]:
-        """Everything that waits, oldest first."""
+        """All waiting batches, oldest first."""
         buckets, self._buckets = self._buckets, {}
         return [bucket.items for bucket in buckets.values()]

@@ -15,20 +15,20 @@ from framefuse.models.card import Card
 from framefuse.sources import SourceInfo, SourceOptions, open_source
 
 LONGEST = 3000
-"""Of a long source this many frames are looked at: all of a film would take as long as watching a part of it."""
+"""Maximum number of frames to inspect in a long source."""
 ATTEMPTS = 3
-"""To reach a camera: somebody waits for the model."""
+"""Attempts to connect to a camera. Few, because a user is waiting for the model."""
 FEWEST = 8
-"""Percentiles of activations over fewer different pictures are those of these pictures."""
+"""Minimum number of different frames: percentiles of activations over fewer describe only those frames."""
 FLAT = 4.0
-"""A picture whose grey levels differ by less than this shows nothing."""
+"""A frame whose grey levels span less than this is blank."""
 
 
 def read_inputs(source: Any, card: Card, count: int) -> list[NDArray[Any]]:
-    """About `count` different model inputs (batch, 3, height, width), evenly spread over a source.
+    """About `count` different model inputs (batch, 3, height, width), evenly spaced over a source.
 
     Raises:
-        UsageError: too few frames, or all of them show nothing or the same.
+        UsageError: too few frames are left without blank and identical ones.
         SourceError: the source cannot be read.
     """
     opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
@@ -52,13 +52,13 @@ def read_inputs(source: Any, card: Card, count: int) -> list[NDArray[Any]]:
 
 
 def stride(info: SourceInfo, count: int) -> int:
-    """Frames from one that is taken to the next, so that `count` of them spread over a source."""
+    """Use every n-th frame, so that `count` frames spread over the source."""
     known = LONGEST if info.frames is None else min(info.frames, LONGEST)
     return 1 if info.live else max(1, known // count)
 
 
 class Picker:
-    """Turns frames into model inputs; passes over those that show nothing, or what another has shown."""
+    """Turns frames into model inputs; skips blank frames and frames identical to an earlier one."""
 
     def __init__(self, card: Card) -> None:
         self._spec = replace(card.preprocess, rectangular=card.preprocess.rectangular and card.dynamic_size)
@@ -68,7 +68,7 @@ class Picker:
         self.flat = self.same = self.total = 0
 
     def take(self, frame: Frame) -> NDArray[Any] | None:
-        """The input (batch, 3, h, w) with the frame in every row, or None."""
+        """The model input (batch, 3, height, width) with the frame in every row; None if the frame is skipped."""
         self.total += 1
         placement = self._spec.place(frame.width, frame.height)
         width, height = placement.size
@@ -91,17 +91,18 @@ class Picker:
     def check(self, source: str, taken: int) -> None:
         if taken >= FEWEST:
             return
-        remedy = f"give a source that shows at least {FEWEST} different pictures like those the model will see"
+        remedy = f"use a source with at least {FEWEST} different frames, like those the model will see"
         if self.total and self.flat == self.total:
             raise UsageError(
-                f"all {self.total} calibration frames of {source} are black or of one colour", remedy=remedy
+                f"all {self.total} calibration frames of {source} are black or a single colour", remedy=remedy
             )
         if self.total and self.same and taken <= 1:
             raise UsageError(f"all {self.total} calibration frames of {source} are identical", remedy=remedy)
         raise UsageError(
-            f"{source} has {taken} usable calibration frames, {FEWEST} are needed ({self.note(taken)})", remedy=remedy
+            f"{source} has {taken} usable calibration frames, but {FEWEST} are needed ({self.note(taken)})",
+            remedy=remedy,
         )
 
     def note(self, taken: int) -> str:
-        passed = [f"{n} {what}" for n, what in ((self.flat, "of one colour"), (self.same, "shown before")) if n]
-        return f"{taken} frames" + (f"; passed over: {', '.join(passed)}" if passed else "")
+        skipped = [f"{n} {what}" for n, what in ((self.flat, "blank"), (self.same, "identical")) if n]
+        return f"{taken} frames" + (f"; skipped: {', '.join(skipped)}" if skipped else "")

@@ -1,7 +1,7 @@
 """Threads between stages: a stage is a passive iterator; `Threaded` runs it ahead of its reader, bounded, cancellable.
 
-Closing the tail of a chain closes its head: `close` wakes every waiting end, cancels what is upstream, and joins the
-threads.
+Closing the tail of a chain closes its head: `close` wakes everything that waits, cancels the stages upstream, and joins
+the threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class Empty(Enum):
-    """Nothing came in time."""
+    """Returned by `Threaded.get` after a timeout."""
 
     EMPTY = "empty"
 
@@ -30,21 +30,21 @@ JOIN_SECONDS = 5.0
 
 
 class Threaded(Generic[Item]):
-    """Runs one or more iterables in threads of their own and hands their items on through one bounded queue.
+    """Runs each of its iterables in a thread of its own, and delivers their items through bounded queues.
 
-    Order is kept per iterable. With several iterables, items are taken from each in turn.
+    Order is kept per iterable; with several, items are taken from each in turn.
 
     Args:
-        iterables: what to run; each is closed (its `close` method, where it has one) in its own thread when it ends.
-        name: stage name: of the threads, and on errors that surface here.
-        cancel: ends the iterables' own waiting, called from the closing thread: closes the stage before this one.
-        capacity: items an iterable may be ahead of the reader.
-        policy: what happens to a full queue. block: the iterable waits. latest: its oldest item is dropped.
-        too_old: asked when an item is handed out; if true, it is dropped as stale.
-        on_drop: called with the dropped item and the cause, "superseded" or "stale".
-        on_step: called after each item with the seconds that the iterable worked on it, the seconds it was then
-            blocked, and the CPU seconds of its thread.
-        on_wait: called with the seconds that the reader waited for an item.
+        iterables: what to run; each is closed in its own thread when it ends, if it has a `close` method.
+        name: stage name, for the threads and for errors raised here.
+        cancel: called by `close` to end the iterables' own waiting, usually by closing the previous stage.
+        capacity: maximum number of items that an iterable runs ahead of the reader.
+        policy: what happens when a queue is full. block: the iterable waits. latest: its oldest item is dropped.
+        too_old: whether an item that is about to be delivered is dropped as stale.
+        on_drop: called with each dropped item and the cause, "superseded" or "stale".
+        on_step: called after each item with the seconds the iterable worked on it, the seconds it was then blocked, and
+            the CPU seconds of its thread.
+        on_wait: called with the seconds the reader waited for an item.
     """
 
     def __init__(
@@ -71,12 +71,11 @@ class Threaded(Generic[Item]):
         runs = list(iterables)
         self._queues: list[deque[Item]] = [deque() for _ in runs]
         self.turn = 0
-        """Number of the iterable that gave the item which was handed out last."""
+        """Index of the iterable that produced the last delivered item."""
         self._running = len(runs)
         self._error: BaseException | None = None
         self._closed = False
-        # Each thread is woken by what it waits for and nothing else: with many iterables, waking all of them for every
-        # item costs more than the items.
+        # One condition per thread: with many iterables, waking all of them for every item costs more than the items.
         lock = threading.Lock()
         self._readable = threading.Condition(lock)
         self._writable = [threading.Condition(lock) for _ in runs]
@@ -93,10 +92,10 @@ class Threaded(Generic[Item]):
                 yield item
 
     def get(self, timeout: float | None = None) -> Item | Empty | None:
-        """The next item; EMPTY when none came within `timeout` seconds; None at the end.
+        """The next item; EMPTY if none arrives within `timeout` seconds; None at the end.
 
         Raises:
-            the error that ended an iterable, once, after everything that it gave before.
+            the error that ended an iterable, once, after all items that precede it.
         """
         started = perf_counter()
         try:
@@ -113,7 +112,7 @@ class Threaded(Generic[Item]):
                     queue = self._queues[self.turn]
                     while queue:
                         item = queue.popleft()
-                        if len(queue) <= self._capacity // 2:  # woken for one free place, it would block again at once
+                        if len(queue) <= self._capacity // 2:  # for one free place it would block again at once
                             self._writable[self.turn].notify()
                         if self._too_old is None or not self._too_old(item):
                             return item
@@ -132,7 +131,7 @@ class Threaded(Generic[Item]):
                 self._readable.wait(remaining)
 
     def close(self) -> None:
-        """Stop everything up to the head and wait until the threads have ended. Any thread, any number of times."""
+        """Stop every stage up to the head and wait for the threads to end. Callable from any thread, repeatedly."""
         with self._readable:
             self._closed = True
             for queue, writable in zip(self._queues, self._writable, strict=True):
@@ -175,7 +174,7 @@ class Threaded(Generic[Item]):
             self._readable.notify_all()
 
     def _put(self, number: int, item: Item) -> bool:
-        """False: nobody reads any more."""
+        """Queue an item; False if the reader has closed the channel."""
         queue = self._queues[number]
         dropped = None
         with self._readable:

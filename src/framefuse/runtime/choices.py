@@ -1,4 +1,4 @@
-"""What framefuse decides by itself before a run: pure functions from card and settings to a value and its reason."""
+"""The automatic decisions of a run: pure functions of card and settings that return a value and its reason."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
 CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "tvm", "null")
-"""Engines that work on pictures which lie on the GPU."""
+"""Engines that read frames in GPU memory."""
 CUDA_BATCH = 8
-"""Frames a batch on CUDA, where several videos are read and nobody says another number: a GPU answers eight in twice
-the time of one."""
+"""Default batch on CUDA when several videos are read: a GPU needs twice the time of one frame for eight."""
 
 
 def choose_device(
@@ -51,7 +50,7 @@ def _against_cuda(settings: Settings) -> str | None:
 
 
 def cuda_missing() -> str | None:
-    """What is missing here for device cuda to be chosen by itself; None: nothing."""
+    """What keeps device auto from choosing cuda on this machine; None: nothing."""
     try:
         check_cuda()
     except CapabilityError as error:
@@ -89,7 +88,7 @@ def choose_engine(settings: Settings, unreadable: Callable[[], str | None]) -> t
 
 
 def check_cuda(gpu: int | None = None) -> None:
-    """Raise CapabilityError where there is no GPU that can be used, or not the one of that number."""
+    """Raise CapabilityError if there is no usable GPU, or none with this number."""
     from framefuse.cuda import device
 
     check_driver()
@@ -100,13 +99,13 @@ def check_cuda(gpu: int | None = None) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise CapabilityError(
         f"device cuda:{gpu} was asked for, but CUDA sees {found}"
-        + ("" if visible is None else f" alone, since CUDA_VISIBLE_DEVICES is {visible!r}"),
-        remedy="use one of these, or --device cuda for the first",
+        + ("" if visible is None else f" only, because CUDA_VISIBLE_DEVICES is {visible!r}"),
+        remedy="use one of these, or --device cuda for the first one",
     )
 
 
 def check_driver() -> None:
-    """Raise CapabilityError where there is no NVIDIA driver."""
+    """Raise CapabilityError if there is no NVIDIA driver."""
     import ctypes
 
     try:
@@ -114,7 +113,7 @@ def check_driver() -> None:
     except OSError as error:
         raise CapabilityError(
             "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
-            remedy="use --device cpu, or --device auto to take what is there",
+            remedy="use --device cpu, or --device auto to use whatever is available",
         ) from error
 
 
@@ -123,13 +122,10 @@ def _name(runtime: Any, number: int) -> str:
 
 
 def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) -> tuple[Preprocess, str]:
-    """The card's preprocessing at the input size of this run.
-
-    Args:
-        mixed: the pictures may be of many sizes.
+    """The card's preprocessing at the input size of this run, and why. `mixed`: frame sizes may differ.
 
     Raises:
-        UsageError: the model's size is fixed, or the size asked for is no multiple of its stride.
+        UsageError: the model's size is fixed, or the requested size is not a multiple of its stride.
     """
     spec = card.preprocess
     height, width = spec.height, spec.width
@@ -138,7 +134,7 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
     if not card.dynamic_size:
         if (height, width) != (spec.height, spec.width):
             raise UsageError(
-                f"imgsz {width}x{height} was asked for, but {card.path.name} takes {spec.width}x{spec.height} only",
+                f"imgsz {width}x{height} was asked for, but {card.path.name} only takes {spec.width}x{spec.height}",
                 remedy="export the model with dynamic height and width, or leave imgsz out",
             )
         return replace(spec, rectangular=False), f"input {width}x{height}: fixed in the model"
@@ -147,14 +143,14 @@ def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) ->
     shared = rectangular and mixed and settings.on_gpu and "rect" not in settings.model_fields_set
     spec = replace(spec, height=height, width=width, rectangular=rectangular and not shared)
     if shared:
-        return spec, f"input {width}x{height}: pictures of many sizes share one graph on a GPU, unless --rect is given"
+        return spec, f"input {width}x{height}: frames of all sizes share one CUDA graph, unless --rect is given"
     if rectangular:
         return spec, f"input up to {width}x{height}: the padded axis shrinks to a multiple of {spec.stride}"
     return spec, f"input {width}x{height}: as asked"
 
 
 def check_size(card: Card, height: int, width: int) -> None:
-    """Raise UsageError where a model whose size is free cannot take this one."""
+    """Raise UsageError if a model with a dynamic input size cannot take this one."""
     if card.dynamic_size and (near := card.nearest_size(height, width)) != (height, width):
         raise UsageError(
             f"imgsz {height}x{width} is not a multiple of the model's stride {card.preprocess.stride}",
@@ -162,14 +158,11 @@ def check_size(card: Card, height: int, width: int) -> None:
         )
 
 
-def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, list[str]]:
-    """Frames a batch, and why where nobody asked for it.
-
-    Args:
-        readers: sources that are read at the same time.
+def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int, str | None]:
+    """Frames in a batch if `readers` sources are read at once, and why if the default is not kept.
 
     Raises:
-        UsageError: the model's batch is fixed at another size.
+        UsageError: the model has a different fixed batch.
     """
     if not card.dynamic_batch and settings.batch not in (1, card.batch):
         raise UsageError(
@@ -177,30 +170,26 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
             remedy="export the model with a dynamic batch, or leave batch out",
         )
     if not card.dynamic_batch:
-        return card.batch, []
+        return card.batch, None
     if settings.on_gpu and readers > 1 and "batch" not in settings.model_fields_set:
-        return CUDA_BATCH, [f"batch {CUDA_BATCH}: several videos are read side by side"]
-    return settings.batch, []
+        return CUDA_BATCH, f"batch {CUDA_BATCH}: several videos are read side by side"
+    return settings.batch, None
 
 
 def check_task(card: Card, settings: Settings) -> None:
-    """Raise where something is asked for that the model's task does not give.
-
-    Raises:
-        UsageError: boxes of a segmenter.
-    """
+    """Raise UsageError if boxes are requested from a model that only segments."""
     if card.task != "semantic":
         return
     for field in ("save_txt", "save_csv", "classes"):
         if getattr(settings, field):
             raise UsageError(
-                f"{field} was asked for, but {card.path.name} gives each pixel a class and finds no boxes",
-                remedy="leave it out; --save, --save-json and --save-jsonl are for masks too",
+                f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",
+                remedy="leave it out; --save, --save-json and --save-jsonl also work with masks",
             )
 
 
 def check_classes(card: Card, settings: Settings) -> None:
-    """Raise UsageError where a class is asked for that the model does not have."""
+    """Raise UsageError if the model does not have a requested class."""
     unknown = [number for number in settings.classes or () if card.names and number not in card.names]
     if unknown:
         known = ", ".join(f"{number} {name}" for number, name in list(card.names.items())[:12])

@@ -1,4 +1,4 @@
-"""Outputs: the sinks that follow from Settings, beside those that the caller makes."""
+"""Outputs: the sinks that Settings ask for, plus those that the caller provides."""
 
 from __future__ import annotations
 
@@ -14,34 +14,25 @@ from framefuse.sources import SourceInfo
 
 SinkFactory = Callable[[], Sink]
 STILLS = "images", "array"
-"""Kinds of sources whose annotated pictures are written one by one."""
+"""Kinds of sources whose annotated images are written as separate files."""
 
 
 def writes(settings: Settings) -> bool:
-    """Whether anything goes into a run folder."""
     return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
 
 
-def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, list[str]]:
-    """Settings with the encoder of the annotated video, and why; as they are where there will be none.
-
-    Args:
-        gpu: number of the GPU that the run is on; None: it is on the CPU.
-    """
+def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, str | None]:
+    """Settings with the encoder of the annotated video, and why; unchanged if no video is written."""
     if not settings.save or info.kind in STILLS:
-        return settings, []
+        return settings, None
     from framefuse.sinks.encoders import choose_encoder
 
     encoder, reason = choose_encoder(settings.encoder, gpu)
-    return settings.model_copy(update={"encoder": encoder}), [reason]
+    return settings.model_copy(update={"encoder": encoder}), reason
 
 
 def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks of one source.
-
-    Raises:
-        UsageError: a factory is no factory.
-    """
+    """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
@@ -67,7 +58,7 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
         sink = make() if maker else None
         if sink is None or not hasattr(sink, "write"):
             raise UsageError(
-                f"sinks has {make!r}, which makes no sink",
+                f"sinks has {make!r}, which does not make a sink",
                 remedy="pass classes or functions without arguments: JsonlSink, lambda: CallbackSink(function)",
             )
         sinks.append(sink)
@@ -75,11 +66,11 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
 
 
 def _takes_nothing(make: Any) -> bool:
-    """Whether it can be called without arguments, as far as that is known."""
+    """Whether it can be called without arguments, as far as its signature tells."""
     try:
         inspect.signature(make).bind()
     except TypeError:
         return False
-    except ValueError:  # some built-in functions do not say
+    except ValueError:  # some built-in functions have no signature
         return True
     return True

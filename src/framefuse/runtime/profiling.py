@@ -1,4 +1,4 @@
-"""Profiling: what each stage costs, cheaply enough to be always on (under 1 us a record, memory that does not grow).
+"""Profiling: what each stage costs, cheap enough to be always on (under 1 us per record, constant memory).
 
 Whose CPU time is it? See that title in threads.py.
 """
@@ -20,7 +20,7 @@ from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
 
 
 class Histogram:
-    """Seconds in buckets whose bounds grow by 2 %, so a percentile is within 1 %; count, total, low, high are exact."""
+    """Seconds in buckets whose bounds grow by 2 %: percentiles are within 1 %; count, total, low and high are exact."""
 
     _LOWEST = 1e-7
     _PER_UNIT = 1 / log(1.02)
@@ -34,7 +34,6 @@ class Histogram:
         self.high = 0.0
 
     def add(self, value: float, count: int = 1) -> None:
-        """Count `value` seconds `count` times."""
         bucket = int(log(value / self._LOWEST) * self._PER_UNIT) if value > self._LOWEST else 0
         self._counts[bucket if bucket < self._BUCKETS else -1] += count
         self.count += count
@@ -50,7 +49,7 @@ class Histogram:
         return self._LOWEST * float(1.02 ** (bucket + 0.5))
 
     def percentile(self, percent: float) -> float:
-        """Seconds below which `percent` % of the values lie; 0 when there are none."""
+        """Seconds below which `percent` % of the values lie; 0 if there are none."""
         rank, seen = percent / 100 * self.count, 0
         for bucket, count in enumerate(self._counts):
             seen += count
@@ -59,7 +58,7 @@ class Histogram:
         return 0.0
 
     def bars(self, count: int = 32) -> list[tuple[float, int]]:
-        """(upper bound in seconds, values) of equally wide bars up to the 99.5th percentile; the last has the rest."""
+        """(upper bound in seconds, count) of equal bars up to the 99.5th percentile; the last includes the rest."""
         top = self.percentile(99.5)
         if not top:
             return []
@@ -102,37 +101,37 @@ class StageStats:
 
     name: str
     thread: str
-    """Stages of the same thread take turns, so their times add up."""
+    """Stages of one thread take turns, so their times add up."""
     items: int
     busy_ms: Spread
-    """Per frame: a batch's time is shared by its frames. Inference: from submit to the end of wait."""
+    """Per frame: the time of a batch is divided among its frames. Inference: from submit to the end of wait."""
     wait_in_ms: float = 0.0
-    """Waiting for input, in all. Inference: what the program thread waited for the engine."""
+    """Total time spent waiting for input. Inference: the program thread's wait for the engine."""
     wait_out_ms: float = 0.0
-    """Blocked because the next stage was full, in all."""
+    """Total time blocked because the next stage was full."""
     cpu_ms: float | None = None
-    """CPU milliseconds a frame, own thread and helper threads; None: not known on this system."""
+    """CPU milliseconds per frame, of its own thread and of helper threads; None: unknown on this system."""
     own_cpu_ms: float = 0.0
-    """The part of it in `thread`, which cannot be spread over cores."""
+    """The part of `cpu_ms` in `thread`, which cannot be spread over cores."""
     parallel: int = 1
-    """Helper threads among which the rest is spread."""
+    """Number of helper threads that share the rest."""
     copies: int = 1
-    """Threads that run this stage side by side, one a source."""
+    """Number of threads that run this stage in parallel, one per source."""
     device_ms: Spread | None = None
-    """Per frame, on the GPU, between CUDA events in some of the batches; None: nothing ran there. `busy_ms` is then the
-    time in which the host launched the work, or waited for it."""
+    """Per frame on the GPU, between CUDA events in some of the batches; None: nothing ran there. `busy_ms` is then the
+    time in which the host launched the work or waited for it."""
     overlapped: bool = False
-    """Several items are busy at the same time, so busy time is latency and says nothing about throughput."""
+    """Several items are in progress at once, so busy time is latency and says nothing about throughput."""
 
 
 @dataclass(eq=False)
 class StageClock:
-    """Times of one stage. Any thread may write it."""
+    """Times of one stage. Thread-safe."""
 
     name: str
     thread: str
     helpers: tuple[str, ...]
-    """Names (prefixes) of the library threads that work for this stage."""
+    """Name prefixes of the library threads that work for this stage."""
     parallel: int = 1
     copies: int = 1
     overlapped: bool = False
@@ -149,11 +148,11 @@ class StageClock:
         """Record one step, in seconds.
 
         Args:
-            busy: how long the stage worked on `items` frames.
-            items: frames; 0: only the waits and the CPU time are counted.
-            wait_in: waited for input.
-            wait_out: was blocked by a full channel.
-            cpu: CPU time of this thread meanwhile (differences of `time.thread_time()`).
+            busy: time the stage worked on `items` frames.
+            items: number of frames; 0: only the waits and the CPU time are counted.
+            wait_in: time spent waiting for input.
+            wait_out: time blocked by a full channel.
+            cpu: CPU time of this thread (a difference of `time.thread_time()`).
         """
         with self._lock:
             if items:
@@ -195,17 +194,17 @@ class Measurements:
     """(second at the end of an interval, frames per second in it)"""
     cpu_seconds: float
     machine_idle: float | None
-    """Share of the machine's core time that no program used, 0..1; None: not known on this system."""
+    """Share of the machine's core time that no program used, 0..1; None: unknown on this system."""
     peak_rss_mb: float | None
-    """Of the process since its start."""
+    """Of the process, since its start."""
     minor_faults: int | None
-    """Page faults served without a disk: each frame-sized allocation causes hundreds."""
+    """Page faults served without disk access: each frame-sized allocation causes hundreds."""
 
 
 class Recorder:
-    """Collects one run: a clock per stage, a latency per frame, CPU time by thread.
+    """Measures one run: a clock per stage, the latency of each frame, CPU time by thread.
 
-    It runs from its construction, or from `start` when that is called, to `stop` or the moment of the snapshot.
+    It measures from construction, or from the call of `start`, until `stop` or the snapshot.
 
     Args:
         clock: seconds, monotonic.
@@ -220,7 +219,7 @@ class Recorder:
         self.start()
 
     def start(self) -> None:
-        """Forget everything and begin to count: when the engine is loaded and no stage runs yet."""
+        """Reset, and start to measure: called when the engine is loaded and no stage runs yet."""
         for clock in self._clocks.values():
             clock.busy, clock.device = Histogram(), Histogram()
             clock.wait_in, clock.wait_out, clock.cpu = 0.0, 0.0, None
@@ -246,13 +245,13 @@ class Recorder:
         copies: int | None = None,
         helpers: tuple[str, ...] | None = None,
     ) -> StageClock:
-        """The clock of a stage, made on first use; what is given replaces the default.
+        """The clock of a stage, created on first use; arguments override its defaults.
 
         Args:
-            thread: which thread it runs in; the default knows decode, preprocess, inference and postprocess, and takes
-                any other stage for a sink, all of which share one thread.
-            parallel: how many helper threads share its work (decoder, engine, encoder threads), of all copies.
-            copies: how many threads run the stage side by side (one a source).
+            thread: the thread it runs in. By default any stage other than decode, preprocess, inference and postprocess
+                counts as a sink; all sinks share one thread.
+            parallel: number of helper threads (decoder, engine, encoder) that share its work, over all copies.
+            copies: number of threads that run the stage in parallel, one per source.
             helpers: name prefixes of the library threads that work for it; default: "ff-<name>".
         """
         with self._lock:
@@ -268,10 +267,10 @@ class Recorder:
         return clock
 
     def frame(self, latency: float | None = None) -> None:
-        """Count a frame whose result is ready.
+        """Count a finished frame.
 
         Args:
-            latency: seconds since it arrived (live) or was decoded.
+            latency: seconds since the frame arrived (live) or was decoded.
         """
         elapsed = self._now() - self._begin
         self._frames += 1
@@ -288,17 +287,17 @@ class Recorder:
         if elapsed >= self._next_sample:
             self.sample()
             took = self._now() - self._begin - elapsed
-            # Often at first, for short runs; what an ended thread takes with it stays below 2 %. With hundreds of
-            # threads a sample takes long: it may not hold up the reader for more than 2 % of the time.
+            # Often at first, for short runs; the CPU time lost with an ended thread stays below 2 %. With hundreds of
+            # threads a sample takes long: sampling may take at most 2 % of the reader's time.
             self._next_sample = elapsed + max(min(max(elapsed / 50, 0.05), 2.0), 50 * took)
 
     def sample(self) -> None:
-        """Read the CPU time of all threads: call it before something that ends threads, such as closing an encoder."""
+        """Read the CPU time of all threads. Call it before threads end, for example before an encoder is closed."""
         with self._lock:
             self._helpers.sample()
 
     def stop(self) -> None:
-        """End of the run; the first call counts."""
+        """Mark the end of the run; later calls do nothing."""
         if self._finished is None:
             self.sample()
             self._finished = datetime.now(UTC)
@@ -308,7 +307,7 @@ class Recorder:
             self._machine_end = _machine_ticks()
 
     def snapshot(self) -> Measurements:
-        """What is known now; during a run too, from any thread."""
+        """The measurements so far, also during a run; callable from any thread."""
         running = self._finished is None
         if running:
             self.sample()
@@ -334,7 +333,7 @@ class Recorder:
             fps_over_time=[
                 (end, count / (end - start))
                 for (start, end), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
-                if end - start > self._interval / 4  # of the last one too little may be over to say anything
+                if end - start > self._interval / 4  # the last interval may be too short to tell
             ],
             cpu_seconds=(time.process_time() if running else self._cpu_end) - self._cpu,
             machine_idle=idle / ticks if ticks else None,
@@ -346,7 +345,8 @@ class Recorder:
         per_frame = 1e3 / max(self._frames, 1)
         own = (clock.cpu or 0.0) * per_frame
         helpers = self._helpers.seconds(clock.helpers) * per_frame
-        # Overlapped work is done by helpers: none seen means none there. Another stage just did not measure itself.
+        # Overlapped work runs in helper threads, so no helper time means none was used. Any other stage without CPU
+        # time did not measure itself.
         known = self._helpers.known and (clock.cpu is not None or helpers > 0 or clock.overlapped)
         return StageStats(
             name=clock.name,
@@ -365,12 +365,12 @@ class Recorder:
 
 
 def _position(clock: StageClock) -> int:
-    """Order of the pipeline; sinks in the order in which they were made."""
+    """Pipeline order; sinks in order of creation."""
     return list(_THREADS).index(clock.name) if clock.name in _THREADS else len(_THREADS)
 
 
 def _machine_ticks() -> tuple[int, int]:
-    """Idle and all ticks of all cores since boot; zeros where the system does not tell."""
+    """Idle and total ticks of all cores since boot; zeros where the system does not provide them."""
     try:
         with open("/proc/stat") as file:
             ticks = [int(field) for field in file.readline().split()[1:9]]
@@ -380,7 +380,7 @@ def _machine_ticks() -> tuple[int, int]:
 
 
 def _usage() -> tuple[float | None, int | None]:
-    """Peak resident memory in MB (1e6 bytes) and minor page faults, of this process since its start."""
+    """Peak resident memory in MB (1e6 bytes) and minor page faults of this process since its start."""
     if sys.platform == "win32":
         return None, None
     import resource
@@ -388,7 +388,7 @@ def _usage() -> tuple[float | None, int | None]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # in KiB, on macOS in bytes
     with suppress(OSError):
-        # Linux carries ru_maxrss over from the process that started this one; VmHWM is our own.
+        # Linux inherits ru_maxrss from the parent process; VmHWM is this process's own.
         lines = Path("/proc/self/status").read_text().splitlines()
         peak = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), peak)
     return peak / 1e6, usage.ru_minflt

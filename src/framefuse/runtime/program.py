@@ -1,4 +1,4 @@
-"""Program: frames -> slot -> engine -> predictions, on the host. Results leave in the order in which frames came."""
+"""Program: frames -> request -> engine -> predictions, on the host. Results keep the order of the frames."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.threads import thread_named
 
-MAX_LANES = 4
-"""Input shapes kept ready at the same time; the one unused for longest gives way."""
+MAX_POOLS = 4
+"""Input shapes kept ready at the same time; the least recently used one is dropped."""
 
 
 @dataclass(frozen=True)
@@ -38,55 +38,54 @@ class Selection:
 
 
 class FrameResult(NamedTuple):
-    """A frame whose detections are known."""
+    """The result of one frame."""
 
     result: Result
     frame: Frame | None
-    """The planes, where somebody after the model asked for them."""
+    """The frame itself, if a sink needs it."""
 
 
 class Program(Protocol):
     """Runs batches. All calls come from one thread."""
 
+    ledger: Ledger
+    """Bytes copied between host and device so far."""
+    reasons: Sequence[str]
+    """Decisions made during the run."""
+
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
 
     def prepare(self, width: int, height: int) -> None:
-        """Make ready for pictures of this size, so that the first of them does not wait for a compiler."""
+        """Get ready for frames of this size, so that the first one does not wait for a compiler."""
 
-    def begin(self, frame: Frame) -> None:
-        """Make ready for frames like this one, the first of a run, which is submitted later."""
+    def warm_up(self, frame: Frame) -> None:
+        """Get ready for frames like this one, the first of a run; it is submitted later."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        """Start a batch; yields what had to be finished to make room."""
+        """Start a batch; yields the results of batches that had to finish first to make room."""
 
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
-        """Wait for the oldest batch in flight; yields nothing when there is none, or after `timeout` seconds."""
+        """Wait for the oldest in-flight batch and yield its results; nothing if there is none, or after `timeout` s."""
 
     @property
     def in_flight(self) -> int:
-        """Batches submitted and not finished."""
+        """Number of batches that were submitted and have not finished."""
 
     def drain(self) -> Iterator[FrameResult]:
-        """Wait for everything in flight."""
+        """Finish everything in flight."""
+        while self.in_flight:
+            yield from self.finish()
 
     @property
     def largest_input(self) -> tuple[int, int]:
-        """Width and height of the largest model input used so far; before the first frame, of the largest possible."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was copied between host and device so far."""
-
-    @property
-    def reasons(self) -> Sequence[str]:
-        """What was decided while it ran."""
+        """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
 
     def close(self) -> None: ...
 
 
 class WallCpuTime(NamedTuple):
-    """Seconds of the wall's clock, and of processor time in this thread."""
+    """Readings, in seconds, of the wall clock and of this thread's CPU clock."""
 
     wall: float
     cpu: float
@@ -98,19 +97,19 @@ class WallCpuTime(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """What every program remembers of a batch in flight."""
+    """What any program keeps about an in-flight batch."""
 
     infos: list[FrameInfo]
     frames: list[Frame | None]
-    """The planes, for those after the model who asked for them."""
+    """The frames that sinks need."""
     arrivals: list[float | None]
     preprocess: float
     """Seconds."""
     submitted: float
 
 
-class Stages:
-    """Books what each batch cost in the three stages of a program, and makes its results."""
+class BatchTimer:
+    """Records what each batch costs in the three stages of a program, and builds its results."""
 
     def __init__(self, recorder: Recorder, rung: str) -> None:
         names = ("preprocess", "inference", "postprocess")
@@ -120,7 +119,7 @@ class Stages:
     def submitted(
         self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime
     ) -> Batch:
-        """A batch whose model was started between `submitted` and now."""
+        """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since."""
         seconds = submitted.wall - started.wall
         self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
         self._inference.add(0, items=0, cpu=thread_time() - submitted.cpu)
@@ -135,7 +134,7 @@ class Stages:
         finished: WallCpuTime,
         on_device: Sequence[float] | None = None,
     ) -> Iterator[FrameResult]:
-        """Record a batch that was waited for from `waiting` to `finished`, and post-processed from then to now.
+        """The results of a batch that was awaited from `waiting` to `finished` and postprocessed since.
 
         Args:
             on_device: seconds that the three stages took on the GPU, where they were measured.
@@ -157,14 +156,19 @@ class Stages:
 
 @dataclass(eq=False)
 class InFlightBatch:
+    """A batch that an engine is running, with the request that runs it."""
+
     slot: Slot
-    lane: RequestPool
+    pool: RequestPool
     batch: Batch
     placements: list[Placement]
 
 
-class HostProgram:
-    """Preprocess into an engine's slot, run, post-process, release: on the host, with several slots in flight."""
+class HostProgram(Program):
+    """The `Program` of the CPU: preprocess into a request of the engine, run it, postprocess, release it.
+
+    Several requests are in flight at a time, `slots` at most; 0: as many as the engine suggests.
+    """
 
     def __init__(
         self,
@@ -186,13 +190,12 @@ class HostProgram:
         self._slots = slots
         self._keep_frames = keep_frames
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._lanes: dict[tuple[int, int], RequestPool] = {}
+        self._pools: dict[tuple[int, int], RequestPool] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._used: set[tuple[int, int]] = set()
-        self.ledger = Ledger()
-        """Stays empty."""
-        self.reasons: Sequence[str] = ()
-        self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
+        self.ledger = Ledger()  # stays empty: nothing leaves the host
+        self.reasons = ()
+        self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         width, height = self._preprocess.place(frame.width, frame.height).size
@@ -200,14 +203,14 @@ class HostProgram:
 
     def prepare(self, width: int, height: int) -> None:
         size = self._preprocess.place(width, height).size[::-1]
-        self._lanes[size] = self._make_lane(size)
+        self._pools[size] = self._make_pool(size)
 
-    def begin(self, frame: Frame) -> None:
-        """Its size is all that counts, and `prepare` was told."""
+    def warm_up(self, frame: Frame) -> None:
+        """Nothing to do: `prepare` knows the size, and nothing else matters."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        lane = yield from self._lane(self.input_size(frames[0]))
-        while (slot := lane.acquire()) is None:
+        pool = yield from self._pool(self.input_size(frames[0]))
+        while (slot := pool.acquire()) is None:
             yield from self.finish()
         started = WallCpuTime.now()
         placements = [
@@ -215,14 +218,14 @@ class HostProgram:
             for frame, row in zip(frames, slot.input, strict=False)
         ]
         submitted = WallCpuTime.now()
-        lane.submit(slot)
+        pool.submit(slot)
         kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
         self._in_flight.append(
-            InFlightBatch(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements)
+            InFlightBatch(slot, pool, self._timer.submitted(frames, kept, started, submitted), placements)
         )
 
     @property
@@ -234,7 +237,7 @@ class HostProgram:
             return
         flight = self._in_flight[0]
         waiting = WallCpuTime.now()
-        if not flight.lane.wait(flight.slot, timeout):
+        if not flight.pool.wait(flight.slot, timeout):
             return
         self._in_flight.popleft()
         finished = WallCpuTime.now()
@@ -243,17 +246,17 @@ class HostProgram:
             outputs = tuple(outputs[index] for index in self._card.output_indices)
         self._card.check_outputs(outputs, layout)
         found = self._postprocess(outputs, layout, flight.placements)
-        flight.lane.release(flight.slot)
-        yield from self._stages.finished(flight.batch, found, waiting, finished)
+        flight.pool.release(flight.slot)
+        yield from self._timer.finished(flight.batch, found, waiting, finished)
 
     def _postprocess(
         self, outputs: Sequence[NDArray[Any]], layout: str | None, placements: Sequence[Placement]
     ) -> list[tuple[Detections, Masks | None]]:
-        """What was found in each picture. Nothing of it lies in `outputs`."""
+        """Detections and masks of each frame, copied out of `outputs`."""
         card = self._card
         if self._class_masks is not None:
-            pictures = self._class_masks(outputs[0], placements)
-            return [(Detections.none(card.names), Masks(picture, card.names)) for picture in pictures]
+            masks = self._class_masks(outputs[0], placements)
+            return [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
         predictions = postprocess(
             outputs,
             layout or card.layout,
@@ -268,37 +271,33 @@ class HostProgram:
         )
         return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
 
-    def drain(self) -> Iterator[FrameResult]:
-        while self._in_flight:
-            yield from self.finish()
-
     @property
     def largest_input(self) -> tuple[int, int]:
         return max(self._used, default=(self._preprocess.width, self._preprocess.height))
 
     def close(self) -> None:
-        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
+        """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended."""
         while self._in_flight:
             flight = self._in_flight.popleft()
-            flight.lane.wait(flight.slot)
-        while self._lanes:
-            self._lanes.popitem()[1].close()
+            flight.pool.wait(flight.slot)
+        while self._pools:
+            self._pools.popitem()[1].close()
         self._engine.close()
 
-    def _lane(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
-        """The lane of an input size, made ready when needed; yields what had to be finished to make room for it."""
-        lane = self._lanes.pop(size, None)
-        if lane is None:
-            if len(self._lanes) >= MAX_LANES:
+    def _pool(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
+        """The requests of an input size, made on first use; yields the results of batches that had to finish for it."""
+        pool = self._pools.pop(size, None)
+        if pool is None:
+            if len(self._pools) >= MAX_POOLS:
                 yield from self.drain()
-                self._lanes.pop(next(iter(self._lanes))).close()
-            lane = self._make_lane(size)
+                self._pools.pop(next(iter(self._pools))).close()
+            pool = self._make_pool(size)
         self._used.add((size[1], size[0]))
-        self._lanes[size] = lane
-        return lane
+        self._pools[size] = pool
+        return pool
 
-    def _make_lane(self, size: tuple[int, int]) -> RequestPool:
-        with thread_named("ff-engine"):  # the engine's own threads, started here, are known by that name
+    def _make_pool(self, size: tuple[int, int]) -> RequestPool:
+        with thread_named("ff-engine"):  # the threads that the engine starts here inherit the name
             return self._engine.lane(self._batch, *size, self._slots)
 
 

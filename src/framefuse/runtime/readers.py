@@ -1,10 +1,10 @@
 """Readers: how many sources of a run are read at the same time.
 
-Cameras and live addresses are read side by side, since none of them ends. Videos of a list, a folder or a glob are
-read one after the other on the CPU, where one decoder keeps the cores busy. On CUDA they are read side by side: a
-decoder of the GPU gives 500 frames a second of 1080p, and a GPU has up to seven. Results of different files then come
-mixed, those of each file in their order. `readers` overrules both; processes that share a GPU read fewer each
-(`fleet`).
+Cameras and live addresses are always read in parallel, since none of them ends. The videos of a list, folder or glob
+are read one after another on the CPU, where one decoder keeps the cores busy. On CUDA they are read in parallel: a
+hardware decoder delivers 500 frames per second of 1080p, and a GPU has up to seven decoders. Results of different files
+then interleave; those of each file stay in order. The setting `readers` overrides both; processes that share a GPU read
+fewer videos each (`fleet`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from framefuse.sources.paths import videos_in
 from framefuse.sources.source import SCHEMES, is_camera
 
 READERS = 8
-"""On CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
+"""Videos read at once on CUDA. Eight keep the decoders of an H200 busy; with more, threads wait for each other."""
 
 
-def plan(source: Any, settings: Settings) -> Any:
-    """The source, as a `SharedList` where several of its videos are to be read at the same time.
-
-    Raises:
-        SourceError: a folder or glob has nothing in it.
-    """
+def share(source: Any, settings: Settings) -> Any:
+    """The source, or a `SharedList` if several of its videos are to be read at once; SourceError if it is empty."""
     if isinstance(source, SharedList) or is_camera(source):
         return source
     count = settings.readers or (READERS if settings.on_gpu else 1)
@@ -44,19 +40,14 @@ def plan(source: Any, settings: Settings) -> Any:
 
 
 def count(source: Any) -> int:
-    """Sources that will be read at the same time, at most."""
+    """Maximum number of sources that are read at the same time."""
     if isinstance(source, SharedList):
         return source.readers
     return len(source) if _all_live(source) else 1
 
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
-    """What a run reads at the same time: the readers of a shared list, a list of cameras and addresses, or one source.
-
-    Raises:
-        SourceError: nothing can be read there.
-        UsageError: the kind of source is not known.
-    """
+    """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
     options = SourceOptions(
         vid_stride=settings.vid_stride,
         start=settings.start,
@@ -67,7 +58,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         timeout=settings.timeout,
         reconnect=settings.reconnect,
         device="cuda" if settings.on_gpu else "cpu",
-        held=1 if batch == 1 else batch * 3 + settings.queue,  # in the batcher, two in flight
+        held=1 if batch == 1 else batch * 3 + settings.queue,  # one batch in the batcher, two in flight
     )
     if isinstance(source, SharedList):
         return source.open(options)
@@ -87,6 +78,6 @@ def _all_live(source: Any) -> bool:
 
 
 def _live(item: Any) -> bool:
-    """Whether this never ends by itself, as far as its name tells: a plug-in's address counts as such."""
+    """Whether this source never ends by itself, judging by its name; the address of a plug-in counts as live."""
     scheme, separator, _ = str(item).partition("://")
     return is_camera(item) or (bool(separator) and (scheme.lower() in SCHEMES or scheme not in ("file", "synthetic")))

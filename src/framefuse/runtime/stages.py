@@ -1,4 +1,4 @@
-"""The three stages of a run, as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
+"""The stages of a run as passive generators: decode, infer, write. `Pipeline` puts threads between them."""
 
 from __future__ import annotations
 
@@ -17,44 +17,40 @@ from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import Source, SourceInfo
 
 POLL_SECONDS = 0.002
-"""While the engine is busy and no frame waits, how soon a new frame is noticed."""
+"""How often to look for a new frame while waiting for the engine."""
 
 
 def warm_up(source: Source, program: Program) -> Iterator[Frame]:
-    """The frames of a source; the program has been made ready for the first, in the thread of the caller.
+    """Warm the program up with the first frame, in the calling thread, and return all frames of the source.
 
-    Decoders that are set up or allocate while a graph is captured would spoil the capture.
+    Decoder threads start afterwards: one that sets itself up or allocates during a graph capture would invalidate it.
     """
     try:
         first = list(itertools.islice(source, 1))
         for frame in first:
-            _begin(program, frame)
+            try:
+                program.warm_up(frame)
+            except FramefuseError as error:
+                error.stage = "program"  # not "decode", where it will be raised
+                raise
     except Exception as error:
-        return _failed(error)  # like everything that goes wrong, it surfaces in the results
+        return _failed(error)  # raised when results are read, like any other error
     return itertools.chain(first, source)
-
-
-def _begin(program: Program, frame: Frame) -> None:
-    try:
-        program.begin(frame)
-    except FramefuseError as error:
-        error.stage = "program"  # it surfaces where frames are read
-        raise
 
 
 def _failed(error: Exception) -> Iterator[Frame]:
     raise error
-    yield  # so that it is raised in the loop that asks for frames
+    yield  # makes this a generator, so that the error is raised by the loop that reads frames
 
 
 def decode(source: Iterable[Frame]) -> Iterator[Frame]:
-    """Frames of a source, stamped with the time at which they were there."""
+    """Frames of a source, stamped with their time of arrival."""
     for frame in source:
         yield frame if frame.arrival is not None else frame.replace_unchecked(arrival=monotonic())
 
 
 def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[FrameResult]:
-    """Frames through the program, in batches; what is in flight is finished even if the source fails."""
+    """Run frames through the program in batches. In-flight batches are finished even if the source fails."""
     try:
         while True:
             frame = frames.get(_patience(program, batcher))
@@ -78,7 +74,7 @@ def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) ->
 
 
 def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
-    """Seconds to wait for the next frame before there is something else to do; None: there is nothing else."""
+    """Seconds to wait for the next frame before something else is due; None: nothing else is."""
     if program.in_flight:
         return 0.0
     return None if batcher.deadline is None else max(0.0, batcher.deadline - monotonic())
@@ -92,11 +88,11 @@ def write(
     *,
     reader_of: Callable[[str], int],
 ) -> Iterator[Result]:
-    """Results through the sinks, which are completed whatever happens.
+    """Pass results to the sinks, which are completed whatever happens.
 
     Args:
-        reader_of: number of what reads a source. It reads one after the other, so that a new one means that the
-            outputs of its last are complete.
+        reader_of: number of the reader of a source. A reader works through its sources one after another, so when it
+            starts a new one, the outputs of the previous one are complete.
     """
     previous: dict[int, str] = {}
     try:

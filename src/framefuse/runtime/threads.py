@@ -1,18 +1,18 @@
-"""Threads: their names, and the CPU time of each name, so that work inside libraries is charged to the stage it serves.
+"""Threads: their names, and CPU time by name, so that work inside libraries is charged to the stage it serves.
 
 Title: whose CPU time is it?
-    Wall time of a stage says little on a busy machine, so CPU time is recorded too. It comes from two places.
-    1. A stage measures its own thread with `time.thread_time()` and hands that to `StageClock.add(cpu=...)`.
+    The wall time of a stage says little on a busy machine, so CPU time is recorded too, from two sources.
+    1. A stage measures its own thread with `time.thread_time()` and passes that to `StageClock.add(cpu=...)`.
     2. Libraries work in threads of their own. On Linux a new thread inherits the name of the thread that created it, so
-       the pipeline names its threads (`name_thread`, `thread_named`) and the kernel's per-thread counters
-       (/proc/self/task/*/schedstat) are added up by name. Checked with PyAV 18, OpenVINO 2026.4 and ONNX Runtime 1.31:
+       the pipeline names its threads (`name_thread`, `thread_named`) and sums the per-thread counters of the system
+       (/proc/self/task/*/schedstat) by name. Checked with PyAV 18, OpenVINO 2026.4 and ONNX Runtime 1.31:
            av:<codec>:df<n>   FFmpeg renames its frame decoding threads            -> decode
            ff-decode          FFmpeg's slice threads, started by the decode thread -> decode
            ff-engine          OpenVINO's stream and TBB threads and ONNX Runtime's pool, started while the engine was
-                              compiled; pools started by the first run bear the program thread's name -> inference
+                              compiled; pools that start with the first run have the program thread's name -> inference
            ff-<sink>          x264's and FFmpeg's encoder threads, started by the thread that opened or first used them
-    Process CPU time that neither explains (queues, the interpreter, the reader's own loop, what a thread did between
-    the last sample and its end) is reported as "other". Elsewhere than on Linux a stage's CPU time is None.
+    CPU time of the process that neither covers (queues, the interpreter, the caller's loop, what a thread did between
+    the last sample and its end) is reported as "other". On systems other than Linux the CPU time of a stage is None.
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
 COMM_LENGTH = 15
-"""Bytes of a thread's name that Linux keeps."""
+"""Length at which Linux truncates a thread name, in bytes."""
 
 
 def name_thread(name: str) -> str | None:
-    """Name the calling thread, for profilers and for `cpu_by_thread_name`; threads that it creates inherit the name.
-
-    Args:
-        name: cut to 15 bytes, as Linux does.
+    """Name the calling thread, for profilers and `HelperCpu`; threads that it creates inherit the name.
 
     Returns:
-        the name it had before, or None where threads cannot be named (anything but Linux): nothing is changed then.
+        the previous name; None, with nothing changed, where threads cannot be named (anything but Linux).
     """
     comm = Path("/proc/thread-self/comm")
     try:
@@ -48,24 +45,13 @@ def name_thread(name: str) -> str | None:
 
 @contextmanager
 def thread_named(name: str) -> Iterator[None]:
-    """Name the calling thread for the length of a block, so that the threads started inside are known by that name."""
+    """Name the calling thread for the duration of a block; threads started inside inherit the name."""
     before = name_thread(name)
     try:
         yield
     finally:
         if before is not None:
             name_thread(before)
-
-
-def cpu_by_thread_name() -> dict[str, float] | None:
-    """CPU seconds of the threads alive now, added up by name; None where the system does not tell (not Linux)."""
-    tasks = _read_tasks()
-    if tasks is None:
-        return None
-    seconds: dict[str, float] = {}
-    for name, used in tasks.values():
-        seconds[name] = seconds.get(name, 0.0) + used
-    return seconds
 
 
 def _read_tasks() -> dict[int, tuple[str, float]] | None:
@@ -81,7 +67,7 @@ def _read_tasks() -> dict[int, tuple[str, float]] | None:
                 name = file.read().rstrip("\n")
             tasks[int(task)] = name, _task_seconds(task)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
+            continue  # it has just ended
     return tasks
 
 
@@ -90,16 +76,16 @@ def _task_seconds(task: str) -> float:
         with open(f"{_TASKS}/{task}/schedstat") as file:
             return int(file.read().split()[0]) * 1e-9
     except FileNotFoundError:
-        # A kernel without scheduler statistics counts in ticks, usually of 10 ms.
+        # Linux without scheduler statistics counts in ticks, usually of 10 ms.
         with open(f"{_TASKS}/{task}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class HelperCpu:
-    """CPU seconds of the threads that Python did not start, by name, since construction.
+    """CPU seconds, by name, of the threads that Python did not start, since construction.
 
-    A thread is lost when it ends; `sample` often enough, and only its last stretch is.
+    When a thread ends, what it did since the last `sample` is lost.
     """
 
     def __init__(self) -> None:
@@ -112,18 +98,18 @@ class HelperCpu:
 
     def sample(self) -> None:
         tasks = _read_tasks() or {}
-        # A Python thread that is about to end is forgotten by Python before it is by the system: remember it.
+        # Python forgets an ending thread before the system does, so known ids are kept until the system drops them.
         self._python &= tasks.keys()
         self._python |= {
             thread.native_id
             for thread in threading.enumerate()
-            # A library's thread that once called into Python shows up as a dummy.
+            # A library thread that has called into Python appears as a dummy thread.
             if thread.native_id is not None and not isinstance(thread, threading._DummyThread)
         }
         now = {task: row for task, row in tasks.items() if task not in self._python}
         for task, (name, seconds) in now.items():
             before = self._last.get(task, ("", 0.0))[1]
-            # Less than before: the number was given to a new thread.
+            # If less than before, the id was reused by a new thread.
             self._sums[name] = self._sums.get(name, 0.0) + (seconds - before if seconds >= before else seconds)
         self._last = now
 

@@ -1,10 +1,10 @@
 """CapturedBatch: one batch on the GPU, captured once in a CUDA graph and launched for every batch like it.
 
 Title: what is inside the graph
-    The copy of the frames' addresses and positions from pinned memory, preprocessing through that table, the model,
-    post-processing, and the copy of the found boxes to pinned memory. A launch reads what the pinned tables hold then,
-    so other surfaces, sizes and rotations need no new capture. Nothing inside waits for the host. An engine that cannot
-    be captured is started between two graphs on the same stream.
+    The copy of the frames' addresses and positions from pinned memory, preprocessing with that table, the model,
+    postprocessing, and the copy of the results to pinned memory. A launch reads the current content of the pinned
+    tables, so other surfaces, sizes and rotations need no new capture. Nothing inside waits for the host. An engine
+    that cannot be captured is started between two graphs on the same stream.
 """
 
 from __future__ import annotations
@@ -15,49 +15,48 @@ from itertools import chain, pairwise, zip_longest
 from time import monotonic, sleep
 from typing import Any, Literal, Protocol
 
-from framefuse.cuda import device
-from framefuse.cuda import driver as cuda_queue
+from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.device_outputs import Answer, BoxOutputs, DeviceOutputs, MaskOutputs
+from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, FrameOutput, MaskOutputs
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.program import Selection
 
 CAPTURES = 5
-"""Tries to capture a graph: what a decoder does in another thread, such as setting itself up, can spoil one."""
+"""Attempts to capture a graph: a decoder that sets itself up in another thread can invalidate a capture."""
 TIMED_EVERY = 64
-"""Launches from one whose stages are timed on the device to the next. Its events cost a few microseconds."""
+"""Launches from one batch whose stages are timed on the GPU to the next. Its events cost a few microseconds."""
 POLL_SECONDS = 0.0001
-"""Between looks at a batch that may time out."""
+"""Polling interval while waiting with a timeout."""
 
 
 class Execution(Protocol):
-    """A model of one batch and input size with memory of its own on the GPU."""
+    """A model of one batch and input size, with its own memory on the GPU."""
 
     @property
     def input(self) -> Any:
-        """(batch, height, width, 3 to 8) on the GPU; the channels behind the third are 0 and may stay so. Of an
-        execution whose `memory_format` is "nchw": (batch, 3, height, width)."""
+        """(batch, height, width, 3 to 8) on the GPU; channels after the third are 0 and may stay 0. With
+        `memory_format` "nchw": (batch, 3, height, width)."""
 
     results: Sequence[Any]
-    """The model's outputs, or those of `layout`, on the GPU."""
+    """The outputs of the model, or of `layout`, on the GPU."""
     layout: str | None
-    """What `results` hold, if not what the model itself puts out: "yolov8_head"."""
+    """What `results` hold, if not the outputs of the model itself: "yolov8_head"."""
 
     def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy. It only launches, so it may be captured, unless its `capturable` is
-        false: then it is started between two graphs."""
+        """Start the model on a CuPy stream. It only launches, so it can be captured, unless its `capturable` is false:
+        then it is started between two graphs."""
 
     def finish(self, stream: Any) -> None:
-        """Start what writes `results`."""
+        """Launch whatever writes `results`."""
 
 
 class CapturedBatch:
-    """One captured batch: pinned tables in, pinned boxes out."""
+    """One captured batch: pinned tables in, pinned results out."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class CapturedBatch:
     ) -> None:
         cp = device.cupy()
         self.model = model
-        """Lanes of one size and several pixel formats share it: only one of them may be in flight."""
+        """Captured batches of one size and different pixel formats share it; only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
         # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one.
@@ -97,7 +96,7 @@ class CapturedBatch:
                 self._device_outputs.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
-            def run_model() -> None:  # knows nothing of the lane that keeps it, which dies when nobody needs it
+            def run_model() -> None:  # does not refer to self, which would make a reference cycle
                 model.start(stream)
                 model.finish(stream)
 
@@ -105,15 +104,15 @@ class CapturedBatch:
                 self._device_outputs.start(outputs, self._stream)
 
             steps = before, run_model, after
-            cuda_queue.driver()  # loaded before a capture, which forbids what loading does
-            for step in steps:  # whatever is loaded at a first launch is loaded here
+            driver.driver()  # loaded now, because loading it is not allowed during a capture
+            for step in steps:  # loads everything that is loaded on a first launch
                 step()
             self._stream.synchronize()
             self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
-            with graph_memory() as self._graph_memory:
+            with graph_memory() as self._graph_memory:  # lives as long as the graphs
                 if getattr(model, "capturable", True):
                     self._launches = [self._recorded(steps)]
-                    marks = [partial(cuda_queue.record_in_graph, mark, stream) for mark in self._marks]
+                    marks = [partial(driver.record_in_graph, mark, stream) for mark in self._marks]
                     self._timed_launches = [self._recorded(_between(marks, steps))]
                 else:
                     self._launches = [self._recorded([before]), run_model, self._recorded([after])]
@@ -122,12 +121,12 @@ class CapturedBatch:
         self._launched = 0
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
-        """What launches these steps as one graph."""
+        """Capture the steps in one graph, and return its launch."""
         for left in reversed(range(CAPTURES)):
             try:
                 graph = self._capture(list(steps))
                 break
-            except Exception as error:  # CuPy's own, or an EngineError of a kernel
+            except Exception as error:  # from CuPy, or an EngineError of a kernel
                 if not left or "captureinvalidated" not in str(error).replace("_", "").lower():
                     raise
         return partial(graph.launch, self._stream)
@@ -142,11 +141,11 @@ class CapturedBatch:
         return graph
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
-        """Write the tables: which surfaces, and where each of them goes. Rows beyond the frames keep the last ones."""
+        """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
-            frame = self._staging.bring(slot, frame)
+            frame = self._staging.upload(slot, frame)
             if frame.ready is not None:
-                cuda_queue.wait(frame.ready, self._stream)
+                driver.wait(frame.ready, self._stream)
             self._table.set(
                 slot, frame, content=placement.content, interpolation=preprocess.interpolation,
                 pad_value=preprocess.pad_value, mean=preprocess.mean, std=preprocess.std,
@@ -161,11 +160,11 @@ class CapturedBatch:
         for launch in self._timed_launches if self._is_timed else self._launches:
             launch()
         self.ended.record(self._stream)
-        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._device_outputs.sent)
-        self._ledger.add("postprocess", "d2h", "results", self._device_outputs.fetched)
+        self._ledger.add("preprocess", "h2d", "control", self._table.nbytes + self._device_outputs.uploaded_bytes)
+        self._ledger.add("postprocess", "d2h", "results", self._device_outputs.downloaded_bytes)
 
     def wait(self, timeout: float | None) -> bool:
-        """Until the results are here; False after `timeout` seconds."""
+        """Wait for the results; False after `timeout` seconds."""
         if timeout is None:
             self.ended.synchronize()
             return True
@@ -188,14 +187,14 @@ class CapturedBatch:
         return tuple(elapsed(start, end) / 1e3 for start, end in pairwise(self._marks))
 
     def free(self) -> None:
-        """Hold nothing any more, whoever holds this. Nothing may be in flight."""
+        """Free the memory even if callers still hold this object. Nothing may be in flight."""
         vars(self).clear()
 
-    def read(self, count: int) -> list[Answer]:
-        """What was found in each of `count` pictures.
+    def read(self, count: int) -> list[FrameOutput]:
+        """The detections and masks of the first `count` frames.
 
         Raises:
-            NonFiniteError: the model put out NaN or infinity for one of them.
+            NonFiniteError: the model produced NaN or infinity for one of them.
         """
         return self._device_outputs.read(count)
 

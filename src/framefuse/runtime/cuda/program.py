@@ -1,7 +1,7 @@
-"""CudaProgram: surface -> model input -> model -> boxes on the GPU, one graph launch a batch, one small copy back.
+"""CudaProgram: surface -> model input -> model -> boxes on the GPU: one graph launch per batch, one small copy back.
 
-For each input size a few batches (`CapturedBatch`) are captured before the first frame; several are in flight,
-one a lane. What a lane needs is freed when it is closed, or stays where the GPU was lost.
+For each input size a few batches (`CapturedBatch`) are captured before the first frame, so that several can be in
+flight. Their memory is freed when the program is closed, except on a GPU that was lost.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch, Execution
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import Batch, FrameResult, Selection, Stages, WallCpuTime
+from framefuse.runtime.program import Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
 
 MAX_SHAPES = 4
-"""Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
+"""Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 MAX_SIZES = 64
-"""Picture sizes whose place in the model input is remembered."""
-LANES = 2
-"""Batches in flight when nobody asks for another number: one runs while the results of the other are read."""
+"""Frame sizes whose placement in the model input is cached."""
+IN_FLIGHT = 2
+"""Default number of batches in flight: one runs while the results of the other are read."""
 
 _lost: list[Any] = []
-"""What lay on a GPU that was lost: CUDA would refuse to free it."""
+"""Keeps objects of a lost GPU alive, because CUDA would refuse to free them."""
 
 
 class CudaEngine(Protocol):
-    """An engine that leaves pictures and results on the GPU."""
+    """An engine that reads and writes GPU memory."""
 
     name: str
     precision: str
@@ -50,23 +50,25 @@ class CudaEngine(Protocol):
 
 @dataclass(eq=False)
 class InFlightBatch:
-    lane: CapturedBatch
-    read: Sequence[Frame]
-    """What the GPU reads: kept until it has."""
+    """A launched batch, with the captured batch that runs it."""
+
+    captured: CapturedBatch
+    frames: Sequence[Frame]
+    """Kept alive until the GPU has read them."""
     batch: Batch | None = None
-    """None: something failed after the launch, which is waited for and gives no results."""
+    """None: something failed after the launch, so the batch is awaited but has no results."""
 
 
-class CudaProgram:
+class CudaProgram(Program):
     """The `Program` of CUDA devices. All calls come from one thread.
 
     Args:
         slots: batches in flight; 0: two.
-        keep_frames: somebody after the model reads the planes: they are copied to the host.
-        mode: how frames that lie on the host enter the GPU (`memory.choose_upload_mode`).
+        keep_frames: a sink needs the frames, so they are copied to the host.
+        mode: how host frames reach the GPU (`choose_upload_mode`).
 
     Attributes:
-        reasons: what was decided while it ran, such as fewer slots where the GPU has no room for more.
+        reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
     """
 
     def __init__(
@@ -86,22 +88,22 @@ class CudaProgram:
         self._mode = mode
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
-        self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
-        self._lanes: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
+        self._batch, self._slots, self._keep_frames = batch, slots or IN_FLIGHT, keep_frames
+        self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[Execution]] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
         self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
         self.ledger = Ledger()
-        self._stages = Stages(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
+        self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         width, height = self._place(frame).size
         return height, width
 
     def _place(self, frame: Frame) -> Placement:
-        """Where a frame lands; remembered, since a stream's frames are of one size."""
+        """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
         size = frame.width, frame.height
         if size not in self._placements:
             if len(self._placements) >= MAX_SIZES:
@@ -110,34 +112,34 @@ class CudaProgram:
         return self._placements[size]
 
     def prepare(self, width: int, height: int) -> None:
-        """Load the model for pictures of this size. The first frame captures, since only it tells the pixel format."""
+        """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
         self._models(self._preprocess.place(width, height).size[::-1])
 
-    def begin(self, frame: Frame) -> None:
-        deque(self._captured(frame), maxlen=0)  # nothing is in flight yet
+    def warm_up(self, frame: Frame) -> None:
+        deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        lanes = yield from self._captured(frames[0])
-        while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
+        batches = yield from self._captured_for(frames[0])
+        while not (free := [captured for captured in batches if not self._is_running(captured.model)]):
             yield from self.finish()
-        lane = free[0]
+        captured = free[0]
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         with self._translating_errors("start a batch"):
-            lane.load(frames, placements, self._preprocess)
+            captured.load(frames, placements, self._preprocess)
             submitted = WallCpuTime.now()
-            lane.launch()
-        flight = InFlightBatch(lane, frames)
+            captured.launch()
+        flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
-            with self._translating_errors("bring frames to the host"):
+            with self._translating_errors("copy frames to the host"):
                 kept = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
-                frame.lease.release(after=lane.ended)
+                frame.lease.release(after=captured.ended)
         self.ledger.frame(len(frames))
-        flight.batch = self._stages.submitted(frames, kept, started, submitted)
+        flight.batch = self._timer.submitted(frames, kept, started, submitted)
 
     @property
     def in_flight(self) -> int:
@@ -149,93 +151,90 @@ class CudaProgram:
         flight = self._in_flight[0]
         waiting = WallCpuTime.now()
         with self._translating_errors("finish a batch"):
-            if not flight.lane.wait(timeout):
+            if not flight.captured.wait(timeout):
                 return
         self._in_flight.popleft()
         if flight.batch is None:
             return
         finished = WallCpuTime.now()
-        found = flight.lane.read(len(flight.batch.infos))
-        yield from self._stages.finished(flight.batch, found, waiting, finished, flight.lane.device_seconds())
-
-    def drain(self) -> Iterator[FrameResult]:
-        while self._in_flight:
-            yield from self.finish()
+        found = flight.captured.read(len(flight.batch.infos))
+        device_seconds = flight.captured.device_seconds()
+        yield from self._timer.finished(flight.batch, found, waiting, finished, device_seconds)
 
     @property
     def largest_input(self) -> tuple[int, int]:
         return self._largest if any(self._largest) else (self._preprocess.width, self._preprocess.height)
 
     def close(self) -> None:
-        """Wait for what runs, forget its results, free the engine. The thread that submits must have ended, or it is
-        refused. Any thread, any number of times."""
+        """Wait for the in-flight batches, discard their results and free the engine. A thread that still submits gets
+        an EngineError. Callable from any thread, repeatedly."""
         with self._closing:
             self._closed = True
             while self._in_flight:
                 flight = self._in_flight[0]
                 with suppress(GpuLostError), self._translating_errors("finish a batch"):
-                    flight.lane.wait(None)
+                    flight.captured.wait(None)
                 if self._in_flight and self._in_flight[0] is flight:
                     self._in_flight.popleft()
             self._free()
             self._engine.close()
 
     def _free(self) -> None:
-        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error. What lies
-        on a lost GPU stays."""
+        """Free all device memory even if callers, such as a stored traceback, still hold references. On a lost GPU
+        nothing is freed."""
         if self._gpu_lost:
             return
-        for lanes in list(self._lanes.values()):
-            for lane in lanes:
-                lane.free()
-            lanes.clear()
+        for batches in list(self._captured.values()):
+            for captured in batches:
+                captured.free()
+            batches.clear()
         for models in list(self._executions.values()):
             models.clear()
-        self._lanes.clear()
+        self._captured.clear()
         self._executions.clear()
 
-    def _captured(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
-        """The lanes for frames like this one; yields what had to be finished to make room for them."""
+    def _captured_for(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
+        """The captured batches for frames like this one; yields the results of batches that had to finish for them."""
         size = self.input_size(frame)
         key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
-        if self._card.task == "semantic":  # masks are as large as the picture
+        if self._card.task == "semantic":  # masks have the size of the frame
             key = *key, frame.width, frame.height
         self._refuse_closed()
-        lanes = self._lanes.pop(key, None)
-        if lanes is None:
-            yield from self.drain()  # capturing runs what may be in flight in another lane
-            if len(self._lanes) >= MAX_SHAPES:
-                (oldest, *_), _ = self._lanes.popitem(last=False)
-                if not any(other[0] == oldest for other in self._lanes):
+        batches = self._captured.pop(key, None)
+        if batches is None:
+            yield from self.drain()  # capturing runs the model, which may be in flight in another captured batch
+            if len(self._captured) >= MAX_SHAPES:
+                (oldest, *_), _ = self._captured.popitem(last=False)
+                if not any(other[0] == oldest for other in self._captured):
                     self._executions.pop(oldest, None)
             try:
-                lanes = self._make_lanes(size, frame)
+                batches = self._capture(size, frame)
             except GpuMemoryError:
-                if not self._forget():
+                if not self._free_captured():
                     raise
-            if lanes is None:  # behind the error, which holds what was half made
+            if batches is None:  # outside the handler: the error keeps the partly built batch alive
                 free_cached_memory()
-                lanes = self._make_lanes(size, frame)
+                batches = self._capture(size, frame)
         with self._closing:
-            self._lanes[key] = lanes
-            self._refuse_closed()  # while it captured
+            self._captured[key] = batches
+            self._refuse_closed()  # it may have been closed during the capture
         self._largest = max(self._largest, (size[1], size[0]))
-        return lanes
+        return batches
 
     def _refuse_closed(self) -> None:
         if self._closed:
             self._free()
             raise EngineError("the program was closed", remedy="make a new one for each run")
 
-    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
-        """One for each model of that size; models for whose lanes there is no room are given back."""
+    def _capture(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
+        """One captured batch for each execution of that size; executions that do not fit with theirs are freed."""
         placement = self._preprocess.place(frame.width, frame.height)
-        models, lanes = self._models(size), list[CapturedBatch]()
-        while len(lanes) < len(models):
+        models, batches = self._models(size), list[CapturedBatch]()
+        while len(batches) < len(models):
             try:
                 with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
-                    model = models[len(lanes)]
-                    lanes.append(
+                    model = models[len(batches)]
+                    batches.append(
                         CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode)
                     )
                 continue
@@ -243,26 +242,26 @@ class CudaProgram:
                 if len(models) == 1:
                     raise
                 self._fewer(len(models) - 1, error)
-            del model, models[-1]  # behind the error, which holds what was half made
+            del model, models[-1]  # outside the handler: the error keeps the partly built batch alive
             free_cached_memory()
-        return lanes
+        return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
-        self.reasons.append(f"{count} batches in flight, not {self._slots}: {error.message}")
+        self.reasons.append(f"{count} batch{'es' if count > 1 else ''} in flight, not {self._slots}: {error.message}")
 
-    def _forget(self) -> bool:
-        """Give back the memory of every size and format; False: there was none. Nothing may be in flight."""
+    def _free_captured(self) -> bool:
+        """Free the memory of every size and format; False if there is none. Nothing may be in flight."""
         if not self._executions:
             return False
-        self.reasons.append("the GPU has no room for another input size beside those before, which were forgotten")
+        self.reasons.append("the GPU has no room for another input size, so the buffers of earlier sizes were freed")
         self._free()
         return True
 
     def _is_running(self, model: Execution) -> bool:
-        return any(flight.lane.model is model for flight in self._in_flight)
+        return any(flight.captured.model is model for flight in self._in_flight)
 
     def _models(self, size: tuple[int, int]) -> list[Execution]:
-        """As many as asked for, or as there is room for."""
+        """The executions of a size: as many as requested, or as many as fit."""
         if size not in self._executions:
             made: list[Execution] = []
             for number in range(self._slots):
@@ -279,20 +278,20 @@ class CudaProgram:
 
     @contextmanager
     def _translating_errors(self, doing: str) -> Iterator[None]:
-        """CUDA's errors as ours. After one that loses the GPU nothing is in flight any more, and nothing is freed."""
+        """Turn CUDA errors into framefuse errors. Once the GPU is lost, nothing is in flight and nothing is freed."""
         cp = device.cupy()
         try:
             yield
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):
-                _lost.extend((self._lanes, self._executions, list(self._in_flight), self._engine))
+                _lost.extend((self._captured, self._executions, list(self._in_flight), self._engine))
                 self._in_flight.clear()
                 self._gpu_lost = True
             raise found from error
 
     def _to_host(self, frame: Frame) -> Frame:
-        """The frame in host memory, for those who draw and write."""
+        """A copy of the frame in host memory, for the sinks."""
         if not is_cuda(frame):
             return replace(frame, lease=None)
         if frame.ready is not None:

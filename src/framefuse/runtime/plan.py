@@ -1,0 +1,124 @@
+"""RunPlan: every automatic decision of a run, with its reason. Nothing is opened here.
+
+Each decision is made as soon as its facts are known, so that a wrong option fails before anything slow is done:
+
+    plan_run             device, engine, sources read at once, batch     from the card and the settings
+    RunPlan.for_input    size of the model input                         once the source is open
+    RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from framefuse.config import Settings
+from framefuse.cuda import current as gpus
+from framefuse.engines import Device, Engine, EngineOptions
+from framefuse.errors import FramefuseError, UsageError
+from framefuse.models.card import Card
+from framefuse.preprocess import Preprocess
+from framefuse.runtime import choices, readers
+from framefuse.runtime.outputs import choose_encoder
+from framefuse.sources import SourceInfo
+
+if TYPE_CHECKING:
+    from framefuse.runtime.cuda.uploads import UploadMode
+
+CALIBRATION_FRAMES = 32
+"""Frames on which an engine chooses the precision of each layer."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The decisions of one run."""
+
+    card: Card
+    settings: Settings
+    """As requested, with `device` and `encoder` decided."""
+    source: Any
+    """As given, or the list that several readers share."""
+    engine: str
+    batch: int
+    gpu: int | None
+    """Number of the GPU; None on the CPU."""
+    reasons: Mapping[str, str | None]
+    """Decision -> its reason."""
+    preprocess: Preprocess
+    upload_mode: UploadMode = "copy"
+
+    def for_input(self, info: SourceInfo) -> RunPlan:
+        """The plan with the size of the model input; UsageError if the model does not take the requested size."""
+        preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
+        return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
+
+    def for_output(self, info: SourceInfo) -> RunPlan:
+        """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
+        settings, encoder = choose_encoder(self.settings, info, self.gpu)
+        mode, memory = self.upload_mode, None
+        if settings.on_gpu:
+            from framefuse.runtime.cuda.uploads import choose_upload_mode
+
+            mode, memory = choose_upload_mode(settings.memory)
+        elif settings.memory != "auto":
+            raise UsageError(
+                f"memory {settings.memory} was asked for, but on device {settings.device} no frame enters a GPU",
+                remedy="leave it out, or use --device cuda",
+            )
+        reasons = {**self.reasons, "memory": memory, "encoder": encoder}
+        return replace(self, settings=settings, upload_mode=mode, reasons=reasons)
+
+    def engine_options(self) -> EngineOptions:
+        """What the engine is asked for; reads the calibration frames, if there are any."""
+        card, settings = self.card, self.settings
+        plain = card.output_indices == (0,) and card.activation == "none" and card.box_units == "pixels"
+        frames: Sequence[Any] = ()
+        if settings.calib is not None:
+            from framefuse.runtime.calibration import read_inputs
+
+            frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES)
+        layout = card.layout if plain and card.task == "detect" else None
+        device: Device = "cuda" if settings.on_gpu else "cpu"
+        return EngineOptions(
+            device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
+        )
+
+    def choices(self, of_engine: Sequence[str]) -> list[str]:
+        """All reasons in the order of a report, with those that the engine itself gives."""
+        device, engine, *others = map(self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder"))
+        return list(filter(None, [device, engine, *of_engine, *others]))
+
+
+def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None) -> RunPlan:
+    """Decide everything that does not depend on the content of the source.
+
+    Args:
+        engine: an engine that is already open, if the caller has one.
+
+    Raises:
+        UsageError, CapabilityError: the model or this machine cannot do what the settings ask for.
+        SourceError: a folder or glob is empty.
+    """
+    unreadable = cache(partial(_unreadable, card))
+    settings, device = choices.choose_device(settings, card, unreadable, engine)
+    name, why = choices.choose_engine(settings, unreadable if engine is None else lambda: None)
+    choices.check_task(card, settings)
+    choices.check_classes(card, settings)
+    source = readers.share(source, settings)
+    batch, grown = choices.choose_batch(card, settings, readers.count(source))
+    gpu = gpus.number(settings.gpu) if settings.on_gpu else None
+    reasons = {"device": device, "engine": why, "batch": grown}
+    return RunPlan(card, settings, source, name, batch, gpu, reasons, card.preprocess)
+
+
+def _unreadable(card: Card) -> str | None:
+    """Why engine cudnn cannot run a model, found without a GPU; None if it can."""
+    from framefuse.engines.cudnn.compiled import compile_network
+
+    try:
+        compile_network(card.path, 1, card.preprocess.height, card.preprocess.width)
+    except FramefuseError as error:
+        return error.message.partition(". ")[0]  # the rest lists what the engine supports
+    return None

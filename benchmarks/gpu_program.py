@@ -94,13 +94,13 @@ def throughput(program: Any, surfaces: list[Frame], batch: int, seconds: float =
 def graph_us(program: Any) -> float:
     """Device microseconds of the captured graph."""
     cp = device.cupy()
-    lane = next(iter(program._lanes.values()))[0]
+    captured = next(iter(program._captured.values()))[0]
     start, stop, times = cp.cuda.Event(), cp.cuda.Event(), []
     for _ in range(60):
-        start.record(lane._stream)
-        for launch in lane._launches:
+        start.record(captured._stream)
+        for launch in captured._launches:
             launch()
-        stop.record(lane._stream)
+        stop.record(captured._stream)
         stop.synchronize()
         times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3)
     return round(float(np.median(times[10:])), 1)

@@ -114,7 +114,7 @@ def test_a_folder_of_pictures_of_other_sizes_stays_in_order(tmp_path: Path) -> N
     assert [result.frame.index for result in results] == list(range(9))
 
 
-def test_more_shapes_than_lanes() -> None:
+def test_more_shapes_than_request_pools() -> None:
     frames = pictures(40, *((64, 32 * number) for number in range(1, 9)))
     assert [level_of(result) for result in Pipeline(frames, engine=NullEngine(marked))] == list(range(40))
 

@@ -22,7 +22,7 @@ from framefuse.common.machine import available_cores, lacks_memory, trim_heap
 from framefuse.common.redact import brief
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
-from framefuse.engines import Device, Engine, EngineOptions, open_engine
+from framefuse.engines import Backend, Device, Engine, EngineOptions, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.models import find_model
@@ -96,7 +96,7 @@ class Pipeline:
     ) -> None:
         if isinstance(engine, str):
             options |= {} if engine == "auto" else {"engine": engine}
-        elif not hasattr(engine, "lane"):
+        elif not isinstance(engine, Engine):
             raise UsageError(f"engine is {brief(engine)}", remedy="pass a name, or an engine that is open")
         settings = settings_from(options, base=settings)
         self.folder: Path | None = None
@@ -112,10 +112,10 @@ class Pipeline:
             load_opencv()
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
         opened_engine = None if isinstance(engine, str) else engine
-        unreadable = cache(partial(_unreadable, self.card))
-        settings, device_reason = choose_device(settings, self.card, unreadable, opened_engine)
+        refuses = cache(partial(_refuses, self.card, settings.precision))
+        settings, device_reason = choose_device(settings, refuses, opened_engine)
         self.settings = settings
-        engine_name, engine_reason = choose_engine(settings, unreadable if opened_engine is None else lambda: None)
+        engine_name, engine_reason = choose_engine(settings, refuses, opened_engine)
         check_task(self.card, settings)
         check_classes(self.card, settings)
         source = plan(source, settings)
@@ -354,16 +354,10 @@ def _program_type(settings: Settings) -> tuple[Callable[..., Program], list[str]
     return partial(CudaProgram, mode=way), [reason]
 
 
-def _unreadable(card: Card) -> str | None:
-    """Why engine cudnn cannot take a model, found without a GPU."""
-    from framefuse.engines.cudnn.compiled import compile_network
-
+def _refuses(card: Card, precision: str, backend: Backend) -> str | None:
+    """Why an engine cannot run a model, as far as that is known without opening it."""
     spec = card.preprocess
-    try:
-        compile_network(card.path, 1, spec.height, spec.width)
-    except FramefuseError as error:
-        return error.message.partition(". ")[0]  # without what it could run
-    return None
+    return backend.refuses(card.path, precision, spec.height, spec.width)
 
 
 def _engine_options(settings: Settings, card: Card) -> EngineOptions:

@@ -85,7 +85,7 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
         planes = tuple(plane.view(Array) for plane in picture.planes)
         list(program.submit([replace(picture, planes=planes, owner=owner)]))
     for number, flight in enumerate(program._in_flight):
-        flight.lane.ended = Ended(number)
+        flight.captured.ended = Ended(number)
     del owner, flight
     threads = [threading.Thread(target=program.close) for _ in range(2)]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_a_program_that_is_closed_while_it_captures_keeps_nothing(gpu: Gpu, segm
     program = on_cuda(segmenter, batch=1, slots=2, answer=answer)
     with pytest.raises(EngineError, match="was closed"):
         list(program.submit(pictures(1)))
-    assert not program._lanes and not program._executions
+    assert not program._captured and not program._executions
 
 
 def test_what_was_launched_is_waited_for(gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
     assert entered and program.in_flight == 0
 
 
-def test_what_a_lane_has_captured_goes_with_it(gpu: Gpu, segmenter: Card) -> None:
+def test_what_a_captured_batch_holds_goes_with_it(gpu: Gpu, segmenter: Card) -> None:
     """Tables of ever other sizes of pictures."""
     before = len(calls._captured)
     program = on_cuda(segmenter, batch=1)
@@ -149,7 +149,7 @@ def test_what_a_lane_has_captured_goes_with_it(gpu: Gpu, segmenter: Card) -> Non
     assert len(calls._captured) == before
 
 
-def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
+def test_a_request_pool_frees_its_model(gpu: Gpu) -> None:
     class Execution:
         memory_format, layout, capturable = "nchw", None, True
 
@@ -163,10 +163,10 @@ def test_a_lane_gives_its_model_back(gpu: Gpu) -> None:
     execution: Any = Execution()
     alive = weakref.ref(execution)
     with without_collector():
-        lane = device_request_pool((1, 3, 4, 4), [execution])
+        pool = device_request_pool((1, 3, 4, 4), [execution])
         del execution
-        lane.close()
-        del lane
+        pool.close()
+        del pool
         assert alive() is None
 
 

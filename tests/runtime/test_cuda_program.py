@@ -188,7 +188,7 @@ def test_where_memory_is_short_fewer_batches_are_in_flight(gpu: Gpu, segmenter: 
     program.close()
 
 
-def lanes() -> int:
+def captured_batches() -> int:
     """How many there are; tests of a lost GPU leave some for ever."""
     return sum(isinstance(item, CapturedBatch) for item in gc.get_objects())
 
@@ -200,9 +200,9 @@ def test_where_only_one_batch_can_be_captured_one_is_in_flight(gpu: Gpu, segment
     gpu.room = captured + need(gpu, segmenter, 1)
     program = on_cuda(segmenter, batch=1, slots=2)
     with without_collector():  # what was half made goes at once, or its memory would be missing
-        before = lanes()
+        before = captured_batches()
         program.begin(pictures(1)[0])
-        assert lanes() == before + 1
+        assert captured_batches() == before + 1
     gpu.room = None
     assert [done.result.frame.index for done in run(program, pictures(3), 1)] == [0, 1, 2]
     (reason,) = program.reasons

@@ -22,7 +22,7 @@ from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.threads import thread_named
 
-MAX_LANES = 4
+MAX_POOLS = 4
 """Input shapes kept ready at the same time; the one unused for longest gives way."""
 
 
@@ -149,7 +149,7 @@ class Stages:
 @dataclass(eq=False)
 class InFlightBatch:
     slot: Slot
-    lane: RequestPool
+    pool: RequestPool
     batch: Batch
     placements: list[Placement]
 
@@ -177,7 +177,7 @@ class HostProgram:
         self._slots = slots
         self._keep_frames = keep_frames
         self._class_masks = ClassMasks() if card.task == "semantic" else None
-        self._lanes: dict[tuple[int, int], RequestPool] = {}
+        self._pools: dict[tuple[int, int], RequestPool] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()
@@ -191,14 +191,14 @@ class HostProgram:
 
     def prepare(self, width: int, height: int) -> None:
         size = self._preprocess.place(width, height).size[::-1]
-        self._lanes[size] = self._make_lane(size)
+        self._pools[size] = self._make_pool(size)
 
     def begin(self, frame: Frame) -> None:
         """Its size is all that counts, and `prepare` was told."""
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        lane = yield from self._lane(self.input_size(frames[0]))
-        while (slot := lane.acquire()) is None:
+        pool = yield from self._pool(self.input_size(frames[0]))
+        while (slot := pool.acquire()) is None:
             yield from self.finish()
         started = WallCpuTime.now()
         placements = [
@@ -206,14 +206,14 @@ class HostProgram:
             for frame, row in zip(frames, slot.input, strict=False)
         ]
         submitted = WallCpuTime.now()
-        lane.submit(slot)
+        pool.submit(slot)
         kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
                 if frame.lease is not None:
                     frame.lease.release()
         self._in_flight.append(
-            InFlightBatch(slot, lane, self._stages.submitted(frames, kept, started, submitted), placements)
+            InFlightBatch(slot, pool, self._stages.submitted(frames, kept, started, submitted), placements)
         )
 
     @property
@@ -225,7 +225,7 @@ class HostProgram:
             return
         flight = self._in_flight[0]
         waiting = WallCpuTime.now()
-        if not flight.lane.wait(flight.slot, timeout):
+        if not flight.pool.wait(flight.slot, timeout):
             return
         self._in_flight.popleft()
         finished = WallCpuTime.now()
@@ -234,7 +234,7 @@ class HostProgram:
             outputs = tuple(outputs[index] for index in self._card.output_indices)
         self._card.check_outputs(outputs, layout)
         found = self._postprocess(outputs, layout, flight.placements)
-        flight.lane.release(flight.slot)
+        flight.pool.release(flight.slot)
         yield from self._stages.finished(flight.batch, found, waiting, finished)
 
     def _postprocess(
@@ -271,26 +271,26 @@ class HostProgram:
         """Wait for what runs, forget its results, free the engine. The thread that submits must have ended."""
         while self._in_flight:
             flight = self._in_flight.popleft()
-            flight.lane.wait(flight.slot)
-        while self._lanes:
-            self._lanes.popitem()[1].close()
+            flight.pool.wait(flight.slot)
+        while self._pools:
+            self._pools.popitem()[1].close()
         self._engine.close()
 
-    def _lane(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
-        """The lane of an input size, made ready when needed; yields what had to be finished to make room for it."""
-        lane = self._lanes.pop(size, None)
-        if lane is None:
-            if len(self._lanes) >= MAX_LANES:
+    def _pool(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
+        """The request pool of an input size, made when needed; yields what had to be finished to make room for it."""
+        pool = self._pools.pop(size, None)
+        if pool is None:
+            if len(self._pools) >= MAX_POOLS:
                 yield from self.drain()
-                self._lanes.pop(next(iter(self._lanes))).close()
-            lane = self._make_lane(size)
+                self._pools.pop(next(iter(self._pools))).close()
+            pool = self._make_pool(size)
         self._used.add((size[1], size[0]))
-        self._lanes[size] = lane
-        return lane
+        self._pools[size] = pool
+        return pool
 
-    def _make_lane(self, size: tuple[int, int]) -> RequestPool:
+    def _make_pool(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the engine's own threads, started here, are known by that name
-            return self._engine.lane(self._batch, *size, self._slots)
+            return self._engine.request_pool(self._batch, *size, self._slots)
 
 
 def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:

@@ -13,3 +13,15 @@ mixing.py        which buffers hold 8 bits          agreement.py, rounding.py   
 eight_bits.py    INT8 and FP8 as numbers            scaled.py              weights and factors in memory
 quantisers.py    ranges that a file states
 """
+
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities
+
+BACKEND = Backend(
+    "cudnn",
+    Capabilities({"cuda": ("fp16", "int8", "fp8")}, capturable=True, calibrates=True),
+    opener="framefuse.engines.cudnn.engine:open_engine",
+    needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
+    tester="framefuse.engines.cudnn.selftest:run",
+    checker="framefuse.engines.cudnn.compiled:why_not",
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,6 +62,9 @@ class Execution:
             level distances and classes.
         layout: "yolov8_head" where `results` are such logits.
     """
+
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    capturable = True
 
     def __init__(
         self,

@@ -18,18 +18,20 @@ import numpy as np
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.streams import StreamPool, new_stream
-from framefuse.engines import EngineOptions, SlotPool
+from framefuse.engines.backend import Backend
 from framefuse.engines.cache import directory
-from framefuse.engines.device_requests import capture, device_request_pool, fork_join
+from framefuse.engines.device_requests import capture, fork_join
+from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
+from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
 from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 PROVIDERS = {
-    "onnxruntime": "CUDAExecutionProvider",
-    "onnxruntime-tensorrt": "TensorrtExecutionProvider",
-    "onnxruntime-nvrtx": "NvTensorRTRTXExecutionProvider",
+    BACKEND.name: "CUDAExecutionProvider",
+    TENSORRT.name: "TensorrtExecutionProvider",
+    NVRTX.name: "NvTensorRTRTXExecutionProvider",
 }
 """Engine -> the provider of ONNX Runtime that it is."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
@@ -37,19 +39,15 @@ QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 _streams = StreamPool(new_stream)
 
 
-class OnnxRuntimeCudaEngine:
-    """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised.
+class OnnxRuntimeCudaEngine(Engine):
+    """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised."""
 
-    Its slots are in pinned host memory; `execution` is for programs whose images are on the GPU already.
-    """
+    device = "cuda"
 
-    capturable = True
-    streams = 1
-
-    def __init__(self, model: Path, options: EngineOptions, name: str = "onnxruntime") -> None:
-        self.name, self._provider = name, PROVIDERS[name]
-        if options.device == "cpu":
-            raise CapabilityError(f"engine {name} runs on NVIDIA GPUs only", remedy="use --device cuda")
+    def __init__(self, model: Path, options: EngineOptions, backend: Backend = BACKEND) -> None:
+        name = self.name = backend.name
+        self.capabilities = backend.capabilities
+        self._provider = PROVIDERS[name]
         self._ort = ort = _onnxruntime()
         available = ort.get_available_providers()
         if self._provider not in available:
@@ -59,8 +57,6 @@ class OnnxRuntimeCudaEngine:
                 if name == "onnxruntime"
                 else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
             )
-        if options.precision == "bf16":
-            raise CapabilityError(f"engine {name} has no bf16", remedy="use --precision fp16 or fp32")
         if options.streams > 1 or options.threads:
             raise UsageError(
                 f"engine {name} has no streams and threads ({options.streams}, {options.threads})",
@@ -71,7 +67,7 @@ class OnnxRuntimeCudaEngine:
         self._model = load(model)
         quantised = any(node.op_type in QUANTISED for node in self._model.graph.node)
         self.precision = _choose_precision(options.precision, quantised)
-        self.reasons: list[str] = [
+        self.reasons = [
             f"precision {self.precision}: "
             + (
                 "as asked"
@@ -84,14 +80,7 @@ class OnnxRuntimeCudaEngine:
         ]
         self.input_dtype = _input_dtype(self._model)
 
-    def execution(self, batch: int, height: int, width: int) -> Execution:
-        """The model of one shape with memory of its own.
-
-        Raises:
-            UsageError: the model, or the profile it was built for, excludes this shape.
-            ModelError: it has operators that ONNX Runtime lacks.
-            EngineError: there is not enough memory on the GPU, or a provider fails.
-        """
+    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         import onnx
 
         model = onnx.ModelProto()
@@ -104,10 +93,6 @@ class OnnxRuntimeCudaEngine:
         made = Execution(self._session, model.SerializeToString(), (batch, 3, height, width), self.input_dtype)
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
         return made
-
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
-        executions = [self.execution(batch, height, width) for _ in range(slots or 2)]
-        return device_request_pool((batch, 3, height, width), executions)
 
     def close(self) -> None:
         self._model = None
@@ -288,10 +273,7 @@ def _choose_precision(asked: str, quantised: bool) -> str:
             f"the model is quantised to int8, it cannot run at {asked}", remedy="use the one it was built from"
         )
     if asked == "int8" and not quantised:
-        raise UsageError(
-            "precision int8 was asked for, but the model has no quantised layers",
-            remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
-        )
+        raise not_quantised()
     return "int8" if quantised else "fp16" if asked == "auto" else asked
 
 
@@ -312,12 +294,12 @@ def _dtype(text: str) -> Any:
 
 def open_tensorrt(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
     """ONNX Runtime's TensorRT provider."""
-    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-tensorrt")
+    return OnnxRuntimeCudaEngine(model, options, TENSORRT)
 
 
 def open_nvrtx(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
     """ONNX Runtime's provider of TensorRT for RTX."""
-    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-nvrtx")
+    return OnnxRuntimeCudaEngine(model, options, NVRTX)
 
 
 def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
-from framefuse.engines import EngineOptions, Slot, SlotPool, not_quantised
+from framefuse.engines.engine import Engine, EngineOptions, not_quantised
+from framefuse.engines.openvino import BACKEND
 from framefuse.engines.openvino import head as openvino_head
+from framefuse.engines.requests import Slot, SlotPool
 from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.cpu import cpu_flags
@@ -21,7 +23,7 @@ from framefuse.kernels.cpu import cpu_flags
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """A model for the CPU.
 
     The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free
@@ -32,15 +34,13 @@ class OpenVinoEngine:
     post-processing: 8 % of a YOLOv8n.
     """
 
-    name = "openvino"
-    capturable = False
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.device == "cuda":
-            raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
         if options.workspace_mb:
             raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
-        self.reasons: list[str] = []
+        self.reasons = []
         self._core = core = _core()
         self._model = model
         network = self._read()
@@ -163,7 +163,7 @@ class OpenVinoEngine:
         self.reasons.append(f"precision {asked}: as asked")
         return asked
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         ov = _openvino()
         shape = (batch, 3, height, width)
         compiled = self._compiled_for(shape)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TvmExecution:
-    """A compiled network of one shape on the GPU; `engines.device_request_pool` makes slots of it.
+    """A compiled network of one shape on the GPU.
 
     What the program works in is its own (`memory.py`), and a first run has compiled and loaded all kernels, so that a
     captured one allocates nothing and is not in the way of another.

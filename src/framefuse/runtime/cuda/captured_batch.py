@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from framefuse.cuda import device
 from framefuse.cuda import driver as cuda_queue
 from framefuse.cuda import launch_plan as calls
+from framefuse.engines import DeviceExecution
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
@@ -32,33 +33,12 @@ POLL_SECONDS = 0.0001
 """Between looks at a batch that may time out."""
 
 
-class Execution(Protocol):
-    """A model of one batch and input size with memory of its own on the GPU."""
-
-    @property
-    def input(self) -> Any:
-        """(batch, height, width, 3 to 8) on the GPU; the channels behind the third are 0 and may stay so. Of an
-        execution whose `memory_format` is "nchw": (batch, 3, height, width)."""
-
-    results: Sequence[Any]
-    """The model's outputs, or those of `layout`, on the GPU."""
-    layout: str | None
-    """What `results` hold, if not what the model itself puts out: "yolov8_head"."""
-
-    def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy. It only launches, so it may be captured, unless its `capturable` is
-        false: then it is started between two graphs."""
-
-    def finish(self, stream: Any) -> None:
-        """Start what writes `results`."""
-
-
 class CapturedBatch:
     """One captured batch: pinned tables in, pinned boxes out."""
 
     def __init__(
         self,
-        model: Execution,
+        model: DeviceExecution,
         frame: Frame,
         placement: Placement,
         card: Card,
@@ -68,7 +48,7 @@ class CapturedBatch:
     ) -> None:
         cp = device.cupy()
         self.model = model
-        """Lanes of one size and several pixel formats share it: only one of them may be in flight."""
+        """Captured batches of one size and several pixel formats share it: only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
         # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one.
@@ -77,9 +57,8 @@ class CapturedBatch:
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)
-            memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
             self._table = PreprocessTable(
-                frame.format, model.input, memory_format=memory_format, allocate=device.pinned
+                frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
             self._device_outputs: DeviceOutputs
@@ -94,7 +73,7 @@ class CapturedBatch:
                 self._device_outputs.upload(self._stream)
                 self._table.launch(self._stream.ptr)
 
-            def run_model() -> None:  # knows nothing of the lane that keeps it, which dies when nobody needs it
+            def run_model() -> None:  # must not refer to self, which keeps it: a cycle would outlive its last use
                 model.start(stream)
                 model.finish(stream)
 
@@ -106,7 +85,7 @@ class CapturedBatch:
                 step()
             self._stream.synchronize()
             with calls.owner() as self._launched_on:  # kept as long as the graphs
-                if getattr(model, "capturable", True):
+                if model.capturable:
                     self._launches = [self._recorded(steps)]
                 else:
                     self._launches = [self._recorded([before]), run_model, self._recorded([after])]

@@ -1,7 +1,7 @@
 """CudaProgram: surface -> model input -> model -> boxes on the GPU, one graph launch a batch, one small copy back.
 
 For each input size a few batches (`CapturedBatch`) are captured before the first frame; several are in flight,
-one a lane. What a lane needs is freed when it is closed, or stays where the GPU was lost.
+one for each captured batch. Closing frees what they need, unless the GPU was lost.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
+from framefuse.engines import DeviceExecution, Engine
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.captured_batch import CapturedBatch, Execution
+from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import Batch, FrameResult, Selection, Stages, WallCpuTime
@@ -31,26 +32,16 @@ MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the one unused for longest gives way."""
 MAX_SIZES = 64
 """Picture sizes whose place in the model input is remembered."""
-LANES = 2
+BATCHES = 2
 """Batches in flight when nobody asks for another number: one runs while the results of the other are read."""
 
 _lost: list[Any] = []
 """What lay on a GPU that was lost: CUDA would refuse to free it."""
 
 
-class CudaEngine(Protocol):
-    """An engine that leaves pictures and results on the GPU."""
-
-    name: str
-    precision: str
-
-    def execution(self, batch: int, height: int, width: int) -> Execution: ...
-    def close(self) -> None: ...
-
-
 @dataclass(eq=False)
 class InFlightBatch:
-    lane: CapturedBatch
+    captured: CapturedBatch
     read: Sequence[Frame]
     """What the GPU reads: kept until it has."""
     batch: Batch | None = None
@@ -71,7 +62,7 @@ class CudaProgram:
 
     def __init__(
         self,
-        engine: CudaEngine,
+        engine: Engine,
         card: Card,
         preprocess: Preprocess,
         selection: Selection,
@@ -86,9 +77,9 @@ class CudaProgram:
         self._mode = mode
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
-        self._batch, self._slots, self._keep_frames = batch, slots or LANES, keep_frames
-        self._lanes: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
-        self._executions: dict[tuple[int, int], list[Execution]] = {}
+        self._batch, self._slots, self._keep_frames = batch, slots or BATCHES, keep_frames
+        self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
+        self._executions: dict[tuple[int, int], list[DeviceExecution]] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
@@ -114,20 +105,20 @@ class CudaProgram:
         self._models(self._preprocess.place(width, height).size[::-1])
 
     def begin(self, frame: Frame) -> None:
-        deque(self._captured(frame), maxlen=0)  # nothing is in flight yet
+        deque(self._batches_for(frame), maxlen=0)  # nothing is in flight yet
 
     def submit(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        lanes = yield from self._captured(frames[0])
-        while not (free := [lane for lane in lanes if not self._is_running(lane.model)]):
+        batches = yield from self._batches_for(frames[0])
+        while not (free := [captured for captured in batches if not self._is_running(captured.model)]):
             yield from self.finish()
-        lane = free[0]
+        captured = free[0]
         started = WallCpuTime.now()
         placements = [self._place(frame) for frame in frames]
         with self._translating_errors("start a batch"):
-            lane.load(frames, placements, self._preprocess)
+            captured.load(frames, placements, self._preprocess)
             submitted = WallCpuTime.now()
-            lane.launch()
-        flight = InFlightBatch(lane, frames)
+            captured.launch()
+        flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
@@ -135,7 +126,7 @@ class CudaProgram:
                 kept = [self._to_host(frame) for frame in frames]
         for frame in frames:
             if frame.lease is not None:
-                frame.lease.release(after=lane.ended)
+                frame.lease.release(after=captured.ended)
         self.ledger.frame(len(frames))
         flight.batch = self._stages.submitted(frames, kept, started, submitted)
 
@@ -149,13 +140,13 @@ class CudaProgram:
         flight = self._in_flight[0]
         waiting = WallCpuTime.now()
         with self._translating_errors("finish a batch"):
-            if not flight.lane.wait(timeout):
+            if not flight.captured.wait(timeout):
                 return
         self._in_flight.popleft()
         if flight.batch is None:
             return
         finished = WallCpuTime.now()
-        found = flight.lane.read(len(flight.batch.infos))
+        found = flight.captured.read(len(flight.batch.infos))
         yield from self._stages.finished(flight.batch, found, waiting, finished)
 
     def drain(self) -> Iterator[FrameResult]:
@@ -174,68 +165,68 @@ class CudaProgram:
             while self._in_flight:
                 flight = self._in_flight[0]
                 with suppress(GpuLostError), self._translating_errors("finish a batch"):
-                    flight.lane.wait(None)
+                    flight.captured.wait(None)
                 if self._in_flight and self._in_flight[0] is flight:
                     self._in_flight.popleft()
             self._free()
             self._engine.close()
 
     def _free(self) -> None:
-        """Give back all memory, whoever still holds lanes or lists of models, such as the frames of an error. What lies
-        on a lost GPU stays."""
+        """Free all device memory even if callers, such as the frames of an error, still hold references. What lies on a
+        lost GPU stays."""
         if self._gpu_lost:
             return
-        for lanes in list(self._lanes.values()):
-            for lane in lanes:
-                lane.free()
-            lanes.clear()
+        for batches in list(self._captured.values()):
+            for captured in batches:
+                captured.free()
+            batches.clear()
         for models in list(self._executions.values()):
             models.clear()
-        self._lanes.clear()
+        self._captured.clear()
         self._executions.clear()
 
-    def _captured(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
-        """The lanes for frames like this one; yields what had to be finished to make room for them."""
+    def _batches_for(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
+        """The captured batches for frames like this one; yields what had to be finished to make room for them."""
         size = self.input_size(frame)
         key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
         if self._card.task == "semantic":  # masks are as large as the picture
             key = *key, frame.width, frame.height
         self._refuse_closed()
-        lanes = self._lanes.pop(key, None)
-        if lanes is None:
-            yield from self.drain()  # capturing runs what may be in flight in another lane
-            if len(self._lanes) >= MAX_SHAPES:
-                (oldest, *_), _ = self._lanes.popitem(last=False)
-                if not any(other[0] == oldest for other in self._lanes):
+        batches = self._captured.pop(key, None)
+        if batches is None:
+            yield from self.drain()  # capturing runs what may be in flight in another captured batch
+            if len(self._captured) >= MAX_SHAPES:
+                (oldest, *_), _ = self._captured.popitem(last=False)
+                if not any(other[0] == oldest for other in self._captured):
                     self._executions.pop(oldest, None)
             try:
-                lanes = self._make_lanes(size, frame)
+                batches = self._capture(size, frame)
             except GpuMemoryError:
                 if not self._forget():
                     raise
-            if lanes is None:  # behind the error, which holds what was half made
+            if batches is None:  # behind the error, which holds what was half made
                 free_cached_memory()
-                lanes = self._make_lanes(size, frame)
+                batches = self._capture(size, frame)
         with self._closing:
-            self._lanes[key] = lanes
+            self._captured[key] = batches
             self._refuse_closed()  # while it captured
         self._largest = max(self._largest, (size[1], size[0]))
-        return lanes
+        return batches
 
     def _refuse_closed(self) -> None:
         if self._closed:
             self._free()
             raise EngineError("the program was closed", remedy="make a new one for each run")
 
-    def _make_lanes(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
-        """One for each model of that size; models for whose lanes there is no room are given back."""
+    def _capture(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
+        """One for each model of that size; models for whose batches there is no room are freed."""
         placement = self._preprocess.place(frame.width, frame.height)
-        models, lanes = self._models(size), list[CapturedBatch]()
-        while len(lanes) < len(models):
+        models, batches = self._models(size), list[CapturedBatch]()
+        while len(batches) < len(models):
             try:
                 with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
-                    model = models[len(lanes)]
-                    lanes.append(
+                    model = models[len(batches)]
+                    batches.append(
                         CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode)
                     )
                 continue
@@ -245,7 +236,7 @@ class CudaProgram:
                 self._fewer(len(models) - 1, error)
             del model, models[-1]  # behind the error, which holds what was half made
             free_cached_memory()
-        return lanes
+        return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
         self.reasons.append(f"{count} batches in flight, not {self._slots}: {error.message}")
@@ -258,13 +249,13 @@ class CudaProgram:
         self._free()
         return True
 
-    def _is_running(self, model: Execution) -> bool:
-        return any(flight.lane.model is model for flight in self._in_flight)
+    def _is_running(self, model: DeviceExecution) -> bool:
+        return any(flight.captured.model is model for flight in self._in_flight)
 
-    def _models(self, size: tuple[int, int]) -> list[Execution]:
+    def _models(self, size: tuple[int, int]) -> list[DeviceExecution]:
         """As many as asked for, or as there is room for."""
         if size not in self._executions:
-            made: list[Execution] = []
+            made: list[DeviceExecution] = []
             for number in range(self._slots):
                 try:
                     with self._translating_errors(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):
@@ -286,7 +277,7 @@ class CudaProgram:
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):
-                _lost.extend((self._lanes, self._executions, list(self._in_flight), self._engine))
+                _lost.extend((self._captured, self._executions, list(self._in_flight), self._engine))
                 self._in_flight.clear()
                 self._gpu_lost = True
             raise found from error

@@ -30,7 +30,7 @@ class Package:
         for module in self.modules:
             try:
                 spec = importlib.util.find_spec(module)
-            except ValueError:  # it is imported, and says nothing about itself
+            except ValueError:  # imported without a spec
                 return not self.file
             if spec is not None and (not self.file or self._has_file(spec.submodule_search_locations or ())):
                 return True

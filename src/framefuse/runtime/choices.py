@@ -14,9 +14,9 @@ from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
 Refuses = Callable[[Backend], str | None]
-"""Why an engine cannot run the model, None where nothing speaks against it; asked last, since it reads the model."""
+"""Why an engine cannot run the model, or None; called last, since it reads the model."""
 WHY = {"cuda": "frames and results stay on the GPU", "cpu": "the fastest one on CPUs"}
-"""Device -> what is said of the engine that is preferred on it."""
+"""Device -> why its first engine is preferred."""
 NVDEC = Package("PyNvVideoCodec", ("PyNvVideoCodec",))
 CUDA_BATCH = 8
 """Frames a batch on CUDA, where several videos are read and nobody says another number: a GPU answers eight in twice
@@ -31,24 +31,20 @@ def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = 
     """
     if settings.device != "auto":
         return settings, f"device {settings.device}: as asked"
-    if engine is not None:
-        return settings.model_copy(
-            update={"device": engine.device}
-        ), f"device {engine.device}: that of the engine given"
-    device, reason = _device(settings, refuses)
+    device, reason = _device(settings, refuses) if engine is None else (engine.device, "that of the engine given")
     return settings.model_copy(update={"device": device}), f"device {device}: {reason}"
 
 
 def _device(settings: Settings, refuses: Refuses) -> tuple[str, str]:
     precision, calibrate = settings.precision, settings.calib is not None
     names = {device: PREFERENCE[device] if settings.engine == "auto" else (settings.engine,) for device in PREFERENCE}
-    able = {
+    capable = {
         device: [name for name in names[device] if not find_backend(name).lacks(device, precision, calibrate=calibrate)]
         for device in PREFERENCE
     }
     asked = [precision] * (precision != "auto") + ["calibration"] * calibrate
     for device, other in (("cpu", "cuda"), ("cuda", "cpu")):
-        if not able[other]:  # if neither is able, choose_engine raises
+        if not capable[other]:  # if neither is able, choose_engine raises
             if settings.engine != "auto":
                 return device, str(find_backend(settings.engine).lacks(other, precision, calibrate=calibrate))
             return device, f"no engine does {' and '.join(asked)} on {other}"
@@ -139,7 +135,7 @@ def select(
 
 
 def check_cuda(gpu: int | None = None) -> None:
-    """Raise CapabilityError where there is no GPU that can be used, or not the one of that number."""
+    """Raise CapabilityError if there is no usable GPU, or none with that number."""
     from framefuse.cuda import device
 
     check_driver()
@@ -156,7 +152,7 @@ def check_cuda(gpu: int | None = None) -> None:
 
 
 def check_driver() -> None:
-    """Raise CapabilityError where there is no NVIDIA driver."""
+    """Raise CapabilityError if there is no NVIDIA driver."""
     import ctypes
 
     try:
@@ -164,7 +160,7 @@ def check_driver() -> None:
     except OSError as error:
         raise CapabilityError(
             "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
-            remedy="use --device cpu, or --device auto to take what is there",
+            remedy="use --device cpu",
         ) from error
 
 

@@ -1,10 +1,10 @@
-"""ONNX Runtime on NVIDIA GPUs: its CUDA provider, and its TensorRT providers where they are installed.
+"""ONNX Runtime on NVIDIA GPUs: its CUDA provider, and its TensorRT providers if they are installed.
 
-Title: how it gets into our graph
-    A session launches on a stream of ours and reads and writes memory of ours. Its launches are captured like those of
-    anything else, once a first run has loaded and allocated everything. A session whose launches cannot be captured
-    (a TensorRT provider, or operators left on the CPU) is started between two graphs instead, and `reasons` say so.
-    Each execution has a session of its own: its scratch memory is part of the graph that was captured.
+Title: how it gets into our CUDA graph
+    A session launches on our stream and uses our memory. After a first run, which loads and allocates everything, its
+    launches are captured. A session that cannot be captured (a TensorRT provider, or operators left on the CPU) is
+    started between two graphs instead; `reasons` say so. Each execution has its own session, because the captured graph
+    contains the session's scratch memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PROVIDERS = {
     TENSORRT.name: "TensorrtExecutionProvider",
     NVRTX.name: "NvTensorRTRTXExecutionProvider",
 }
-"""Engine -> the provider of ONNX Runtime that it is."""
+"""Engine -> its provider in ONNX Runtime."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 
 _streams = StreamPool(new_stream)
 
 
 class OnnxRuntimeCudaEngine(Engine):
-    """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised."""
+    """An ONNX model on the current GPU. Precision auto: float16, or int8 if the model is quantised."""
 
     device = "cuda"
 
@@ -101,19 +101,19 @@ class OnnxRuntimeCudaEngine(Engine):
         """A session on `stream`.
 
         Args:
-            own_graph: it captures and replays a graph of its own.
+            own_graph: whether it captures and replays a graph of its own.
         """
         ort = self._ort
         options = ort.SessionOptions()
         options.log_severity_level = SILENT
-        options.intra_op_num_threads = 1  # the GPU works; threads would only spin
+        options.intra_op_num_threads = 1  # threads would only spin
         providers: list[tuple[str, Mapping[str, str]]] = [
             ("CUDAExecutionProvider", self._cuda_options(stream, own_graph=own_graph))
         ]
         if self._provider != "CUDAExecutionProvider":
             providers.insert(0, (self._provider, self._tensorrt_options(stream, own_graph=own_graph)))
         try:
-            # It would go on with another provider, when it loads or in the middle of a run, and only print that.
+            # With fallback it would silently continue with another provider, even in the middle of a run.
             session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             if "lease install" in str(error):
@@ -137,7 +137,7 @@ class OnnxRuntimeCudaEngine(Engine):
             "cudnn_conv_use_max_workspace": "1",
             "prefer_nhwc": "1" if self.precision != "fp32" else "0",
             "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
-            # Off, it also keeps convolutions in float16 from the tensor cores: 2.8 ms instead of 0.8.
+            # If off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
             "use_tf32": "1" if self.precision != "fp32" else "0",
             "enable_cuda_graph": "1" if own_graph else "0",
         }
@@ -166,13 +166,13 @@ class OnnxRuntimeCudaEngine(Engine):
 
 
 class Execution:
-    """A model of one shape with memory of its own on the GPU.
+    """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, 3, height, width) on the GPU.
         results: the model's outputs, on the GPU.
         capturable: whether `start` may be captured.
-        how: which it is, and why, for people.
+        how: whether and why, for the report.
     """
 
     memory_format: Literal["nchw", "nhwc"] = "nchw"
@@ -200,7 +200,7 @@ class Execution:
             self._session, self.how = self._with_own_graph(open_session, model, why)
 
     def __del__(self) -> None:
-        self._binding = self._session = None  # they give memory back on the stream, which must outlive them
+        self._binding = self._session = None  # they free memory on the stream, which must outlive them
         if hasattr(self, "_give_back"):
             self._give_back()
 
@@ -211,7 +211,7 @@ class Execution:
         """Nothing: the model has written `results`."""
 
     def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
-        """A session that replays a graph of its own, or one that launches each kernel; and what is said about it."""
+        """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""
         for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
             try:
                 self._session = open_session(model, self._stream, own_graph=own_graph)
@@ -226,7 +226,7 @@ class Execution:
         raise AssertionError
 
     def _allocate(self) -> list[Any]:
-        """Memory for the outputs; a first run tells their shapes."""
+        """Memory for the outputs, whose shapes a first run determines."""
         cp = device.cupy()
         binding = self._session.io_binding()
         gpu = device.current_gpu()
@@ -286,19 +286,19 @@ def _input_dtype(model: Any) -> np.dtype[Any]:
 
 
 def _dtype(text: str) -> Any:
-    """Of ONNX Runtime's name for the type of a value."""
+    """Number format by ONNX Runtime's name."""
     names = {"float": "float32", "double": "float64"}
     inner = text.removeprefix("tensor(").removesuffix(")")
     return np.dtype(names.get(inner, inner))
 
 
 def open_tensorrt(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
-    """ONNX Runtime's TensorRT provider."""
+    """Load a model into ONNX Runtime's TensorRT provider."""
     return OnnxRuntimeCudaEngine(model, options, TENSORRT)
 
 
 def open_nvrtx(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
-    """ONNX Runtime's provider of TensorRT for RTX."""
+    """Load a model into ONNX Runtime's provider of TensorRT for RTX."""
     return OnnxRuntimeCudaEngine(model, options, NVRTX)
 
 

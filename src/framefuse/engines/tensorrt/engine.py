@@ -8,8 +8,8 @@ this file  a plan on the GPU
     open_engine("tensorrt", Path("yolov8n.onnx"), EngineOptions())    a plan from the cache, or built now
     open_engine("tensorrt", Path("yolov8n.plan"), EngineOptions())    a plan that `framefuse build` wrote
 
-This file has never run on a GPU that TensorRT for RTX supports: it is tested against a stand-in that refuses what the
-API's documentation says is refused.
+Not yet run on a GPU that TensorRT for RTX supports: the tests use a fake that refuses what the API's documentation says
+is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from framefuse.errors import CapabilityError, EngineError, ModelError, UsageErro
 
 PLANS = (".plan", ".engine")
 CHANNELS = 8
-"""Of an input image: three, and zeros up to what the format HWC8 wants."""
+"""Of an input image: three, and zeros up to those of the format HWC8."""
 RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
-"""Of the GPUs that TensorRT for RTX 1.7 runs on."""
+"""Compute capabilities of the GPUs that TensorRT for RTX 1.7 supports."""
 RTX_GPUS = re.compile("75|80|86|89|12[0-9]")
 """The same, as CuPy writes it."""
 
@@ -73,7 +73,7 @@ class TensorrtEngine(Engine):
         return Execution(self._found, engine, self._said, batch, height, width)
 
     def layers(self, batch: int, height: int, width: int) -> list[dict[str, Any]]:
-        """What TensorRT made of the model: its layers after fusion, as the engine inspector tells."""
+        """The layers after fusion, from TensorRT's engine inspector."""
         inspector = self._engine(batch, height, width).create_engine_inspector()
         text = inspector.get_engine_information(self._found.trt.LayerInformationFormat.JSON)
         found = json.loads(text).get("Layers", [])
@@ -153,7 +153,7 @@ class TensorrtEngine(Engine):
         return engine
 
     def _validity(self, content: bytes) -> str:
-        """What TensorRT for RTX says about a plan it refuses; empty where it says nothing."""
+        """TensorRT for RTX's diagnosis of a plan it refuses; "" if there is none."""
         if not hasattr(self._runtime, "get_engine_validity"):  # not in every TensorRT
             return ""
         _, bits = self._runtime.get_engine_validity(content)
@@ -163,7 +163,7 @@ class TensorrtEngine(Engine):
 
 
 class Execution:
-    """One context of a plan with its memory. TensorRT reads and writes where it was told before.
+    """One context of a plan with its memory, whose addresses TensorRT is given once.
 
     Attributes:
         input: (batch, height, width, 8) float16; the channels behind the third stay 0.
@@ -204,19 +204,19 @@ class Execution:
         cp.cuda.get_current_stream().synchronize()
 
     def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy; after one run that was not captured it may be captured."""
+        """Start the model on a stream of CuPy. It can be captured after one run that was not."""
         self._check(self._context.execute_async_v3(stream.ptr), "does not run")
 
     def finish(self, stream: Any) -> None:
-        """Nothing: TensorRT has written `results`."""
+        """Nothing: TensorRT writes `results`."""
 
     def _new_context(self, engine: Any, found: Bindings) -> Any:
-        """A context whose kernels are all compiled now: in the middle of a capture is too late."""
+        """A context whose kernels are compiled now, since they cannot be compiled during a capture."""
         if not found.rtx:
             return engine.create_execution_context()
         trt, config = found.trt, engine.create_runtime_config()
         config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # programs capture by themselves
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # the caller captures
         return engine.create_execution_context(runtime_config=config)
 
     def _check(self, done: bool, what: str) -> None:
@@ -225,7 +225,7 @@ class Execution:
 
 
 def this_gpu() -> str:
-    """Name and compute capability."""
+    """Name and compute capability of the current GPU."""
     runtime = device.cupy().cuda.runtime
     found = runtime.getDeviceProperties(runtime.getDevice())
     name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]

@@ -1,4 +1,4 @@
-"""PyTorch as an engine: an nn.Module, an exported program (.pt2), TorchScript, or an ONNX whose operators it has.
+"""PyTorch as an engine: an nn.Module, an exported program (.pt2), TorchScript or ONNX.
 
 Channels last throughout. On the CPU a slot is read in place and `submit` runs the model; on a GPU the model's launches
 are captured with ours (`cuda.py`).
@@ -73,7 +73,7 @@ class TorchEngine(Engine):
             f"PyTorch {torch.__version__}, channels last"
             + ("" if on_gpu else f", {threads} threads, one request at a time"),
         ]
-        # What the first layer reads, where NumPy has a name for it.
+        # What the first layer reads, if NumPy has that type.
         self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and on_gpu else np.float32)
 
     def network(self, shape: Shape) -> Network:
@@ -142,8 +142,7 @@ class TorchEngine(Engine):
 
 
 def flatten(outputs: Any, torch: Any) -> list[Any]:
-    """The tensors among what a module returned, in order. Lists inside of it, which a module returns for training,
-    are left out."""
+    """The tensors that a module returned, in order, without nested lists, which modules return for training."""
     if isinstance(outputs, torch.Tensor):
         return [outputs]
     values: Iterable[Any] = outputs.values() if isinstance(outputs, dict) else outputs
@@ -151,10 +150,10 @@ def flatten(outputs: Any, torch: Any) -> list[Any]:
 
 
 def _read(torch: Any, path: Path) -> Any:
-    """What a file of PyTorch holds.
+    """Load a PyTorch file.
 
     Raises:
-        ModelError: it cannot be read, or is of another kind.
+        ModelError: it cannot be read, or is not a known kind of file.
     """
     if path.suffix not in SUFFIXES:
         raise ModelError(f"engine torch cannot read {path}", remedy=f"pass a file that ends in {', '.join(SUFFIXES)}")
@@ -169,8 +168,8 @@ def _read(torch: Any, path: Path) -> Any:
 
 
 def _torch() -> Any:
-    """The module. Its OpenMP workers are told not to spin, where nobody has told them anything: beside busy
-    neighbours on two cores, spinning at barriers made a YOLOv8n take 0.4 to 5 s instead of 0.13 s."""
+    """The module. Unless OMP_WAIT_POLICY is set, its OpenMP workers do not spin: on two busy cores, spinning at
+    barriers made a YOLOv8n take 0.4 to 5 s instead of 0.13 s."""
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

@@ -162,6 +162,11 @@ def test_what_it_does_not_have(models: dict[str, Path], options: EngineOptions, 
         open_engine("torch", models["tiny_v5"], options)
 
 
+def test_a_module_in_a_precision_that_it_does_not_have() -> None:
+    with pytest.raises(CapabilityError, match="engine torch has no int8"):
+        TorchEngine(torch.nn.Identity(), EngineOptions("cpu", "int8"))
+
+
 FREED_MEANWHILE = """
 import gc
 import torch

@@ -57,6 +57,8 @@ class TorchEngine(Engine):
         self.precision = options.precision
         if options.precision == "auto":
             self.precision = "fp16" if on_gpu else "fp32"
+        if self.precision not in self.capabilities.precisions[self.device]:
+            raise CapabilityError(f"engine torch has no {self.precision}", remedy="use another engine")
         self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16
         self._module: Any = None
         self._onnx: Any = None

@@ -6,12 +6,12 @@ from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions
 from framefuse.engines.registry import (
     ENGINES,
     PREFERENCE,
-    able,
     backends,
     check_capabilities,
     engine_names,
     find_backend,
     open_engine,
+    who_can,
 )
 from framefuse.engines.requests import RequestPool, Slot, SlotPool
 
@@ -30,10 +30,10 @@ __all__ = [
     "RequestPool",
     "Slot",
     "SlotPool",
-    "able",
     "backends",
     "check_capabilities",
     "engine_names",
     "find_backend",
     "open_engine",
+    "who_can",
 ]

@@ -86,7 +86,7 @@ class Backend:
         if not self.capabilities.can(device, precision):
             return f"engine {self.name} has no {precision} on {device}"
         if calibrate and not self.capabilities.calibrates:
-            return f"engine {self.name} chooses no precision by measurement: it has no use for calibration frames"
+            return f"engine {self.name} has no use for calibration frames"
         return None
 
     def missing(self, device: str, precision: str = "auto") -> str | None:

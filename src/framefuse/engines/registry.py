@@ -65,16 +65,22 @@ def backends() -> Iterator[Backend]:
     return (find_backend(name) for name in ENGINES)
 
 
-def able(device: str, precision: str = "auto", *, calibrate: bool = False, but: Collection[str] = ()) -> str:
-    """framefuse's engines that can do this on a device, and how to install those that are missing; "": none can."""
+def who_can(device: str, precision: str = "auto", *, calibrate: bool = False, but: Collection[str] = ()) -> str:
+    """A remedy: framefuse's engines that can do this, on this device and on the other one, and how to install them.
+
+    Args:
+        but: names of engines to leave out.
+    """
     found = []
-    for name in PREFERENCE[device]:
-        if name in but:
-            continue
-        backend = find_backend(name)
-        if backend.lacks(device, precision, calibrate=calibrate) is None:
-            found.append(name if backend.missing(device, precision) is None else f"{name} ({backend.install(device)})")
-    return ", ".join(found)
+    for place in (device, "cuda" if device == "cpu" else "cpu"):
+        names = []
+        for backend in map(find_backend, (name for name in PREFERENCE[place] if name not in but)):
+            if backend.lacks(place, precision, calibrate=calibrate) is None:
+                missing = backend.missing(place, precision)
+                names.append(f"{backend.name} ({backend.install(place)})" if missing else backend.name)
+        if names:
+            found.append(f"with --device {place}: {', '.join(names)}")
+    return "engines that can, " + "; ".join(found) if found else "use another precision or engine"
 
 
 def check_capabilities(backend: Backend, device: str, precision: str = "auto", *, calibrate: bool = False) -> None:
@@ -84,12 +90,9 @@ def check_capabilities(backend: Backend, device: str, precision: str = "auto", *
         CapabilityError: the engine lacks the device, or the precision on it; the remedy names engines that have it.
     """
     if why := backend.lacks(device, precision):
-        here, other = able(device, precision), "cuda" if device == "cpu" else "cpu"
-        there = able(other, precision)
-        choices = [f"with --device {device}: {here}"] * bool(here) + [f"with --device {other}: {there}"] * bool(there)
-        raise CapabilityError(why, remedy="engines that can, " + "; ".join(choices))
+        raise CapabilityError(why, remedy=who_can(device, precision))
     if why := backend.lacks(device, precision, calibrate=calibrate):
-        raise UsageError(why, remedy=f"leave calib out, or use engine {able('cuda', calibrate=True)}")
+        raise UsageError(why, remedy=f"leave calib out; {who_can(device, precision, calibrate=True)}")
 
 
 def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from framefuse.config import Settings
-from framefuse.engines import PREFERENCE, Backend, Engine, Package, able, check_capabilities, find_backend
+from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
@@ -127,10 +127,9 @@ def select(
         else:
             return backend, f"engine {name}: " + "; ".join(["the next best", *passed] if passed else [WHY[device]])
     what = " ".join(["the model", *[f"in {precision}"] * (precision != "auto"), *["with calibration"] * calibrate])
-    others = able(device, precision, calibrate=calibrate, but=refused)
     raise CapabilityError(
         f"no engine here runs {what} on {device}: {'; '.join(passed)}",
-        remedy=f"engines that can: {others}" if others else "use another precision or device",
+        remedy=who_can(device, precision, calibrate=calibrate, but=refused),
     )
 
 

@@ -46,7 +46,7 @@ class Model:
     def __init__(self, path: Path) -> None:
         self.cp = cp = device.cupy()
         self.engine = open_engine("cudnn", path, EngineOptions("cuda"))
-        self.execution = self.engine.execution(1, SIZE, SIZE)  # type: ignore[attr-defined]
+        self.execution = self.engine.execution(1, SIZE, SIZE)
         self.stream = cp.cuda.Stream(non_blocking=True)
         with self.stream:
             self.run()
@@ -252,7 +252,7 @@ def main() -> None:
     resident = frames(there)
     network, card, spec = Model(options.model), read_card(options.model), Preprocess(SIZE, SIZE)
     program = CudaProgram(
-        open_engine("cudnn", options.model, EngineOptions("cuda", layout="yolov8")),  # type: ignore[arg-type]
+        open_engine("cudnn", options.model, EngineOptions("cuda", layout="yolov8")),
         card, spec, Selection(CONF, IOU, MAX_DET),
     )  # fmt: skip
     array = np.empty((1, 3, SIZE, SIZE), np.float32)

@@ -57,17 +57,17 @@ def recorded_answers(video: Path, weights: Path, shape: tuple[int, int]) -> list
     """The real model's outputs for the first frames."""
     with thread_named("ff-engine"):  # OpenVINO keeps its threads for later engines, and reports know them by this name
         engine = open_engine("openvino", weights, EngineOptions())
-        lane = engine.lane(1, *shape, 1)
+        pool = engine.request_pool(1, *shape, 1)
     answers = []
     spec = Preprocess(rectangular=True)
     for frame in islice(open_source(video), RECORDED):
-        slot = lane.acquire()
+        slot = pool.acquire()
         assert slot is not None
         spec(frame, slot.input[0], memory_format=slot.memory_format)
-        lane.submit(slot)
-        lane.wait(slot)
+        pool.submit(slot)
+        pool.wait(slot)
         answers.append(tuple(output.copy() for output in slot.outputs))
-        lane.release(slot)
+        pool.release(slot)
     return answers
 
 

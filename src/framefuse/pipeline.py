@@ -86,7 +86,7 @@ class Pipeline:
     ) -> None:
         if isinstance(engine, str):
             options |= {} if engine == "auto" else {"engine": engine}
-        elif not hasattr(engine, "lane"):
+        elif not isinstance(engine, Engine):
             raise UsageError(f"engine is {brief(engine)}", remedy="pass the name of an engine, or an open engine")
         settings = settings_from(options, base=settings)
         self.folder: Path | None = None

@@ -11,7 +11,8 @@ from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, any_order, backbone, detector, images, onnx_runtime, random_net, relative
 from cudnn_on_cpu import Chain, convolve_by_reference
-from framefuse.engines.cudnn import execution, launch, reference, selftest
+from framefuse.engines import selftest
+from framefuse.engines.cudnn import execution, launch, reference
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
 from framefuse.errors import ModelError

@@ -32,6 +32,11 @@ ENVIRONMENT = {"gpu": "none", "cudnn": "91900"}
 ENTRY = {"engine": 3, "knobs": {"TILE_SIZE": 1}, "us": 4.5}
 
 
+def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As a slot in float16 holds it."""
+    return x.astype(np.float16).astype(np.float32)
+
+
 @pytest.mark.skipif(cp is not None, reason="there is a GPU")
 def test_without_a_gpu_the_error_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"CuPy|no usable GPU|no GPU") as caught:
@@ -179,21 +184,19 @@ class TestGpu:
         up, down = backbone(net, "images")
         path = net.save(tmp_path / "net.onnx", net.conv(up, 5, 1, act="none"), net.conv(down, 16, act="none"))
         engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
-        lane = engine.lane(batch, height, width, 2)
+        pool = engine.request_pool(batch, height, width, 2)
         for seed in range(4):
             x = np.random.default_rng(seed).random((batch, 3, height, width), np.float32)
-            slots = [slot for slot in (lane.acquire(), lane.acquire()) if slot is not None]
+            slots = [slot for slot in (pool.acquire(), pool.acquire()) if slot is not None]
             for slot in slots:
-                slot.input[...] = x
-                lane.submit(slot)
-            assert lane.acquire() is None
+                slot.write(x)
+                pool.submit(slot)
+            assert pool.acquire() is None
             for slot in slots:
-                assert lane.wait(slot, 10)
-                for found, expected in zip(
-                    slot.outputs, onnx_runtime(path, slot.input.astype(np.float32)), strict=True
-                ):
+                assert pool.wait(slot, 10)
+                for found, expected in zip(slot.outputs, onnx_runtime(path, rounded(x)), strict=True):
                     assert relative(found, expected) < 3e-3
-                lane.release(slot)
+                pool.release(slot)
         engine.close()
 
     @pytest.mark.parametrize("what", ["attention", "anchors", "filters for each channel"])
@@ -208,13 +211,13 @@ class TestGpu:
             y = net.conv(net.node("Add", x, net.conv(x, 32, groups=32)), 32, 5, 2, "relu", groups=32)
         path, x = net.save(tmp_path / "net.onnx", y), images(2, height, width)
         engine = open_engine("cudnn", path, EngineOptions(device="cuda"))
-        lane = engine.lane(2, height, width, 1)
-        slot = lane.acquire()
+        pool = engine.request_pool(2, height, width, 1)
+        slot = pool.acquire()
         assert slot is not None
-        slot.input[...] = x
-        lane.submit(slot)
-        assert lane.wait(slot, 10)
-        for found, image in zip(slot.outputs[0], slot.input.astype(np.float32), strict=True):
+        slot.write(x)
+        pool.submit(slot)
+        assert pool.wait(slot, 10)
+        for found, image in zip(slot.outputs[0], rounded(x), strict=True):
             assert relative(found, onnx_runtime(path, image[None])[0][0]) < 5e-3
         engine.close()
 
@@ -226,12 +229,12 @@ class TestGpu:
 
         path, x = model("yolov8n"), images(1, 160, 160).astype(np.float16)
         engine = open_engine("cudnn", path, EngineOptions())
-        lane = engine.lane(1, 160, 160, 1)
-        slot = lane.acquire()
+        pool = engine.request_pool(1, 160, 160, 1)
+        slot = pool.acquire()
         assert slot is not None
-        slot.input[...] = x
-        lane.submit(slot)
-        lane.wait(slot)
+        slot.write(x)
+        pool.submit(slot)
+        pool.wait(slot)
         compiled = slot.handle.execution.compiled
         values = reference.run(compiled, x.astype(np.float32), dtype=np.float16)
         expected = decode_levels(values, compiled.network.head, 160, 160)
@@ -246,7 +249,7 @@ class TestGpu:
         told = []
         for _ in range(2):
             engine = open_engine("cudnn", path, EngineOptions())
-            engine.lane(1, 32, 32, 1)
+            engine.request_pool(1, 32, 32, 1)
             told.append(engine.reasons[-1])
         assert "2 kernels measured, 0 cached" in told[0]
         assert "0 kernels measured, 2 cached" in told[1]
@@ -257,7 +260,7 @@ class TestGpu:
         net = Net()
         path = net.save(tmp_path / "net.onnx", net.conv("images", 16))
         engine = open_engine("cudnn", path, EngineOptions())
-        engine.lane(1, 32, 32, 1)
+        engine.request_pool(1, 32, 32, 1)
         (file,) = (tmp_path / "framefuse" / "cudnn").glob("*.json")
         for kernel in (tmp_path / "framefuse" / "cudnn" / file.stem).iterdir():
             kernel.write_bytes(b"damaged")
@@ -266,14 +269,14 @@ class TestGpu:
             entry["engine"] = 9999
         file.write_text(json.dumps(content))
         engine = open_engine("cudnn", path, EngineOptions())
-        engine.lane(1, 32, 32, 1)
+        engine.request_pool(1, 32, 32, 1)
         assert any("cuDNN cannot build engine 9999" in reason for reason in engine.reasons)
 
     def test_what_is_not_known_is_listed(self, tmp_path: Path) -> None:
         net = Net()
         path = net.save(tmp_path / "net.onnx", net.node("Tanh", net.conv("images", 8)))
         with pytest.raises(ModelError, match="Tanh x1"):
-            open_engine("cudnn", path, EngineOptions()).lane(1, 32, 32, 1)
+            open_engine("cudnn", path, EngineOptions()).request_pool(1, 32, 32, 1)
 
 
 def test_layers_are_told_apart_by_all_that_matters() -> None:

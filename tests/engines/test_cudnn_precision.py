@@ -267,14 +267,14 @@ class TestGpu:
         options = EngineOptions("cuda", "auto", calibration=[x[:1], x[1:]])
         for turn in range(2):
             engine: Any = open_engine("cudnn", path, options)
-            lane = engine.lane(2, 64, 96, 1)
-            slot = lane.acquire()
-            slot.input[...] = x
-            lane.submit(slot)
-            assert lane.wait(slot, 10)
+            pool = engine.request_pool(2, 64, 96, 1)
+            slot = pool.acquire()
+            slot.write(x)
+            pool.submit(slot)
+            assert pool.wait(slot, 10)
             (expected,) = onnx_runtime(path, x)
             assert relative(slot.outputs[0], expected) < 1.5 * (1 - autotune.MIN_AGREEMENT)
-            lane.release(slot)
+            pool.release(slot)
             told = " | ".join(engine.reasons)
             assert "us a batch" in told and ("from the cache" in told) == bool(turn)
             assert {layer["multiplies"] for layer in engine.layers} <= {"fp16", *EIGHT}

@@ -97,16 +97,16 @@ def yolov8(path: Path, *, bins: int = 4, classes: int = 3, score: str = "Sigmoid
 def run(model: Path, images: Any, **options: Any) -> tuple[Slot, list[Any], list[str]]:
     """The slot, copies of its outputs, and the engine's reasons."""
     engine = open_engine("openvino", model, EngineOptions(streams=1, threads=1, **options))
-    lane = engine.lane(len(images), SIZE[1], SIZE[0], 1)
-    slot = lane.acquire()
+    pool = engine.request_pool(len(images), SIZE[1], SIZE[0], 1)
+    slot = pool.acquire()
     assert slot is not None
     if slot.memory_format == "nhwc":
         images = images.transpose(0, 2, 3, 1)
     if slot.input.dtype == np.uint16:
         images = (np.ascontiguousarray(images).view(np.uint32) >> 16).astype(np.uint16)
     slot.input[:] = images
-    lane.submit(slot)
-    assert lane.wait(slot)
+    pool.submit(slot)
+    assert pool.wait(slot)
     return slot, [output.copy() for output in slot.outputs], list(engine.reasons)
 
 
@@ -167,14 +167,14 @@ from framefuse.errors import HostMemoryError
 options = EngineOptions("cpu", "fp32", streams=1, threads=1, layout=sys.argv[4])
 engine = open_engine("openvino", Path(sys.argv[1]), options)
 if not sys.argv[4]:
-    engine.lane(1, 64, 64, 1)
+    engine.request_pool(1, 64, 64, 1)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]) * 2**20,) * 2)
 try:
-    lane = engine.lane(*map(int, sys.argv[3].split(",")), 2)
-    slot = lane.acquire()
-    lane.submit(slot)
-    lane.wait(slot)
+    pool = engine.request_pool(*map(int, sys.argv[3].split(",")), 2)
+    slot = pool.acquire()
+    pool.submit(slot)
+    pool.wait(slot)
 except HostMemoryError as error:
     print(error.message, error.remedy, sep="\\n")
 """

@@ -43,14 +43,14 @@ def images() -> Array:
 
 def run(engine: Any, images: Array) -> tuple[Array, ...]:
     count, _, height, width = images.shape
-    lane = engine.lane(count, height, width, 0)
-    slot = lane.acquire()
-    assert slot is not None and lane.acquire() is None
+    pool = engine.request_pool(count, height, width, 0)
+    slot = pool.acquire()
+    assert slot is not None and pool.acquire() is None
     slot.input[...] = images.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else images
-    lane.submit(slot)
-    assert lane.wait(slot)
+    pool.submit(slot)
+    assert pool.wait(slot)
     outputs = tuple(output.copy() for output in slot.outputs)
-    lane.release(slot)
+    pool.release(slot)
     return outputs
 
 
@@ -152,7 +152,7 @@ def test_a_pipeline_runs_it() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        (EngineOptions(precision="int8"), CapabilityError, "int8"),
+        (EngineOptions(precision="int8"), UsageError, "no quantised layers"),
         (EngineOptions(workspace_mb=5), UsageError, "workspace"),
         (EngineOptions(streams=2), UsageError, "one request"),
     ],
@@ -162,11 +162,16 @@ def test_what_it_does_not_have(models: dict[str, Path], options: EngineOptions, 
         open_engine("torch", models["tiny_v5"], options)
 
 
+def test_a_module_in_a_precision_that_it_does_not_have() -> None:
+    with pytest.raises(CapabilityError, match="engine torch has no int8"):
+        TorchEngine(torch.nn.Identity(), EngineOptions("cpu", "int8"))
+
+
 FREED_MEANWHILE = """
 import gc
 import torch
 from framefuse.engines import EngineOptions
-from framefuse.engines.torch import TorchEngine
+from framefuse.engines.torch.engine import TorchEngine
 
 class Outer(torch.nn.Module):
     garbage = ()
@@ -218,7 +223,7 @@ def test_missing_operators_are_named(tmp_path: Path) -> None:
     )
     onnx.save(model, tmp_path / "odd.onnx")
     with pytest.raises(ModelError, match="LRN, Mish"):
-        open_engine("torch", tmp_path / "odd.onnx", EngineOptions()).lane(1, 8, 8, 1)
+        open_engine("torch", tmp_path / "odd.onnx", EngineOptions()).request_pool(1, 8, 8, 1)
 
 
 OPERATORS = [

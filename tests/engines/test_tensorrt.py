@@ -22,9 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 import fake_tensorrt
 from cuda_on_cpu import HostArray, on_device
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions, Slot, open_engine
+from framefuse.engines import EngineOptions, Slot, device_requests, open_engine, selftest
 from framefuse.engines.cache import EngineCache
-from framefuse.engines.cudnn import selftest
 from framefuse.engines.tensorrt import build as tensorrt_build
 from framefuse.engines.tensorrt import plans as tensorrt_plans
 from framefuse.engines.tensorrt.build import Messages, Shapes, bindings, build_plan, precision_of
@@ -68,6 +67,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
         def __init__(self, non_blocking: bool = True) -> None:
             super().__init__()
 
+        def synchronize(self) -> None: ...
+
+    def capture(stream: Any, work: Any) -> Any:
+        fake_tensorrt.CAPTURING.append(stream.ptr)
+        work()
+        fake_tensorrt.CAPTURING.clear()
+        return SimpleNamespace(launch=lambda stream: work())
+
     module = SimpleNamespace(
         ndarray=HostArray,
         float16=np.float16,
@@ -84,6 +91,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNames
     )
     monkeypatch.setattr(device, "cupy", lambda: module)
     monkeypatch.setattr(device, "pinned", lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(device_requests, "capture", capture)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.module())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield facts
@@ -100,13 +108,13 @@ def images(batch: int, height: int, width: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).random((batch, 3, height, width), np.float32).astype(np.float16).astype(np.float32)
 
 
-def through(lane: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    slot: Slot = lane.acquire()
-    slot.input[...] = values
-    lane.submit(slot)
-    assert lane.wait(slot, 1.0)
+def through(pool: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    slot: Slot = pool.acquire()
+    slot.write(values)
+    pool.submit(slot)
+    assert pool.wait(slot, 1.0)
     output = slot.outputs[0].copy()
-    lane.release(slot)
+    pool.release(slot)
     return np.asarray(output)
 
 
@@ -304,9 +312,9 @@ def test_a_plan_runs_like_the_model(two: Path, gpu: Any, tmp_path: Path) -> None
     assert engine.artifact_bytes == len(plan.content) == path.stat().st_size and engine.precision == "fp32"
     for batch, height, width in ((1, 32, 32), (16, 64, 64), (3, 33, 47)):
         values = images(batch, height, width)
-        lane = engine.lane(batch, height, width, 2)
+        pool = engine.request_pool(batch, height, width, 2)
         for _ in range(3):
-            assert np.abs(through(lane, values) - run(two, values)).max() < 1e-5
+            assert np.abs(through(pool, values) - run(two, values)).max() < 1e-5
     assert engine.layers(1, 32, 32)[0]["Name"] == "conv"
     times = engine.benchmark(1, 32, 32, warmups=2, runs=5)
     assert [len(values) for values in times.values()] == [5, 5] and times["device"] == [0.25] * 5
@@ -318,7 +326,7 @@ def test_a_plan_runs_like_the_model(two: Path, gpu: Any, tmp_path: Path) -> None
 def test_a_request_outside_the_plan_is_refused_with_its_shapes(two: Path, gpu: Any, tmp_path: Path) -> None:
     path, _ = tensorrt_plans.build(two, SHAPES, output=tmp_path / "two.plan")
     with pytest.raises(UsageError, match="17x3x32x32 is outside"):
-        opened(path).lane(17, 32, 32, 1)
+        opened(path).request_pool(17, 32, 32, 1)
 
 
 @pytest.mark.parametrize(
@@ -376,24 +384,24 @@ def test_the_cache_builds_once_takes_a_wider_plan_and_rebuilds_a_damaged_one(
     two: Path, gpu: Any, tmp_path: Path
 ) -> None:
     first = opened(two)
-    first.lane(2, 32, 32, 1)
+    first.request_pool(2, 32, 32, 1)
     assert "built in" in first.reasons[-1]
     second = opened(two)
-    second.lane(2, 32, 32, 1)
+    second.request_pool(2, 32, 32, 1)
     assert "from the cache" in second.reasons[-1]
     (kept,) = (tmp_path / "cache/framefuse/tensorrt").glob("*.plan")
     kept.write_bytes(kept.read_bytes()[:100])
     third = opened(two)
-    third.lane(2, 32, 32, 1)
+    third.request_pool(2, 32, 32, 1)
     assert "damaged (100 bytes): built again" in third.reasons[-1]
     tensorrt_plans.build(two, SHAPES, precision="fp32")
     wide = opened(two)
-    wide.lane(7, 48, 48, 1)
-    wide.lane(8, 48, 48, 1)
+    wide.request_pool(7, 48, 48, 1)
+    wide.request_pool(8, 48, 48, 1)
     assert str(SHAPES) in wide.reasons[-1] and len(wide.reasons) == 3
     gpu.driver = 14000
     other = opened(two)
-    other.lane(2, 32, 32, 1)
+    other.request_pool(2, 32, 32, 1)
     assert "stale" in other.reasons[-1] and "driver was '13000', is '14000'" in other.reasons[-1]
 
 
@@ -404,10 +412,10 @@ def test_the_shapes_that_a_file_states_are_those_of_its_plan(two: Path, gpu: Any
     )  # fmt: skip
     engine = open_engine("tensorrt", built.path, EngineOptions("cuda"))
     values = images(3, 40, 33)
-    assert np.abs(through(engine.lane(3, 40, 33, 1), values) - run(two, values)).max() < 1e-5
+    assert np.abs(through(engine.request_pool(3, 40, 33, 1), values) - run(two, values)).max() < 1e-5
     assert any("1x3x32x32:4x3x32x32:8x3x64x64" in reason for reason in engine.reasons), engine.reasons
     with pytest.raises(UsageError, match="batch 9"):
-        engine.lane(9, 32, 32, 1)
+        engine.request_pool(9, 32, 32, 1)
 
 
 def _build_in_a_process(model: Path, folder: Path) -> None:

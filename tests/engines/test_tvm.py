@@ -39,12 +39,12 @@ def run(model: Path, size: tuple[int, int, int], options: EngineOptions = CPU) -
     ort = pytest.importorskip("onnxruntime")
     batch, height, width = size
     engine = open_engine("tvm", model, options)
-    lane = engine.lane(batch, height, width, 1)
-    slot = lane.acquire()
+    pool = engine.request_pool(batch, height, width, 1)
+    slot = pool.acquire()
     assert slot is not None
     slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
-    lane.submit(slot)
-    assert lane.wait(slot)
+    pool.submit(slot)
+    assert pool.wait(slot)
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     expected = session.run(None, {session.get_inputs()[0].name: slot.input})
     return engine, slot.outputs, expected
@@ -114,13 +114,13 @@ def test_a_file_in_float16_is_computed_in_float32(tmp_path: Path, input_too: boo
         half.graph.node.remove(cast)
     onnx.save(half, tmp_path / "half.onnx")
     engine, outputs, _ = run(tmp_path / "half.onnx", (1, 16, 16))
-    lane = open_engine("onnxruntime", tmp_path / "rounded.onnx", CPU).lane(1, 16, 16, 1)
-    slot = lane.acquire()
+    pool = open_engine("onnxruntime", tmp_path / "rounded.onnx", CPU).request_pool(1, 16, 16, 1)
+    slot = pool.acquire()
     assert slot is not None
     image = np.random.default_rng(0).random(slot.input.shape)
     slot.input[...] = image.astype(np.float16) if input_too else image
-    lane.submit(slot)
-    lane.wait(slot)
+    pool.submit(slot)
+    pool.wait(slot)
     assert engine.precision == "fp32" and outputs[0].dtype == np.float32
     assert np.abs(outputs[0] - slot.outputs[0]).max() < 1e-5
 
@@ -178,12 +178,12 @@ def test_an_operator_that_tvm_lacks_is_named(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "odd.onnx")
     engine = open_engine("tvm", tmp_path / "odd.onnx", CPU)
     with pytest.raises(ModelError, match=r"TVM has no MelWeightMatrix2 \(1\)"):
-        engine.lane(1, 16, 16, 1)
+        engine.request_pool(1, 16, 16, 1)
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     model = small(tmp_path / "net.onnx")
-    with pytest.raises(CapabilityError, match="no int8"):
+    with pytest.raises(UsageError, match="no quantised layers"):
         open_engine("tvm", model, EngineOptions(device="cpu", precision="int8"))
     with pytest.raises(UsageError, match="workspace"):
         open_engine("tvm", model, EngineOptions(device="cpu", workspace_mb=8))
@@ -201,7 +201,7 @@ def test_a_model_of_one_size_refuses_others(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "fixed.onnx")
     engine = open_engine("tvm", tmp_path / "fixed.onnx", CPU)
     with pytest.raises(ModelError, match=r"takes \(1, 3, 32, 64\) only, not \(1, 3, 64, 64\)"):
-        engine.lane(1, 64, 64, 1)
+        engine.request_pool(1, 64, 64, 1)
 
 
 def test_tvm_is_imported_only_when_it_is_chosen() -> None:

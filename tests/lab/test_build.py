@@ -67,15 +67,15 @@ BOTH = pytest.mark.parametrize("precision", ["fp16", "int8"])
 def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.ndarray[Any, Any]]:
     """What an engine says it runs in, and what the model puts out for an image."""
     opened = open_engine(engine, path, EngineOptions(precision=precision))  # type: ignore[arg-type]
-    lane = opened.lane(1, HEIGHT, WIDTH, 1)
-    slot = lane.acquire()
+    pool = opened.request_pool(1, HEIGHT, WIDTH, 1)
+    slot = pool.acquire()
     assert slot is not None
     image = FRAMES[0].astype(np.float32) / 255
     if slot.input.dtype == np.uint16:  # bfloat16, which numpy does not have
         image = (image.view(np.uint32) >> 16).astype(np.uint16)
     slot.input[0] = image.transpose(2, 0, 1) if slot.memory_format == "nchw" else image
-    lane.submit(slot)
-    lane.wait(slot)
+    pool.submit(slot)
+    pool.wait(slot)
     return opened.precision, slot.outputs[0].copy()
 
 

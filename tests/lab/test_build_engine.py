@@ -31,11 +31,11 @@ def test_what_is_built_runs_within_its_profile(model: Path, tmp_path: Path, engi
     assert built.path.stat().st_size == built.bytes and built.seconds > 0 and built.reasons
     opened = open_engine(built.engine, built.path, EngineOptions("cpu"))
     assert any("min 1x3x64x64 opt 1x3x96x160 max 2x3x96x160" in reason for reason in opened.reasons)
-    opened.lane(2, HEIGHT, 64, 1).close()
+    opened.request_pool(2, HEIGHT, 64, 1).close()
     with pytest.raises(UsageError, match="batch 3 of input"):
-        opened.lane(3, HEIGHT, WIDTH, 1)
+        opened.request_pool(3, HEIGHT, WIDTH, 1)
     with pytest.raises(UsageError, match="width 192"):
-        opened.lane(1, HEIGHT, 192, 1)
+        opened.request_pool(1, HEIGHT, 192, 1)
     opened.close()
 
 
@@ -207,11 +207,11 @@ def test_a_module_becomes_an_engine(tmp_path: Path) -> None:
     )  # fmt: skip
     assert module.training and "exported from PyTorch" in built.reasons[0]
     x = np.random.default_rng(0).random((2, 3, 64, 96), np.float32)
-    lane = open_engine("onnxruntime", built.path, EngineOptions()).lane(2, 64, 96, 1)
-    slot = lane.acquire()
+    pool = open_engine("onnxruntime", built.path, EngineOptions()).request_pool(2, 64, 96, 1)
+    slot = pool.acquire()
     assert slot is not None
     slot.input[...] = x
-    lane.submit(slot)
+    pool.submit(slot)
     with torch.no_grad():
         np.testing.assert_allclose(slot.outputs[0], module(torch.from_numpy(x)).numpy(), atol=1e-5)
 

@@ -66,12 +66,12 @@ class ReferencePath:
         return out, placement
 
     def boxes(self, pixels: NDArray[np.float32], placement: Placement) -> Predictions:
-        lane = self.engine.lane(1, *pixels.shape[1:], 1)
-        slot = lane.acquire()
+        pool = self.engine.request_pool(1, *pixels.shape[1:], 1)
+        slot = pool.acquire()
         assert slot is not None
         slot.input[0] = pixels
-        lane.submit(slot)
-        lane.wait(slot)
+        pool.submit(slot)
+        pool.wait(slot)
         return postprocess(slot.outputs, self.card.layout, [placement], conf=0.25, iou=0.7, max_det=300)
 
 

@@ -81,7 +81,7 @@ def test_a_combination_that_cannot_run_is_named(data: Path, capsys: pytest.Captu
     code, out, err = run(capsys, "squares", "-d", "truth.json", "--engine", "onnxruntime", "--precision", "fp32,bf16")
     assert code == 3
     assert out.splitlines()[2].split()[:4] == ["squares", "onnxruntime", "bf16", "failed"]
-    assert "failed   squares onnxruntime bf16: ONNX Runtime has no bf16" in err
+    assert "failed   squares onnxruntime bf16: engine onnxruntime has no bf16" in err
     assert "has no bf16" in json.loads(Path("runs/val/val/scores.json").read_text())["runs"][1]["error"]
 
 

@@ -170,10 +170,10 @@ def test_a_request_pool_frees_its_model(gpu: Gpu) -> None:
     execution: Any = Execution()
     alive = weakref.ref(execution)
     with without_collector():
-        lane = device_request_pool((1, 3, 4, 4), [execution])
+        pool = device_request_pool((1, 3, 4, 4), [execution])
         del execution
-        lane.close()
-        del lane
+        pool.close()
+        del pool
         assert alive() is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import pytest
 import fake_gpu
 from framefuse.cli.app import main
 from framefuse.config import settings_from
+from framefuse.engines import Package
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import CapabilityError, GpuMemoryError
 from framefuse.models.card import Card, read_card
 from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.runtime import choices
-from framefuse.runtime.choices import choose_batch, choose_device, choose_engine, cuda_missing
+from framefuse.runtime.choices import choose_batch, choose_device, cuda_missing
 
 
 @pytest.fixture(scope="module")
@@ -31,81 +31,73 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has everything."""
     monkeypatch.setattr(choices, "check_cuda", lambda gpu=None: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(Package, "found", lambda self: True)
 
 
-def chosen(card: Card, unreadable: str | None = None, **options: Any) -> tuple[str, str]:
-    settings, reason = choose_device(settings_from(options), card, lambda: unreadable)
+def chosen(refused: str | None = None, **options: Any) -> tuple[str, str]:
+    settings, reason = choose_device(settings_from(options), lambda backend: refused)
     return settings.device, reason
 
 
-def test_a_gpu_with_everything_is_taken(card: Card, gpu: None) -> None:
-    assert chosen(card) == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here")
-    assert chosen(card, engine="cudnn", precision="fp16")[0] == "cuda"
+def test_a_gpu_with_everything_is_taken(gpu: None) -> None:
+    assert chosen() == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here")
+    assert chosen(engine="cudnn", precision="fp16")[0] == "cuda"
+    assert chosen(precision="fp32") == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine tensorrt are here")
+    assert chosen(engine="torch") == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine torch are here")
 
 
-def test_what_is_asked_for_stays(card: Card, gpu: None) -> None:
-    assert chosen(card, device="cpu") == ("cpu", "device cpu: as asked")
-    assert chosen(card, device="cuda") == ("cuda", "device cuda: as asked")
-    assert chosen(card, device="cuda:1") == ("cuda:1", "device cuda:1: as asked")
-
-
-@pytest.mark.parametrize(("capturable", "device"), [(True, "cuda"), (False, "cpu")])
-def test_an_engine_that_runs_on_both_says_where_it_was_opened(card: Card, capturable: bool, device: str) -> None:
-    """torch and tvm: the same class on a CPU and on a GPU."""
-
-    class Open:
-        def execution(self) -> None: ...
-
-    engine = Open()
-    engine.capturable = capturable  # type: ignore[attr-defined]
-    settings, reason = choose_device(settings_from({}), card, lambda: None, engine)
-    assert (settings.device, reason) == (device, f"device {device}: that of the engine given")
+def test_what_is_asked_for_stays(gpu: None) -> None:
+    assert chosen(device="cpu") == ("cpu", "device cpu: as asked")
+    assert chosen(device="cuda") == ("cuda", "device cuda: as asked")
+    assert chosen(device="cuda:1") == ("cuda:1", "device cuda:1: as asked")
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"engine": "openvino"}, "engine openvino was asked for"),
-        ({"precision": "int8"}, "precision int8 was asked for"),
-        ({"unreadable": "engine cudnn cannot run it"}, "engine cudnn cannot run it"),
+        ({"engine": "openvino"}, "engine openvino does not run on CUDA"),
+        ({"engine": "openvino", "precision": "fp8"}, "engine openvino does not run on CUDA"),
+        ({"refused": "it has an operator that is not known"}, "engine cudnn: it has an operator that is not known"),
     ],
 )
-def test_why_a_gpu_is_not_taken(card: Card, gpu: None, options: dict[str, Any], reason: str) -> None:
-    device, said = chosen(card, **options)
+def test_why_a_gpu_is_not_taken(gpu: None, options: dict[str, Any], reason: str) -> None:
+    device, said = chosen(**options)
     assert device == "cpu" and reason in said
 
 
-@pytest.mark.parametrize("missing", ["cudnn", "PyNvVideoCodec"])
-def test_a_package_that_is_missing_is_named(
-    card: Card, gpu: None, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else object())
-    device, reason = chosen(card)
-    assert device == "cpu" and "not installed" in reason and "framefuse[cuda13]" in reason
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"engine": "tensorrt"}, "engine tensorrt runs on NVIDIA GPUs only"),
+        ({"precision": "fp8"}, "no engine does fp8 on cpu"),
+        ({"calib": "clip.mp4"}, "no engine does calibration on cpu"),
+    ],
+)
+def test_what_only_a_gpu_can_do_is_for_the_gpu(options: dict[str, Any], reason: str) -> None:
+    """Also where there is none, which is then the error."""
+    assert chosen(**options) == ("cuda", f"device cuda: {reason}")
 
 
-def test_without_a_driver_it_is_the_cpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["nvidia-cudnn-frontend", "PyNvVideoCodec"])
+def test_a_package_that_is_missing_is_passed_over(gpu: None, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setattr(Package, "found", lambda self: self.name != missing)
+    device, reason = chosen()
+    if missing == "PyNvVideoCodec":
+        assert device == "cpu" and "not installed" in reason and "framefuse[cuda13]" in reason
+    else:
+        assert (device, reason) == ("cuda", "device cuda: an NVIDIA GPU, NVDEC and engine tensorrt are here")
+    monkeypatch.setattr(Package, "found", lambda self: self.name == "PyNvVideoCodec")
+    device, reason = chosen()
+    assert device == "cpu" and "engine cudnn: package nvidia-cudnn-frontend is not installed" in reason
+
+
+def test_without_a_driver_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise CapabilityError("there is no NVIDIA driver on this machine (libcuda.so.1 is missing)")
 
     monkeypatch.setattr(choices, "check_cuda", missing)
     assert cuda_missing() == "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)"
-    assert chosen(card)[0] == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("options", "engine"),
-    [({}, "onnxruntime"), ({"precision": "fp32"}, "onnxruntime"), ({"engine": "cudnn"}, "cudnn"),
-     ({"precision": "fp8"}, "cudnn"), ({"calib": "clip.mp4"}, "cudnn")],
-)  # fmt: skip
-def test_a_model_that_cudnn_cannot_take_has_another_engine(gpu: None, options: dict[str, Any], engine: str) -> None:
-    """Where nobody asked for what only engine cudnn has."""
-    why = "engine cudnn cannot take it"
-    name, reason = choose_engine(settings_from({"device": "cuda", **options}), lambda: why)
-    assert name == engine
-    assert engine == "cudnn" or reason == f"engine onnxruntime: {why}"
-    assert choose_engine(settings_from({"device": "cuda", **options}), lambda: None)[0] == "cudnn"
+    assert chosen()[0] == "cpu"
 
 
 def test_a_gpu_without_memory_to_start_on(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
@@ -130,7 +122,6 @@ def test_the_batch_grows_only_where_nobody_asked(card: Card) -> None:
 def test_a_run_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: Card) -> None:
     squares_clip(tmp_path / "clip.mp4", frames=6, size=(320, 192))
     fake_gpu.install(monkeypatch)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     engine: Any = CudaNullEngine(lambda batch, height, width: [])
     pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device="auto", engine=engine)
     assert pipeline.settings.device == "cuda"

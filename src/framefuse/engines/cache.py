@@ -1,11 +1,11 @@
-"""Built engines on disk, for every engine by one rule: what was built for exactly this is used, anything else is not.
+"""Built engines on disk, by one rule for all engines: an artifact is used only for exactly what it was built for.
 
     cached = EngineCache("tensorrt").get(key, build, suffix=".engine")
 
-A key names everything that decides whether an artifact may be used: the model's hash, the engine and its version, the
-device, precision, shapes and flags. Its hash is the file's name, so one of another key is never looked at; beside each
-artifact a JSON file of the same name states the key, the artifact's own hash and what building it took. A damaged
-artifact is built again, and `note` says why. Two processes that want the same one: the second waits for the first.
+A key states everything that decides whether an artifact may be used: the model's hash, the engine and its version, the
+device, precision, shapes and flags. The key's hash is the file's name. A JSON file of the same name beside the artifact
+states the key, the artifact's own hash and the time it took to build. A damaged artifact is built again, and `note`
+says why. If two processes need the same one, the second waits for the first.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _logger = logging.getLogger(__name__)
 
 FORMAT = 1
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What reading JSON may raise that something else wrote."""
+"""What reading JSON of unknown origin may raise."""
 KEYS = ("model", "engine", "version", "device", "precision", "shapes", "flags")
 """What a key must state; it may state more (a driver)."""
 
 
 @dataclass(frozen=True)
 class Cached:
-    """An artifact, and where it comes from."""
+    """An artifact, and where it came from."""
 
     path: Path
     built: bool
-    """Whether it was built now."""
+    """Whether this call built it."""
     seconds: float
-    """That building took, now or then."""
+    """Time it took to build, now or earlier."""
     note: str = ""
-    """Why it was built although something lay there; empty where nothing is to be said."""
+    """Why an existing artifact was not used; otherwise empty."""
 
     @property
     def reason(self) -> str:
@@ -60,8 +60,8 @@ class EngineCache:
     """Artifacts of one engine.
 
     Args:
-        engine: its name: that of the folder.
-        folder: where files lie; default: `directory() / engine`.
+        engine: its name, also of the folder.
+        folder: default: `directory() / engine`.
     """
 
     def __init__(self, engine: str, folder: Path | None = None) -> None:
@@ -69,18 +69,18 @@ class EngineCache:
         self.folder = folder or directory() / engine
 
     def get(self, key: Mapping[str, str], build: Callable[[Path], None], *, suffix: str) -> Cached:
-        """The artifact of a key; `build(path)` writes it where there is none that can be used.
+        """The artifact of a key; `build(path)` writes it if no usable one exists.
 
         Raises:
             KeyError: the key lacks one of `KEYS`.
             OSError: the folder cannot be written.
-            Exception: what `build` raises; then nothing is left behind.
+            Exception: what `build` raises; no file is left behind.
         """
         key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{digest}{suffix}"
         facts, _ = self._read(path, key)
-        if facts is not None:  # without a lock, which a folder that is only read may not take
+        if facts is not None:  # no lock: the folder may be read-only
             return Cached(path, False, float(facts["seconds"]))
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / f"{digest}.lock"):
@@ -100,29 +100,29 @@ class EngineCache:
         return Cached(path, True, seconds, note)
 
     def _sweep(self) -> None:
-        """Remove what builders that were killed had begun: no build takes a day."""
+        """Remove unfinished files of builders that were killed: no build takes a day."""
         for path in self.folder.glob("tmp*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > 24 * 3600:
                     path.unlink()
 
     def _read(self, path: Path, key: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-        """What is said about an artifact that can be used; or None, and what is wrong with the one that is there."""
+        """The facts of a usable artifact; or None, and what is wrong with the existing one."""
         try:
             facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             if facts["key"] != dict(key):
-                return None, f"{path.name} was made for something else: built again"
+                return None, f"{path.name} was built for another key: built again"
             if facts["sha256"] != file_hash(path):
                 return None, f"{path.name} is damaged ({path.stat().st_size} bytes): built again"
             float(facts["seconds"])
         except FileNotFoundError:
-            return None, f"{path.name} says nothing about itself: built again" if path.exists() else ""
+            return None, f"{path.name} has no description: built again" if path.exists() else ""
         except DAMAGED as error:
             return None, f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
         return facts, ""
 
     def _difference(self, key: Mapping[str, str]) -> str:
-        """In what the nearest artifact of the same model, precision and shapes differs: why it is stale."""
+        """How an artifact of the same model, precision and shapes differs: why it is stale."""
         best = ""
         for path in sorted(self.folder.glob("*.json")):
             with contextlib.suppress(*DAMAGED):
@@ -131,15 +131,15 @@ class EngineCache:
                     continue
                 changed = [name for name in key if other.get(name) != key[name]]
                 best = ", ".join(f"{name} was {other.get(name)!r}, is {key[name]!r}" for name in changed)
-        return f"the one of another time is stale: {best}" if best else ""
+        return f"an earlier build is stale: {best}" if best else ""
 
 
 def model_hash(model: Path) -> str:
-    """SHA-256 of a model file and of the files in which an ONNX keeps its weights.
+    """SHA-256 of a model file and of the external files with its weights.
 
     Raises:
         OSError: one of them cannot be read.
-        ModelError: it is called ONNX and is not.
+        ModelError: it is named .onnx but cannot be read as ONNX.
     """
     digest = hashlib.sha256(model.read_bytes())
     if model.suffix == ".onnx":
@@ -161,14 +161,14 @@ def file_hash(path: Path) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    """Write a file so that readers see either the old or the new content."""
     with _replaced(path) as scratch:
         scratch.write_bytes(content)
 
 
 @contextlib.contextmanager
 def _replaced(path: Path, suffix: str = "") -> Iterator[Path]:
-    """A file beside `path`, to be written, which takes its place at the end; with the rights of any other new file."""
+    """A new file beside `path`, with default permissions, which replaces it at the end."""
     scratch = path.parent / f"tmp{secrets.token_hex(8)}{suffix}"
     try:
         scratch.touch(exist_ok=False)
@@ -181,7 +181,7 @@ def _replaced(path: Path, suffix: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock among processes while inside; where the file system has none, builders do the work twice."""
+    """Hold a lock between processes; without file locks, builders may do the work twice."""
     with path.open("w") as file:
         with contextlib.suppress(ImportError, OSError):
             import fcntl

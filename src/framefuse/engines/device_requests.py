@@ -1,88 +1,115 @@
-"""Slots in pinned host memory over executions on a GPU: what is copied in is what the execution reads."""
+"""Executions of a model on the GPU, and request pools in pinned host memory over them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from framefuse.cuda import device
-from framefuse.engines import Slot, SlotPool
+from framefuse.engines.requests import Slot, SlotPool
 from framefuse.errors import EngineError
 
 POLL = 0.0005
-"""Seconds between looks at a slot that may time out."""
+"""Seconds between checks of a request that may time out."""
+CHANNELS = 3
+"""Of an image; an execution may read more, which stay 0."""
 
 
-@runtime_checkable
 class DeviceExecution(Protocol):
-    """A model of one shape with memory of its own on the GPU; as `framefuse.runtime.cuda.captured_batch.Execution`."""
+    """A model of one batch and input size with its own memory on the GPU. It only launches."""
 
-    input: Any
-    """On the GPU: what a slot's input is copied into."""
-    results: list[Any]
-    layout: str | None
-    memory_format: Literal["nchw", "nhwc"]
-    capturable: bool
+    @property
+    def input(self) -> Any:
+        """(batch, height, width, 3 or more) on the GPU; the channels after the third are 0 and stay so. With the
+        memory format "nchw": (batch, 3, height, width)."""
 
-    def start(self, stream: Any) -> None: ...
-    def finish(self, stream: Any) -> None: ...
+    @property
+    def results(self) -> Sequence[Any]:
+        """The model's outputs, or those of `layout`, on the GPU."""
+
+    @property
+    def layout(self) -> str | None:
+        """What `results` hold, if not the model's own outputs: "yolov8_head"."""
+
+    @property
+    def memory_format(self) -> Literal["nchw", "nhwc"]:
+        """Of `input`."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `start` and `finish` can be recorded into a CUDA graph. If not, they run between two graphs."""
+
+    def start(self, stream: Any) -> None:
+        """Start the model on a stream of CuPy."""
+
+    def finish(self, stream: Any) -> None:
+        """Start the work that completes `results`."""
 
 
 def capture(stream: Any, work: Callable[[], None]) -> Any:
-    """What `work` launches on a stream, as a CUDA graph of CuPy. It must have run before: nothing is loaded here.
+    """What `work` launches on a stream, as a CUDA graph of CuPy. Run `work` once before, so that nothing loads here.
 
     Raises:
-        Exception: what `work` or CUDA raise where something in it cannot be captured; the stream can be used again.
+        Exception: what `work` or CUDA raise if something in it cannot be captured; the stream stays usable.
     """
     runtime = device.cupy().cuda.runtime
     stream.begin_capture(runtime.streamCaptureModeThreadLocal)
     try:
         work()
     except BaseException:
-        with contextlib.suppress(runtime.CUDARuntimeError):  # the capture may be lost already
+        with contextlib.suppress(runtime.CUDARuntimeError):  # the capture may be invalid already
             stream.end_capture()
         raise
     return stream.end_capture()
 
 
 def fork_join(outside: Any, inside: Any, work: Callable[[], None]) -> None:
-    """Run `work`, which launches on the stream `inside`, as if it launched on the stream `outside`."""
+    """Order `work`, which launches on the stream `inside`, as if it launched on the stream `outside`."""
     event = device.cupy().cuda.Event
-    begun, ended = event(disable_timing=True), event(disable_timing=True)
-    begun.record(outside)
-    inside.wait_event(begun)
+    before, after = event(disable_timing=True), event(disable_timing=True)
+    before.record(outside)
+    inside.wait_event(before)
     work()
-    ended.record(inside)
-    outside.wait_event(ended)
+    after.record(inside)
+    outside.wait_event(after)
 
 
 class Request:
-    """A slot's memory on the host, and what copies in, runs and copies out."""
+    """A slot's pinned memory, and the work that copies in, runs and copies out: one CUDA graph where possible.
+
+    An execution whose images have more than 3 channels still gets 3 over the bus; they are padded on the GPU.
+    """
 
     def __init__(self, execution: DeviceExecution) -> None:
         cp = device.cupy()
-        self._execution = execution
-        self._stream = cp.cuda.Stream(non_blocking=True)
-        self.ended = cp.cuda.Event(block=True, disable_timing=True)
-        self.input = device.pinned(execution.input.shape, execution.input.dtype)
+        self.execution = execution
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        self._ended = cp.cuda.Event(block=True, disable_timing=True)
+        shape = tuple(execution.input.shape)
+        self._padded = execution.memory_format == "nhwc" and shape[-1] > CHANNELS
+        if self._padded:
+            shape = *shape[:-1], CHANNELS
+        self._images = cp.empty(shape, execution.input.dtype) if self._padded else execution.input
+        self.input = device.pinned(shape, execution.input.dtype)
         self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
         self._launch()
-        self._stream.synchronize()
-        self._graph = capture(self._stream, self._launch) if execution.capturable else None
+        self.stream.synchronize()
+        self._graph = capture(self.stream, self._launch) if execution.capturable else None
 
     def start(self) -> None:
         graph = self._graph
-        self._checked(self._launch if graph is None else lambda: graph.launch(self._stream))
-        self._checked(lambda: self.ended.record(self._stream))
+        self._checked(self._launch if graph is None else lambda: graph.launch(self.stream))
+        self._checked(lambda: self._ended.record(self.stream))
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for `outputs`; False after `timeout` seconds without them."""
         if timeout is None:
-            self._checked(self.ended.synchronize)
+            self._checked(self._ended.synchronize)
             return True
         end = time.monotonic() + timeout
-        while not self._checked(lambda: self.ended.done):
+        while not self._checked(lambda: self._ended.done):
             if time.monotonic() >= end:
                 return False
             time.sleep(POLL)
@@ -95,19 +122,25 @@ class Request:
             raise EngineError(f"CUDA failed: {error}") from error
 
     def _launch(self) -> None:
-        runtime, stream = device.cupy().cuda.runtime, self._stream.ptr
-        there = self._execution.input
-        runtime.memcpyAsync(there.data.ptr, self.input.ctypes.data, self.input.nbytes,
-                            runtime.memcpyHostToDevice, stream)  # fmt: skip
-        self._execution.start(self._stream)
-        self._execution.finish(self._stream)
-        for result, output in zip(self._execution.results, self.outputs, strict=True):
-            runtime.memcpyAsync(output.ctypes.data, result.data.ptr, output.nbytes,
-                                runtime.memcpyDeviceToHost, stream)  # fmt: skip
+        runtime, stream = device.cupy().cuda.runtime, self.stream
+        runtime.memcpyAsync(device.address(self._images), self.input.ctypes.data, self.input.nbytes,
+                            runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
+        if self._padded:
+            with stream:
+                self.execution.input[..., :CHANNELS] = self._images
+        self.execution.start(stream)
+        self.execution.finish(stream)
+        for result, output in zip(self.execution.results, self.outputs, strict=True):
+            runtime.memcpyAsync(output.ctypes.data, device.address(result), output.nbytes,
+                                runtime.memcpyDeviceToHost, stream.ptr)  # fmt: skip
 
 
 def device_request_pool(shape: tuple[int, int, int, int], executions: Sequence[DeviceExecution]) -> SlotPool:
-    """A lane with one slot for each execution. `Slot.input` is what the execution reads, in its memory order."""
+    """A request pool with one slot for each execution. `Slot.input` has the memory format of the execution.
+
+    Raises:
+        EngineError: CUDA fails, or the GPU has no room.
+    """
 
     def wait(slot: Slot, timeout: float | None) -> bool:
         if not slot.handle.wait(timeout):
@@ -118,6 +151,7 @@ def device_request_pool(shape: tuple[int, int, int, int], executions: Sequence[D
     slots = []
     for execution in executions:
         request = Request(execution)
-        slots.append(Slot(request.input, handle=request, memory_format=execution.memory_format,
-                          layout=execution.layout))  # fmt: skip
+        slots.append(
+            Slot(request.input, handle=request, memory_format=execution.memory_format, layout=execution.layout)
+        )
     return SlotPool(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)

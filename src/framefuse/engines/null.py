@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import EngineOptions, Slot, SlotPool
-from framefuse.errors import CapabilityError
+from framefuse.cuda import device
+from framefuse.engines.backend import Backend
+from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precision
+from framefuse.engines.requests import Slot, SlotPool
 
 Answer = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
 
+BACKEND = Backend(
+    "null",
+    Capabilities(dict.fromkeys(("cpu", "cuda"), get_args(Precision)[1:]), capturable=True),
+    opener="framefuse.engines.null:open_engine",
+)
 
-class NullEngine:
+
+class NullEngine(Engine):
     """Answers at once.
 
     Args:
         answer: input (batch, 3, height, width) -> outputs; called when a slot is submitted.
     """
 
-    name = "null"
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
     precision = "none"
-    capturable = False
-    streams = 1
 
     def __init__(self, answer: Answer, input_dtype: Any = np.float32) -> None:
         self._answer = answer
         self.input_dtype = np.dtype(input_dtype)
         self.reasons = ["engine null: no model runs, outputs are empty"]
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
 
         def start(slot: Slot) -> None:
@@ -45,23 +52,21 @@ class NullEngine:
             wait=lambda slot, timeout: True,
         )
 
-    def close(self) -> None:
-        pass
-
 
 class NullExecution:
-    """A model on the GPU that is not there: its results are what they were made of.
+    """No model on the GPU: the results never change.
 
     Args:
         results: NumPy arrays (batch, ...).
     """
 
-    def __init__(self, batch: int, height: int, width: int, results: Sequence[NDArray[Any]]) -> None:
-        from framefuse.cuda import device
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    layout: str | None = None
+    capturable = True
 
+    def __init__(self, batch: int, height: int, width: int, results: Sequence[NDArray[Any]]) -> None:
         self.input = device.cupy().zeros((batch, height, width, 8), np.float16)
         self.results = [device.cupy().asarray(result) for result in results]
-        self.layout: str | None = None
 
     def start(self, stream: Any) -> None:
         """Nothing to start."""
@@ -70,40 +75,30 @@ class NullExecution:
         """Nothing to write."""
 
 
-class CudaNullEngine:
+class CudaNullEngine(Engine):
     """`NullEngine` for images on a GPU.
 
     Args:
         answer: batch, height, width -> outputs; called once for each execution.
     """
 
-    name = "null"
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
     precision = "none"
-    capturable = True
-    streams = 1
+    device = "cuda"
     input_dtype = np.dtype(np.float16)
 
     def __init__(self, answer: Callable[[int, int, int], Sequence[NDArray[Any]]]) -> None:
         self._answer = answer
         self.reasons = ["engine null: no model runs, outputs are empty"]
 
-    def execution(self, batch: int, height: int, width: int) -> NullExecution:
+    def _make_execution(self, batch: int, height: int, width: int) -> NullExecution:
         return NullExecution(batch, height, width, self._answer(batch, height, width))
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
-        """
-        Raises:
-            CapabilityError: always: its images never come to the host.
-        """
-        raise CapabilityError("engine null on cuda has no slots on the host", remedy="use --device cpu")
 
-    def close(self) -> None:
-        pass
-
-
-def open_engine(model: Path, options: EngineOptions) -> NullEngine | CudaNullEngine:
-    """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors; of a
-    image (four axes) the sides of the input."""
+def open_engine(model: Path, options: EngineOptions) -> Engine:
+    """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors;
+    in an output of four axes, the size of the input."""
     from framefuse.engines.onnx_shapes import load
 
     graph = load(model, weights=False).graph

@@ -1,4 +1,4 @@
-"""ONNX at one input size, and the profile of sizes that a file was built for."""
+"""ONNX models at one input shape, and the profile of shapes that a file was built for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Shape = tuple[int, int, int, int]
 """Batch, channels, height, width."""
 
 PROFILE_KEY = "framefuse.profile"
-"""Where an ONNX states its profile, in its metadata."""
+"""Metadata entry of an ONNX that states its profile."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Input shapes that an engine is built for: the smallest, the usual one, which it is tuned for, and the largest."""
+    """Input shapes that an engine is built for: the smallest, the usual one (which it is tuned for) and the largest."""
 
     min: Shape
     opt: Shape
@@ -29,10 +29,10 @@ class Profile:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Sequence[int]] | Sequence[int]) -> Profile:
-        """From `{"min": ..., "opt": ..., "max": ...}` (what is missing is as `opt`), or one shape.
+        """From `{"min": ..., "opt": ..., "max": ...}` (min and max default to opt), or from one shape.
 
         Raises:
-            UsageError: a shape has not four sizes of at least 1, or min <= opt <= max is not so.
+            UsageError: a shape does not have four sizes of at least 1, or min <= opt <= max does not hold.
         """
         if not isinstance(shapes, Mapping):
             shapes = {"opt": shapes}
@@ -83,19 +83,19 @@ class Profile:
 
 
 def profile_of(model: Any) -> Profile | None:
-    """What an ONNX `ModelProto` states; None: it was built for no sizes in particular.
+    """The profile that an ONNX `ModelProto` states; None: it states none.
 
     Raises:
-        ModelError: what it states cannot be read.
+        ModelError: the profile cannot be read.
     """
     return _parsed(next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None))
 
 
 def read_profile(path: Path) -> Profile | None:
-    """The same of a file; None also where it is no ONNX: that is for an engine to say.
+    """The profile that a file states; None also if it is not ONNX, which the engine reports.
 
     Raises:
-        ModelError: what it states cannot be read.
+        ModelError: the profile cannot be read.
     """
     data = path.read_bytes()
     if PROFILE_KEY.encode() not in data:
@@ -111,7 +111,7 @@ def _parsed(text: str | None) -> Profile | None:
 
 
 def load(path: Path, *, weights: bool = True) -> Any:
-    """An ONNX file; with the weights that it keeps in other files, where those are wanted.
+    """Load an ONNX file, with external weights if wanted.
 
     Raises:
         ModelError: it cannot be read.
@@ -120,15 +120,15 @@ def load(path: Path, *, weights: bool = True) -> Any:
 
     try:
         return onnx.load(path, load_external_data=weights)
-    except Exception as error:  # protobuf's own classes, and those of the file system
+    except Exception as error:  # protobuf's and the file system's own classes
         raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
 
 
 def at_shape(model: Any, shape: Shape) -> Any:
-    """The model with its first input at `shape`, and all shapes that follow from it stated. The model is changed.
+    """The model with its input fixed at `shape` and all shapes inferred. Changes the model that is passed.
 
     Raises:
-        UsageError: the profile of the model excludes it, or the model has another fixed size.
+        UsageError: the model's profile or a fixed size excludes this shape.
     """
     import onnx
 

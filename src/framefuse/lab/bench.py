@@ -23,7 +23,18 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import Device, EngineOptions, Precision, RequestPool, Slot, SlotPool, engine_names, open_engine
+from framefuse.engines import (
+    Device,
+    DeviceExecution,
+    Engine,
+    EngineOptions,
+    Precision,
+    RequestPool,
+    Slot,
+    engine_names,
+    open_engine,
+)
+from framefuse.engines.device_requests import capture, device_request_pool
 from framefuse.errors import FramefuseError, ModelError, UsageError
 from framefuse.lab.bench_report import BenchReport, Row, Timing
 from framefuse.models import find_model
@@ -47,10 +58,10 @@ class _Peer:
     """A row, and what runs it."""
 
     row: Row
-    engine: Any
-    lane: RequestPool
+    engine: Engine
+    pool: RequestPool
     slot: Slot
-    execution: Any
+    execution: DeviceExecution | None
     """What `device_run` runs: kept, since a captured graph does not keep its memory."""
     device_run: Callable[[], float] | None
     wall: list[float] = field(default_factory=list)
@@ -58,8 +69,8 @@ class _Peer:
 
     def run(self) -> None:
         started = time.perf_counter()
-        self.lane.submit(self.slot)
-        self.lane.wait(self.slot)
+        self.pool.submit(self.slot)
+        self.pool.wait(self.slot)
         self.wall.append((time.perf_counter() - started) * 1e3)
         if self.device_run is not None:
             self.device.append(self.device_run())
@@ -127,7 +138,7 @@ def bench_engines(
     for peer in peers:
         peer.row.wall = Timing.of(peer.wall)
         peer.row.device_time = Timing.of(peer.device) if peer.device else None
-        peer.lane.close()
+        peer.pool.close()
         peer.engine.close()
     return BenchReport(path.name, shape, rows, warmups, runs, reference, machine())
 
@@ -191,52 +202,39 @@ def _open(
 ) -> list[_Peer]:
     """What runs a row; nothing where one of `rows` is the same engine in the same precision."""
     started = time.perf_counter()
-    engine: Any = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
+    engine = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
     row.precision = engine.precision
     if row.key in {other.key for other in rows}:
         engine.close()
         return []
     execution = None
-    if row.device == "cuda" and hasattr(engine, "execution"):
+    if engine.device == "cuda":
         execution = engine.execution(shape[0], *shape[2:])
         row.build_seconds = time.perf_counter() - started
-        lane = _lane(engine, execution, shape)
+        pool: RequestPool = device_request_pool(shape, [execution])
     else:
-        lane = engine.lane(shape[0], *shape[2:], 1)
+        pool = engine.request_pool(shape[0], *shape[2:], 1)
         row.build_seconds = time.perf_counter() - started
     row.reasons = list(engine.reasons)
-    row.artifact_bytes = int(getattr(engine, "artifact_bytes", 0) or path.stat().st_size)
-    slot = lane.acquire()
+    row.artifact_bytes = engine.artifact_bytes or path.stat().st_size
+    slot = pool.acquire()
     assert slot is not None
-    fill(slot, image)
+    slot.write(image)
     device_run = None if execution is None else on_device(execution)
-    return [_Peer(row, engine, lane, slot, execution, device_run)]
+    return [_Peer(row, engine, pool, slot, execution, device_run)]
 
 
-def fill(slot: Slot, image: Array) -> None:
-    """Write (batch, 3, height, width) float32 in 0..1 into a slot, in its own order and type."""
-    values = image.transpose(0, 2, 3, 1) if slot.memory_format == "nhwc" else image
-    if slot.input.dtype == np.uint16:  # bfloat16: the upper half of float32, rounded to nearest
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        slot.input[...] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    elif slot.input.dtype == np.uint8:
-        slot.input[...] = np.rint(values * 255)
-    else:
-        slot.input[..., : values.shape[-1]] = values
-
-
-def on_device(execution: Any) -> Callable[[], float]:
+def on_device(execution: DeviceExecution) -> Callable[[], float]:
     """A run of the model on memory of the GPU, which gives its milliseconds by the GPU's clock. The execution must live
     as long as that.
 
     The input is whatever lies there: an image of noise is put there first, since zeros can be faster.
     """
     from framefuse.cuda import device
-    from framefuse.engines.device_requests import capture
 
     cp = device.cupy()
     noise = np.random.default_rng(1).random(execution.input.shape)
-    if getattr(execution, "memory_format", "nhwc") == "nhwc":
+    if execution.memory_format == "nhwc":
         noise[..., 3:] = 0  # channels behind the image's
     execution.input.set(np.ascontiguousarray(noise.astype(execution.input.dtype)))
     stream = cp.cuda.Stream(non_blocking=True)
@@ -249,7 +247,7 @@ def on_device(execution: Any) -> Callable[[], float]:
     work()
     stream.synchronize()
     launch = work
-    if getattr(execution, "capturable", True):
+    if execution.capturable:
         try:
             graph = capture(stream, work)
             launch = lambda: graph.launch(stream)  # noqa: E731
@@ -266,24 +264,12 @@ def on_device(execution: Any) -> Callable[[], float]:
     return run
 
 
-def _lane(engine: Any, execution: Any, shape: tuple[int, int, int, int]) -> RequestPool:
-    """A slot in host memory over an execution on the GPU; over another one, where the engine has lanes of its own."""
-    from framefuse.engines.device_requests import DeviceExecution, device_request_pool
-
-    if engine.name == "null":  # nothing to copy
-        slot = Slot(np.zeros(shape, np.float32))
-        return SlotPool(shape, [slot], start=lambda slot: None, wait=lambda slot, timeout: True)
-    if isinstance(execution, DeviceExecution):
-        return device_request_pool(shape, [execution])
-    return cast(RequestPool, engine.lane(shape[0], *shape[2:], 1))
-
-
 def _compare(peers: Sequence[_Peer]) -> str:
     """Run each once and write how far its outputs are from the reference's; the name of that row."""
     outputs: list[list[Array]] = []
     for peer in peers:
-        peer.lane.submit(peer.slot)
-        peer.lane.wait(peer.slot)
+        peer.pool.submit(peer.slot)
+        peer.pool.wait(peer.slot)
         outputs.append([np.array(output, np.float64) for output in map(_floats, peer.slot.outputs)])
     real = [number for number, peer in enumerate(peers) if peer.row.engine != "null" and peer.slot.layout is None]
     if not real:

@@ -16,17 +16,18 @@ import inspect
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from framefuse.engines import Device, EngineOptions, Precision, engine_names, open_engine
+from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model
 from framefuse.models.onnx_file import is_quantised, read_onnx
+from framefuse.runtime.choices import select
 
 OPSET = 17
 FOLLOW_THE_FILE = ("tensorrt",)
@@ -72,7 +73,7 @@ def build_engine(
         shapes: input shapes (batch, 3, height, width): one, or `{"min", "opt", "max"}`.
         precision: of the engine; int8 needs `calib`, unless the model is quantised already.
         output: file to write; default: the model's name in the current folder, with the precision.
-        engine: name; auto: openvino on a CPU, cudnn on a GPU.
+        engine: name; auto: the fastest one here that has the precision on the device.
         device: auto: a GPU where there is one that can be used.
         calib: any source of frames like those that the model will see.
         metadata: entries of the ONNX to write, as exporters write them: names, stride, ... Those of an ONNX that is
@@ -100,10 +101,13 @@ def build_engine(
     if metadata is not None and not isinstance(metadata, Mapping):
         raise UsageError(f"metadata is a {type(metadata).__name__}", remedy="pass a mapping of names to texts")
     profile = Profile.of(shapes)
-    device = _device(device)
-    name = ("cudnn" if device == "cuda" else "openvino") if engine == "auto" else engine
-    if name not in engine_names():
-        raise UsageError(f"no engine is called {name!r}", remedy=f"choose one of {', '.join(sorted(engine_names()))}")
+    device = _device(device, engine)
+    if engine == "auto":
+        backend, choice = select(device, precision)
+    else:
+        backend, choice = find_backend(engine), f"engine {engine}: as asked"
+        check_capabilities(backend, device, precision)
+    name, reasons = backend.name, [choice]
     target = _target(model, output, precision)
     if target.suffix != ".onnx":
         raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="an ONNX is what is written: NAME.onnx")
@@ -116,7 +120,6 @@ def build_engine(
         raise UsageError(
             "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
         )
-    reasons = []
     card = target.with_suffix(".yaml")
     before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
     with tempfile.TemporaryDirectory() as folder:
@@ -216,9 +219,11 @@ def _is_module(model: Any) -> bool:
     )
 
 
-def _device(asked: Device) -> Device:
+def _device(asked: Device, engine: str) -> Device:
     if asked != "auto":
         return asked
+    if engine != "auto" and len(devices := find_backend(engine).capabilities.devices) == 1:
+        return cast(Device, devices[0])
     from framefuse.cuda import device
 
     with contextlib.suppress(CapabilityError):
@@ -302,23 +307,15 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
 def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:
     """Open the engine and run it at the usual shape, so that it is known to work, and its caches are filled."""
     built = open_engine(name, path, options)
-    with _closing(built):
-        lane = built.lane(profile.opt[0], *profile.opt[2:], 1)
-        slot = lane.acquire()
+    with contextlib.closing(built):
+        pool = built.request_pool(profile.opt[0], *profile.opt[2:], 1)
+        slot = pool.acquire()
         assert slot is not None
-        lane.submit(slot)
-        lane.wait(slot)
-        lane.release(slot)
-        lane.close()
+        pool.submit(slot)
+        pool.wait(slot)
+        pool.release(slot)
+        pool.close()
         return built.precision, list(built.reasons)
-
-
-@contextlib.contextmanager
-def _closing(engine: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        engine.close()
 
 
 __all__ = ["BuiltEngine", "build_engine", "export_onnx"]

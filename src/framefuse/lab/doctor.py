@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from framefuse.common.ort import onnxruntime
-from framefuse.engines import ENGINES
-from framefuse.errors import CapabilityError, EngineError, FramefuseError
+from framefuse.config import settings_from
+from framefuse.engines import backends
+from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
@@ -77,10 +78,12 @@ def checks() -> Iterator[Check]:
     yield _try("decode", partial(_video, "mpeg4"), core=True)
     yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
     driver = _try("nvidia driver", _driver, remedy="needed for --device cuda only")
-    for engine in ENGINES:
-        job = {"cudnn": _cudnn, "tensorrt": _tensorrt, "tvm": _tvm}.get(engine, partial(_engine, engine))
-        check = _try(f"engine {engine}", job, core=engine in ("null", "openvino"))
-        yield _of_gpu(check, driver) if engine == "cudnn" or engine.startswith("onnxruntime-") else check
+    for backend in backends():
+        device = backend.capabilities.devices[0]
+        job = partial(backend.selftest, device)
+        check = _try(f"engine {backend.name}", job, core=backend.core)
+        absent = device == "cuda" and backend.missing(device)
+        yield _of_gpu(check, driver, backend.install(device)) if absent else check
     yield _onnxruntime_packages()
     yield _try("shipped models", _shipped_models, remedy=REMEDY)
     yield driver
@@ -110,13 +113,11 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
         return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
 
 
-def _of_gpu(check: Check, driver: Check) -> Check:
+def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[cuda13]'") -> Check:
     """A check of what runs on NVIDIA GPUs only: without one, installing a package is no remedy."""
     if check.status != "ABSENT" or driver.status == "PASS":
         return check
-    return replace(
-        check, detail=driver.detail, remedy="for machines with an NVIDIA GPU: pip install 'framefuse[cuda13]'"
-    )
+    return replace(check, detail=driver.detail, remedy=f"for machines with an NVIDIA GPU: {install}")
 
 
 def _shipped_models() -> str:
@@ -181,89 +182,6 @@ def _video(encoder: str) -> str:
     return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
 
-def _engine(name: str) -> str:
-    """One grey image with a saturated square in it, through the whole pipeline; the square must be found."""
-    import numpy as np
-
-    from framefuse.config import settings_from
-    from framefuse.pipeline import Pipeline
-
-    image = np.full((360, 640, 3), 128, np.uint8)
-    left, top, right, bottom = truth = (200, 120, 280, 200)
-    image[top:bottom, left:right] = (0, 0, 255)
-    on_gpu = {"device": "cuda"} if name.startswith("onnxruntime-") else {}
-    pipeline = Pipeline([image], "squares", settings=settings_from({"engine": name, **on_gpu}))
-    (result,) = pipeline
-    boxes = result.detections.xyxy
-    if name != "null" and (boxes.shape != (1, 4) or np.abs(boxes[0] - truth).max() > 8):
-        raise RuntimeError(f"found {boxes.round().tolist()} instead of the square at {list(truth)}")
-    return f"{_version(name) or 'built in'}, {pipeline.engine.precision}"
-
-
-def _cudnn() -> str:
-    """Two fused convolutions on the GPU, built, captured and run, against the same in NumPy."""
-    import numpy as np
-
-    from framefuse.engines import EngineOptions, open_engine
-    from framefuse.engines.cudnn import reference, selftest
-    from framefuse.engines.cudnn.convolutions import frontend
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = selftest.write(Path(folder, "two.onnx"))
-        lane = open_engine("cudnn", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
-        slot = lane.acquire()
-        assert slot is not None
-        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
-        lane.submit(slot)
-        lane.wait(slot)
-        (expected,) = reference.run(slot.handle.execution.compiled, slot.input.astype(np.float32), dtype=np.float16)
-        worst = float(np.abs(slot.outputs[0] - expected).max())
-    if not worst < 0.02:
-        raise RuntimeError(f"two convolutions are {worst:.3g} off their reference")
-    number = frontend().backend_version()
-    return (
-        f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}, "
-        f"nvidia-cudnn-frontend {_version('nvidia-cudnn-frontend')}, fp16, {worst:.1g} off the reference at most"
-    )
-
-
-def _tensorrt() -> str:
-    """A plan of two convolutions, built, and run where there is a GPU that this TensorRT knows."""
-    import numpy as np
-
-    from framefuse.engines import EngineOptions, open_engine
-    from framefuse.engines.cudnn import selftest
-    from framefuse.engines.tensorrt.build import Shapes, bindings, build_plan
-
-    found = bindings()
-    with tempfile.TemporaryDirectory() as folder:
-        path = selftest.write(Path(folder, "two.onnx"))
-        if found.rtx:
-            plan = build_plan(path, Shapes.exact(1, 32, 32), found=found)
-            built = f"{found} builds ({plan.build_s:.1f} s)"
-        else:
-            built = str(found)
-        try:
-            lane = open_engine("tensorrt", path, EngineOptions("cuda")).lane(1, 32, 32, 1)
-        except (CapabilityError, EngineError) as error:
-            raise CapabilityError(f"{built}, but does not run here: {error.message}", remedy=error.remedy) from error
-        slot = lane.acquire()
-        assert slot is not None
-        slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
-        lane.submit(slot)
-        lane.wait(slot)
-        if not np.isfinite(slot.outputs[0]).all():
-            raise RuntimeError("two convolutions give NaN")
-    return f"{built} and runs"
-
-
-def _tvm() -> str:
-    """A network in the shape of ResNet-18, compiled and run by TVM, against ONNX Runtime."""
-    from framefuse.engines.tvm import selftest
-
-    return f"apache-tvm {_version('apache-tvm')}, {selftest.run()}"
-
-
 def _onnxruntime_packages() -> Check:
     plain, gpu = _version("onnxruntime"), _version("onnxruntime-gpu")
     if plain and gpu:
@@ -324,11 +242,10 @@ def _cuda() -> str:
 
 
 def _device_auto() -> str:
-    """What is chosen for a model that engine cudnn can run."""
-    from framefuse.runtime.choices import cuda_missing
+    """What is chosen for a model that every engine can run."""
+    from framefuse.runtime.choices import choose_device
 
-    why = cuda_missing()
-    return f"cpu: {why}" if why else "cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
+    return choose_device(settings_from({}), lambda backend: None)[1].removeprefix("device ")
 
 
 def _nvenc() -> str:

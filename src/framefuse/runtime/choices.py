@@ -2,93 +2,138 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from framefuse.config import Settings
+from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 
-CUDA_ENGINES = ("cudnn", "tensorrt", "onnxruntime", "onnxruntime-tensorrt", "onnxruntime-nvrtx", "torch", "tvm", "null")
-"""Engines that read frames in GPU memory."""
+Refuses = Callable[[Backend], str | None]
+"""Why an engine cannot run the model, or None; called last, since it reads the model."""
+WHY = {"cuda": "frames and results stay on the GPU", "cpu": "the fastest one on CPUs"}
+"""Device -> why its first engine is preferred."""
+NVDEC = Package("PyNvVideoCodec", ("PyNvVideoCodec",))
 CUDA_BATCH = 8
 """Default batch on CUDA when several videos are read: a GPU needs twice the time of one frame for eight."""
 
 
-def choose_device(
-    settings: Settings, card: Card, unreadable: Callable[[], str | None], engine: object = None
-) -> tuple[Settings, str]:
+def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = None) -> tuple[Settings, str]:
     """Settings whose device is cuda or cpu, and why.
 
     Args:
-        unreadable: why engine cudnn cannot run this model, None where it can; asked last, since it reads the model.
         engine: one that is open already.
     """
     if settings.device != "auto":
         return settings, f"device {settings.device}: as asked"
-    if engine is not None:
-        on_gpu = hasattr(engine, "execution") and getattr(engine, "capturable", True)  # torch and tvm run on both
-        device = "cuda" if on_gpu else "cpu"
-        return settings.model_copy(update={"device": device}), f"device {device}: that of the engine given"
-    why = _against_cuda(settings) or cuda_missing() or unreadable()
-    if why:
-        return settings.model_copy(update={"device": "cpu"}), f"device cpu: {why}"
-    return settings.model_copy(update={"device": "cuda"}), "device cuda: an NVIDIA GPU, NVDEC and engine cudnn are here"
+    device, reason = _device(settings, refuses) if engine is None else (engine.device, "that of the engine given")
+    return settings.model_copy(update={"device": device}), f"device {device}: {reason}"
 
 
-def _against_cuda(settings: Settings) -> str | None:
-    """What was asked for that keeps a run on the CPU."""
-    if settings.engine not in ("auto", "cudnn"):
-        return f"engine {settings.engine} was asked for, and no device"
-    if settings.precision not in ("auto", "fp16"):
-        return f"precision {settings.precision} was asked for, and engine cudnn has fp16"
-    return None
+def _device(settings: Settings, refuses: Refuses) -> tuple[str, str]:
+    precision, calibrate = settings.precision, settings.calib is not None
+    names = {device: PREFERENCE[device] if settings.engine == "auto" else (settings.engine,) for device in PREFERENCE}
+    capable = {
+        device: [name for name in names[device] if not find_backend(name).lacks(device, precision, calibrate=calibrate)]
+        for device in PREFERENCE
+    }
+    asked = [precision] * (precision != "auto") + ["calibration"] * calibrate
+    for device, other in (("cpu", "cuda"), ("cuda", "cpu")):
+        if not capable[other]:  # if neither is able, choose_engine raises
+            if settings.engine != "auto":
+                return device, str(find_backend(settings.engine).lacks(other, precision, calibrate=calibrate))
+            return device, f"no engine does {' and '.join(asked)} on {other}"
+    why = cuda_missing()
+    if why is None:
+        try:
+            backend, _ = select("cuda", precision, names=names["cuda"], calibrate=calibrate, refuses=refuses)
+        except CapabilityError as error:
+            return "cpu", error.message
+        return "cuda", f"an NVIDIA GPU, NVDEC and engine {backend.name} are here"
+    return "cpu", why
 
 
 def cuda_missing() -> str | None:
-    """What keeps device auto from choosing cuda on this machine; None: nothing."""
+    """What keeps device auto from choosing cuda on this machine, apart from an engine; None: nothing."""
     try:
         check_cuda()
     except CapabilityError as error:
         return error.message
-    for module, package in (("cudnn", "nvidia-cudnn-frontend"), ("PyNvVideoCodec", "PyNvVideoCodec")):
-        if importlib.util.find_spec(module) is None:
-            return f"there is a GPU, but {package} is not installed (pip install 'framefuse[cuda13]')"
+    if not NVDEC.found():
+        return f"there is a GPU, but {NVDEC.name} is not installed (pip install 'framefuse[cuda13]')"
     return None
 
 
-def choose_engine(settings: Settings, unreadable: Callable[[], str | None]) -> tuple[str, str]:
+def choose_engine(settings: Settings, refuses: Refuses, engine: Engine | None = None) -> tuple[str, str]:
     """Name of the engine, and why.
 
     Args:
-        unreadable: why engine cudnn cannot run this model, None where it can; asked where that matters.
+        engine: one that is open already.
 
     Raises:
-        CapabilityError: a device was asked for that is not here.
+        UsageError: no engine has the name asked for, or it has no use for `calib`.
+        CapabilityError: the device asked for is not here, or the engine asked for, or every one, cannot do what is
+            asked; the remedy names those that can.
     """
+    device, calibrate = "cuda" if settings.on_gpu else "cpu", settings.calib is not None
+    if engine is not None and engine.device != device:
+        raise CapabilityError(
+            f"device {settings.device} was asked for, but the engine given was opened for {engine.device}",
+            remedy=f"open it with device {device}, or leave the device out",
+        )
+    if engine is None and settings.engine != "auto":
+        check_capabilities(find_backend(settings.engine), device, settings.precision, calibrate=calibrate)
     if settings.on_gpu:
         check_cuda(settings.gpu)
-        if settings.engine not in ("auto", *CUDA_ENGINES):
-            raise CapabilityError(
-                f"engine {settings.engine} was asked for on device cuda, but it leaves nothing on the GPU",
-                remedy=f"use one of {', '.join(CUDA_ENGINES)} with --device cuda, or --device cpu",
-            )
-        if settings.engine == "auto":
-            cudnn_alone = settings.precision == "fp8" or settings.calib is not None
-            if not cudnn_alone and (why := unreadable()):
-                return "onnxruntime", f"engine onnxruntime: {why}"
-            return "cudnn", "engine cudnn: pictures and results stay on the GPU"
+    if engine is not None:
+        return engine.name, f"engine {engine.name}: as given"
     if settings.engine != "auto":
         return settings.engine, f"engine {settings.engine}: as asked"
-    return "openvino", "engine openvino: the fastest one on CPUs"
+    backend, reason = select(device, settings.precision, calibrate=calibrate, refuses=refuses)
+    return backend.name, reason
+
+
+def select(
+    device: str,
+    precision: str = "auto",
+    *,
+    names: Sequence[str] = (),
+    calibrate: bool = False,
+    refuses: Refuses = lambda backend: None,
+) -> tuple[Backend, str]:
+    """The first engine that is installed and can do what is asked, and why those before it were passed over.
+
+    Args:
+        names: engines in order; default: those that are chosen automatically on this device.
+
+    Raises:
+        CapabilityError: none can.
+    """
+    passed, refused = list[str](), list[str]()
+    for name in names or PREFERENCE[device]:
+        backend = find_backend(name)
+        if why := backend.lacks(device, precision, calibrate=calibrate):
+            passed.append(why)
+        elif why := backend.missing(device, precision):
+            passed.append(f"engine {name}: {why}")
+        elif why := refuses(backend):
+            refused.append(name)
+            passed.append(f"engine {name}: {why.removeprefix(f'engine {name} ')}")
+        else:
+            return backend, f"engine {name}: " + "; ".join(["the next best", *passed] if passed else [WHY[device]])
+    what = " ".join(["the model", *[f"in {precision}"] * (precision != "auto"), *["with calibration"] * calibrate])
+    raise CapabilityError(
+        f"no engine here runs {what} on {device}: {'; '.join(passed)}",
+        remedy=who_can(device, precision, calibrate=calibrate, but=refused),
+    )
 
 
 def check_cuda(gpu: int | None = None) -> None:
-    """Raise CapabilityError if there is no usable GPU, or none with this number."""
+    """Raise CapabilityError if there is no usable GPU, or none with that number."""
     from framefuse.cuda import device
 
     check_driver()

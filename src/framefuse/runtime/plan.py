@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from framefuse.config import Settings
 from framefuse.cuda import current as gpus
-from framefuse.engines import Device, Engine, EngineOptions
-from framefuse.errors import FramefuseError, UsageError
+from framefuse.engines import Backend, Device, Engine, EngineOptions
+from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
@@ -101,9 +101,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
         UsageError, CapabilityError: the model or this machine cannot do what the settings ask for.
         SourceError: a folder or glob is empty.
     """
-    unreadable = cache(partial(_unreadable, card))
-    settings, device = choices.choose_device(settings, card, unreadable, engine)
-    name, why = choices.choose_engine(settings, unreadable if engine is None else lambda: None)
+    refuses = cache(partial(_refuses, card, settings.precision))
+    settings, device = choices.choose_device(settings, refuses, engine)
+    name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
     choices.check_classes(card, settings)
     source = readers.share(source, settings)
@@ -113,12 +113,7 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     return RunPlan(card, settings, source, name, batch, gpu, reasons, card.preprocess)
 
 
-def _unreadable(card: Card) -> str | None:
-    """Why engine cudnn cannot run a model, found without a GPU; None if it can."""
-    from framefuse.engines.cudnn.compiled import compile_network
-
-    try:
-        compile_network(card.path, 1, card.preprocess.height, card.preprocess.width)
-    except FramefuseError as error:
-        return error.message.partition(". ")[0]  # the rest lists what the engine supports
-    return None
+def _refuses(card: Card, precision: str, backend: Backend) -> str | None:
+    """Why an engine cannot run a model, as far as that is known without opening it."""
+    spec = card.preprocess
+    return backend.refuses(card.path, precision, spec.height, spec.width)

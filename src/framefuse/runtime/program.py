@@ -298,7 +298,7 @@ class HostProgram(Program):
 
     def _make_pool(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the threads that the engine starts here inherit the name
-            return self._engine.lane(self._batch, *size, self._slots)
+            return self._engine.request_pool(self._batch, *size, self._slots)
 
 
 def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:

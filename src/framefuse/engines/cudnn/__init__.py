@@ -34,3 +34,15 @@ low_precision.py    INT8 and FP8 encoding
 rounding.py         calibration ranges, and the effect of rounding
 agreement.py        agreement between two runs
 """
+
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities
+
+BACKEND = Backend(
+    "cudnn",
+    Capabilities({"cuda": ("fp16", "int8", "fp8")}, capturable=True, calibrates=True),
+    opener="framefuse.engines.cudnn.engine:open_engine",
+    needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
+    tester="framefuse.engines.cudnn.selftest:run",
+    checker="framefuse.engines.cudnn.compiled:why_not",
+)

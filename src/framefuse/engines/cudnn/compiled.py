@@ -10,6 +10,7 @@ from framefuse.engines.cudnn.network import Network, Type
 from framefuse.engines.cudnn.placement import Placement, View, place
 from framefuse.engines.cudnn.rewrites import rewrite
 from framefuse.engines.cudnn.schedule import Memory, Schedule, plan_memory, schedule
+from framefuse.errors import FramefuseError
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ def compile_network(
         ModelError: as `import_network`, or the channels cannot be padded.
     """
     return plan(rewrite(import_network(path, height, width), merge=merge), batch, height, width, streams)
+
+
+def why_not(path: Path, precision: str, height: int, width: int) -> str | None:
+    """Why the engine cannot run a model, without what it could run."""
+    try:
+        compile_network(path, 1, height, width)
+    except FramefuseError as error:
+        return error.message.partition(". ")[0]
+    return None
 
 
 def plan(network: Network, batch: int, height: int, width: int, streams: int) -> Compiled:

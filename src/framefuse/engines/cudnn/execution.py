@@ -64,6 +64,9 @@ class Execution:
         layout: "yolov8_head" if `results` are such logits, else None.
     """
 
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    capturable = True
+
     def __init__(
         self,
         compiled: Compiled,

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from framefuse.common.version import __version__
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Type
 from framefuse.engines.cudnn.plans import Plans, environment
+from framefuse.engines.engine import EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.onnx_file import is_quantised
 

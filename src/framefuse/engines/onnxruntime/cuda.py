@@ -1,10 +1,10 @@
-"""ONNX Runtime on NVIDIA GPUs: its CUDA provider, and its TensorRT providers where they are installed.
+"""ONNX Runtime on NVIDIA GPUs: its CUDA provider, and its TensorRT providers if they are installed.
 
-Title: how it gets into our graph
-    A session launches on a stream of ours and reads and writes memory of ours. Its launches are captured like those of
-    anything else, once a first run has loaded and allocated everything. A session whose launches cannot be captured
-    (a TensorRT provider, or operators left on the CPU) is started between two graphs instead, and `reasons` say so.
-    Each execution has a session of its own: its scratch memory is part of the graph that was captured.
+Title: how it gets into our CUDA graph
+    A session launches on our stream and uses our memory. After a first run, which loads and allocates everything, its
+    launches are captured. A session that cannot be captured (a TensorRT provider, or operators left on the CPU) is
+    started between two graphs instead; `reasons` say so. Each execution has its own session, because the captured graph
+    contains the session's scratch memory.
 """
 
 from __future__ import annotations
@@ -18,38 +18,36 @@ import numpy as np
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.streams import StreamPool, new_stream
-from framefuse.engines import EngineOptions, SlotPool
+from framefuse.engines.backend import Backend
 from framefuse.engines.cache import directory
-from framefuse.engines.device_requests import capture, device_request_pool, fork_join
+from framefuse.engines.device_requests import capture, fork_join
+from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
+from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
 from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
 PROVIDERS = {
-    "onnxruntime": "CUDAExecutionProvider",
-    "onnxruntime-tensorrt": "TensorrtExecutionProvider",
-    "onnxruntime-nvrtx": "NvTensorRTRTXExecutionProvider",
+    BACKEND.name: "CUDAExecutionProvider",
+    TENSORRT.name: "TensorrtExecutionProvider",
+    NVRTX.name: "NvTensorRTRTXExecutionProvider",
 }
-"""Engine -> the provider of ONNX Runtime that it is."""
+"""Engine -> its provider in ONNX Runtime."""
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 
 _streams = StreamPool(new_stream)
 
 
-class OnnxRuntimeCudaEngine:
-    """An ONNX model on the current GPU, in the precision asked for; auto: float16, or int8 where it is quantised.
+class OnnxRuntimeCudaEngine(Engine):
+    """An ONNX model on the current GPU. Precision auto: float16, or int8 if the model is quantised."""
 
-    Its slots are in pinned host memory; `execution` is for programs whose images are on the GPU already.
-    """
+    device = "cuda"
 
-    capturable = True
-    streams = 1
-
-    def __init__(self, model: Path, options: EngineOptions, name: str = "onnxruntime") -> None:
-        self.name, self._provider = name, PROVIDERS[name]
-        if options.device == "cpu":
-            raise CapabilityError(f"engine {name} runs on NVIDIA GPUs only", remedy="use --device cuda")
+    def __init__(self, model: Path, options: EngineOptions, backend: Backend = BACKEND) -> None:
+        name = self.name = backend.name
+        self.capabilities = backend.capabilities
+        self._provider = PROVIDERS[name]
         self._ort = ort = _onnxruntime()
         available = ort.get_available_providers()
         if self._provider not in available:
@@ -59,8 +57,6 @@ class OnnxRuntimeCudaEngine:
                 if name == "onnxruntime"
                 else f"install an ONNX Runtime that was built with {self._provider}, or use another engine",
             )
-        if options.precision == "bf16":
-            raise CapabilityError(f"engine {name} has no bf16", remedy="use --precision fp16 or fp32")
         if options.streams > 1 or options.threads:
             raise UsageError(
                 f"engine {name} has no streams and threads ({options.streams}, {options.threads})",
@@ -71,7 +67,7 @@ class OnnxRuntimeCudaEngine:
         self._model = load(model)
         quantised = any(node.op_type in QUANTISED for node in self._model.graph.node)
         self.precision = _choose_precision(options.precision, quantised)
-        self.reasons: list[str] = [
+        self.reasons = [
             f"precision {self.precision}: "
             + (
                 "as asked"
@@ -84,14 +80,7 @@ class OnnxRuntimeCudaEngine:
         ]
         self.input_dtype = _input_dtype(self._model)
 
-    def execution(self, batch: int, height: int, width: int) -> Execution:
-        """The model of one shape with memory of its own.
-
-        Raises:
-            UsageError: the model, or the profile it was built for, excludes this shape.
-            ModelError: it has operators that ONNX Runtime lacks.
-            EngineError: there is not enough memory on the GPU, or a provider fails.
-        """
+    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         import onnx
 
         model = onnx.ModelProto()
@@ -105,10 +94,6 @@ class OnnxRuntimeCudaEngine:
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
         return made
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
-        executions = [self.execution(batch, height, width) for _ in range(slots or 2)]
-        return device_request_pool((batch, 3, height, width), executions)
-
     def close(self) -> None:
         self._model = None
 
@@ -116,19 +101,19 @@ class OnnxRuntimeCudaEngine:
         """A session on `stream`.
 
         Args:
-            own_graph: it captures and replays a graph of its own.
+            own_graph: whether it captures and replays a graph of its own.
         """
         ort = self._ort
         options = ort.SessionOptions()
         options.log_severity_level = SILENT
-        options.intra_op_num_threads = 1  # the GPU works; threads would only spin
+        options.intra_op_num_threads = 1  # threads would only spin
         providers: list[tuple[str, Mapping[str, str]]] = [
             ("CUDAExecutionProvider", self._cuda_options(stream, own_graph=own_graph))
         ]
         if self._provider != "CUDAExecutionProvider":
             providers.insert(0, (self._provider, self._tensorrt_options(stream, own_graph=own_graph)))
         try:
-            # It would go on with another provider, when it loads or in the middle of a run, and only print that.
+            # With fallback it would silently continue with another provider, even in the middle of a run.
             session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             if "lease install" in str(error):
@@ -152,7 +137,7 @@ class OnnxRuntimeCudaEngine:
             "cudnn_conv_use_max_workspace": "1",
             "prefer_nhwc": "1" if self.precision != "fp32" else "0",
             "fuse_conv_bias": "1" if self.precision != "fp32" else "0",
-            # Off, it also keeps convolutions in float16 from the tensor cores: 2.8 ms instead of 0.8.
+            # If off, float16 convolutions do not use tensor cores either: 2.8 ms instead of 0.8.
             "use_tf32": "1" if self.precision != "fp32" else "0",
             "enable_cuda_graph": "1" if own_graph else "0",
         }
@@ -181,13 +166,13 @@ class OnnxRuntimeCudaEngine:
 
 
 class Execution:
-    """A model of one shape with memory of its own on the GPU.
+    """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, 3, height, width) on the GPU.
         results: the model's outputs, on the GPU.
         capturable: whether `start` may be captured.
-        how: which it is, and why, for people.
+        how: whether and why, for the report.
     """
 
     memory_format: Literal["nchw", "nhwc"] = "nchw"
@@ -215,7 +200,7 @@ class Execution:
             self._session, self.how = self._with_own_graph(open_session, model, why)
 
     def __del__(self) -> None:
-        self._binding = self._session = None  # they give memory back on the stream, which must outlive them
+        self._binding = self._session = None  # they free memory on the stream, which must outlive them
         if hasattr(self, "_give_back"):
             self._give_back()
 
@@ -226,7 +211,7 @@ class Execution:
         """Nothing: the model has written `results`."""
 
     def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
-        """A session that replays a graph of its own, or one that launches each kernel; and what is said about it."""
+        """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""
         for own_graph, how in ((True, "a graph of its own between two of ours"), (False, "started kernel by kernel")):
             try:
                 self._session = open_session(model, self._stream, own_graph=own_graph)
@@ -241,7 +226,7 @@ class Execution:
         raise AssertionError
 
     def _allocate(self) -> list[Any]:
-        """Memory for the outputs; a first run tells their shapes."""
+        """Memory for the outputs, whose shapes a first run determines."""
         cp = device.cupy()
         binding = self._session.io_binding()
         gpu = device.current_gpu()
@@ -288,10 +273,7 @@ def _choose_precision(asked: str, quantised: bool) -> str:
             f"the model is quantised to int8, it cannot run at {asked}", remedy="use the one it was built from"
         )
     if asked == "int8" and not quantised:
-        raise UsageError(
-            "precision int8 was asked for, but the model has no quantised layers",
-            remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
-        )
+        raise not_quantised()
     return "int8" if quantised else "fp16" if asked == "auto" else asked
 
 
@@ -304,20 +286,20 @@ def _input_dtype(model: Any) -> np.dtype[Any]:
 
 
 def _dtype(text: str) -> Any:
-    """Of ONNX Runtime's name for the type of a value."""
+    """Number format by ONNX Runtime's name."""
     names = {"float": "float32", "double": "float64"}
     inner = text.removeprefix("tensor(").removesuffix(")")
     return np.dtype(names.get(inner, inner))
 
 
 def open_tensorrt(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
-    """ONNX Runtime's TensorRT provider."""
-    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-tensorrt")
+    """Load a model into ONNX Runtime's TensorRT provider."""
+    return OnnxRuntimeCudaEngine(model, options, TENSORRT)
 
 
 def open_nvrtx(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
-    """ONNX Runtime's provider of TensorRT for RTX."""
-    return OnnxRuntimeCudaEngine(model, options, "onnxruntime-nvrtx")
+    """Load a model into ONNX Runtime's provider of TensorRT for RTX."""
+    return OnnxRuntimeCudaEngine(model, options, NVRTX)
 
 
 def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:

@@ -1,35 +1,28 @@
-"""ONNX Runtime: on the CPU the light and portable engine, where `submit` runs the model; on GPUs `onnxruntime_cuda`."""
+"""ONNX Runtime on the CPU, the light and portable engine; `submit` runs the model. On GPUs: `cuda.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from framefuse.common.machine import available_cores
 from framefuse.common.ort import SILENT, onnxruntime
-from framefuse.engines import EngineOptions, Slot, SlotPool
+from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines.onnxruntime import BACKEND
 from framefuse.engines.onnxruntime.errors import cannot_load
-from framefuse.errors import CapabilityError, EngineError, UsageError
-
-if TYPE_CHECKING:
-    from framefuse.engines.onnxruntime.cuda import OnnxRuntimeCudaEngine
+from framefuse.engines.requests import Slot, SlotPool
+from framefuse.errors import EngineError, UsageError
 
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 
 
-class OnnxRuntimeEngine:
-    name = "onnxruntime"
-    capturable = False
-    streams = 1
+class OnnxRuntimeEngine(Engine):
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         ort = onnxruntime("ort")
-        if options.precision in ("bf16", "fp16"):
-            raise CapabilityError(
-                f"ONNX Runtime has no {options.precision} on CPUs", remedy="use --precision fp32 or --engine openvino"
-            )
         if options.workspace_mb:
             raise UsageError("engine onnxruntime has no workspace limit", remedy="leave workspace_mb at 0")
         threads = options.threads or available_cores()
@@ -47,8 +40,6 @@ class OnnxRuntimeEngine:
         self.input_dtype = np.dtype(DTYPES[entry.type])
         nodes = {node.type for node in self._session.get_inputs()}
         self.precision = "fp16" if "tensor(float16)" in nodes else "fp32"
-        if options.precision == "int8":
-            raise UsageError("precision int8 is a property of the model file for ONNX Runtime", remedy="use auto")
         why = "ONNX Runtime runs the model as it is written"
         if b"DequantizeLinear" in model.read_bytes():
             why = "the model is quantised, but where no quantiser follows a convolution ONNX Runtime multiplies in fp32"
@@ -57,7 +48,7 @@ class OnnxRuntimeEngine:
             f"{threads} threads without spinning, one request at a time",
         ]
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
         slot = Slot(np.zeros(shape, self.input_dtype))
         return SlotPool(shape, [slot], start=self._run, wait=lambda slot, timeout: True)
@@ -72,7 +63,7 @@ class OnnxRuntimeEngine:
         self._session = None
 
 
-def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeEngine | OnnxRuntimeCudaEngine:
+def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Load an ONNX model."""
     if options.device == "cuda":
         from framefuse.engines.onnxruntime import cuda as onnxruntime_cuda

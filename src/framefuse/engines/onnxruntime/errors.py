@@ -1,4 +1,4 @@
-"""What ONNX Runtime says when it fails, in our words."""
+"""Errors of ONNX Runtime, translated into framefuse's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from framefuse.errors import EngineError, ModelError
 
 NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|out of memory|ALLOC(ATION)?_FAILED")
 NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)")
-"""What the libraries say where they cannot begin, for lack of memory above all."""
+"""Messages of libraries that cannot initialise, mostly for lack of memory."""
 LITTLE = 200_000_000
-"""Free bytes with which that is why."""
+"""Free bytes below which lack of memory is the cause."""
 LIBRARY = re.compile(r"(?:CUDA|CUBLAS|CUDNN|CUFFT) (?:failure|error) .*?(?= ;|$)", re.MULTILINE)
-"""What one of CUDA's libraries said, in the middle of much about where it was called."""
+"""Message of a CUDA library inside a longer text."""
 
 
 def cannot_load(path: Path, error: Exception) -> ModelError:
-    """What ONNX Runtime said about a model, with the operator named where it lacks one."""
+    """The error for a model that does not load; names an operator that is missing."""
     text = str(error)
     found = re.search(
         r"No Op registered for (\w+)|implementation for (\w+)\(|(?:Fatal error: )?(\S+)\(-1\) is not a", text
@@ -33,17 +33,17 @@ def cannot_load(path: Path, error: Exception) -> ModelError:
 
 
 def no_room(doing: str, error: Exception) -> EngineError | None:
-    """What it said on a GPU as a GpuMemoryError, where that is what it is about.
+    """A GpuMemoryError, if the GPU is out of memory; otherwise None.
 
     Args:
-        doing: what it was asked to, in the infinitive.
+        doing: the attempted action, in the infinitive.
     """
     from framefuse.cuda import device
     from framefuse.cuda.errors import translate_cuda_error
 
     short = bool(NO_MEMORY.search(str(error)))
     if not short and NO_HANDLE.search(str(error)):
-        with suppress(Exception):  # whatever stops the GPU from telling must not hide what is being reported
+        with suppress(Exception):  # a failing query must not hide the error
             short = device.cupy().cuda.runtime.memGetInfo()[0] < LITTLE
     return translate_cuda_error(MemoryError(first_line(error)), doing) if short else None
 

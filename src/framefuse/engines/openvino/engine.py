@@ -1,4 +1,4 @@
-"""OpenVINO: the default engine on CPUs. Several requests run at the same time, each on its own slot."""
+"""OpenVINO, the default engine on CPUs. Several requests run at the same time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores, lacks_memory
-from framefuse.engines import EngineOptions, Slot, SlotPool, not_quantised
+from framefuse.engines.engine import Engine, EngineOptions, not_quantised
+from framefuse.engines.openvino import BACKEND
 from framefuse.engines.openvino import head as openvino_head
+from framefuse.engines.requests import Slot, SlotPool
 from framefuse.errors import CapabilityError, EngineError, HostMemoryError, ModelError, UsageError
 from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.cpu import cpu_flags
@@ -21,26 +23,24 @@ from framefuse.kernels.cpu import cpu_flags
 HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """A model for the CPU.
 
-    The first input shape gets a compile of its own, where element-wise layers are up to 7 times faster than with free
-    axes (6 % of a YOLOv8n); all further shapes share one compile with free axes, so that a folder of images of all
-    sizes does not compile for each.
+    The first input shape is compiled with fixed sizes, which makes element-wise layers up to 7 times faster than free
+    axes do (6 % of a YOLOv8n). All other shapes share one compilation with free axes, so that a folder of images of
+    many sizes is not compiled for each.
 
-    At bf16 the input is written as the first layer wants it, and a YOLOv8 leaves the decoding of its boxes to
+    In bf16 the input has the format that the first layer reads, and a YOLOv8 leaves the decoding of boxes to
     post-processing: 8 % of a YOLOv8n.
     """
 
-    name = "openvino"
-    capturable = False
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.device == "cuda":
-            raise CapabilityError("engine openvino does not run on CUDA", remedy="use --device cpu or another engine")
         if options.workspace_mb:
             raise UsageError("engine openvino has no workspace limit", remedy="leave workspace_mb at 0")
-        self.reasons: list[str] = []
+        self.reasons = []
         self._core = core = _core()
         self._model = model
         network = self._read()
@@ -123,7 +123,7 @@ class OpenVinoEngine:
         )
 
     def _fitted(self, network: Any) -> Any:
-        """The network with the input and the outputs that a slot has."""
+        """The network with the inputs and outputs of a slot."""
         ov = _openvino()
         if self._head is not None:
             network = openvino_head.cut(ov, network, self._head)
@@ -134,7 +134,7 @@ class OpenVinoEngine:
         for number in range(len(self._head or ())):
             changes.output(number).model().set_layout(ov.Layout("NCHW"))
             changes.output(number).tensor().set_layout(ov.Layout("NHWC"))
-            # Said in both cases: those of an FP16 network are float16, which nothing after them reads.
+            # Always stated: an FP16 network has float16 outputs, which post-processing does not read.
             changes.output(number).tensor().set_element_type(ov.Type.bf16 if self._hint == "bf16" else ov.Type.f32)
         return changes.build()
 
@@ -163,7 +163,7 @@ class OpenVinoEngine:
         self.reasons.append(f"precision {asked}: as asked")
         return asked
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         ov = _openvino()
         shape = (batch, 3, height, width)
         compiled = self._compiled_for(shape)
@@ -206,7 +206,7 @@ class OpenVinoEngine:
 
 
 def _openvino() -> Any:
-    """The module. Its package openvino_telemetry, which would report the import to a server, is kept out."""
+    """The module, without its package openvino_telemetry, which reports the import to a server."""
     if "openvino" not in sys.modules:
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
@@ -223,8 +223,8 @@ def _openvino() -> Any:
 
 @cache
 def _core() -> Any:
-    """The one core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack, and frees
-    that stack with itself. If another thread does so last, the next signal of the first one crashes the process."""
+    """The only core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack and frees
+    that stack with itself. If another thread frees it, the next signal in the first thread crashes the process."""
     return _openvino().Core()
 
 
@@ -234,7 +234,7 @@ def _has_bf16(core: Any) -> bool:
 
 
 def _against_bf16(core: Any) -> str | None:
-    """Why a network is no faster in bf16 than in fp32 on this CPU; None: it is."""
+    """Why a network is not faster in bf16 than in fp32 on this CPU; None: it is faster."""
     if not _has_bf16(core):
         return "this CPU has no native bf16"
     # 1.5 (scout-n) and 1.7 times (scout-s) slower on a Xeon whose AMX is hidden, where an EPYC is up to twice as fast.
@@ -244,7 +244,7 @@ def _against_bf16(core: Any) -> str | None:
 
 
 def _array(tensor: Any) -> NDArray[Any]:
-    """The tensor's memory; OpenVINO gives an empty tensor without its shape."""
+    """The tensor's memory. OpenVINO returns empty tensors without their shape."""
     array: NDArray[Any] = tensor.data
     if tensor.element_type == _openvino().Type.bf16:
         array = array.view(np.uint16)

@@ -1,4 +1,4 @@
-"""Cuts the decoding off a YOLOv8 network, so that only the boxes above the threshold are decoded, after the model.
+"""Cut the decoding off a YOLOv8 network: post-processing then decodes only the boxes above the threshold.
 
 A YOLOv8 ends in sigmoids and softmaxes for all anchors, of which an image keeps a hundredth; for OpenVINO that is 5 %
 of the whole model, with the conversion of its result to float32 planes. The cut is found by the shape of the graph, and
@@ -17,11 +17,11 @@ from framefuse.kernels.boxes.call import HEAD
 from framefuse.kernels.boxes.reference import yolov8, yolov8_head
 
 SCORE_TOLERANCE, PIXEL_TOLERANCE = 2e-6, 0.02
-"""What float32 may round otherwise."""
+"""Tolerance for float32 rounding."""
 
 
 def find(ov: Any, core: Any, network: Any) -> list[str] | None:
-    """Names of the nodes whose results a cut puts out: for each level the logits of distances, then of classes.
+    """Names of the nodes that become outputs: for each level the logits of distances, then of classes.
 
     None where the network is not a YOLOv8, or what stands between the logits and its output is not their decoding.
 
@@ -33,14 +33,14 @@ def find(ov: Any, core: Any, network: Any) -> list[str] | None:
 
 
 def cut(ov: Any, network: Any, names: list[str]) -> Any:
-    """The network with these results instead of its own."""
+    """The network with these nodes as its outputs."""
     nodes = {node.get_friendly_name(): node for node in network.get_ordered_ops()}
     results = [ov.opset13.result(nodes[name].output(0)) for name in names]
     return ov.Model(results, network.get_parameters(), HEAD)
 
 
 def _logits(network: Any) -> list[str] | None:
-    """The nodes that put out the logits: distances and classes of each level, the finest level first."""
+    """The nodes of the logits: distances and classes of each level, finest level first."""
     if len(network.outputs) != 1 or network.outputs[0].get_partial_shape().is_dynamic:
         return None
     shape = tuple(network.outputs[0].get_shape())
@@ -74,7 +74,7 @@ def _sources(node: Any, anchors: int) -> list[Any]:
     while waiting:
         node = waiting.pop()
         name = node.get_friendly_name()
-        if name in seen or node.get_type_name() == "ShapeOf":  # a shape is no result
+        if name in seen or node.get_type_name() == "ShapeOf":  # only its shape is read
             continue
         seen.add(name)
         if convolves(node) or (node.get_type_name() == "Add" and convolves(node.input_value(0).get_node())):
@@ -95,7 +95,7 @@ def _decodes(ov: Any, core: Any, network: Any, names: list[str]) -> bool:
         for reader in output.get_target_inputs():
             reader.replace_source_output(parameters[-1].output(0))
     for node in copy.get_ordered_ops():
-        if node.get_type_name() == "ShapeOf":  # of something before the logits, in a network made for all sizes
+        if node.get_type_name() == "ShapeOf":  # reads a shape before the logits: a network for all sizes
             kind = node.output(0).get_element_type().to_dtype()
             shape = ov.opset13.constant(np.array(node.input_value(0).get_shape(), kind))
             for reader in node.output(0).get_target_inputs():
@@ -105,7 +105,7 @@ def _decodes(ov: Any, core: Any, network: Any, names: list[str]) -> bool:
         head = ov.Model(copy.get_results(), parameters, "decoding")
         config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
         compiled = core.compile_model(head, "CPU", config)
-    except RuntimeError:  # it reads something of the network besides the logits
+    except RuntimeError:  # it reads other parts of the network too
         return False
     values = [rng.normal(0, 2, parameter.get_output_shape(0)).astype(np.float32) for parameter in parameters]
     decoded = compiled(values)[0]

@@ -1,1 +1,13 @@
-"""Engine tensorrt: plans of TensorRT and of TensorRT for RTX."""
+"""Engine tensorrt: TensorRT >= 10, or TensorRT for RTX."""
+
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities
+
+BACKEND = Backend(
+    "tensorrt",
+    Capabilities({"cuda": ("fp32", "fp16", "int8", "fp8")}, capturable=True),
+    opener="framefuse.engines.tensorrt.engine:open_engine",
+    needs={"cuda": Needs((Package("tensorrt", ("tensorrt", "tensorrt_rtx")), CUPY), "tensorrt,cuda13")},
+    tester="framefuse.engines.tensorrt.selftest:run",
+    checker="framefuse.engines.tensorrt.engine:why_not",
+)

@@ -1,8 +1,8 @@
-"""ONNX -> plan, with TensorRT >= 10 or TensorRT for RTX. No GPU is needed by the latter.
+"""ONNX -> plan, with TensorRT >= 10 or TensorRT for RTX. The latter needs no GPU.
 
-Networks are strongly typed: what a file says is what is built. FP16 comes from FP16 weights, INT8 and FP8 from
-quantisers (`framefuse build`), never from flags of the builder. The one exception is `calibration`, which TensorRT 10
-still has: a file in FP32 becomes INT8 by ranges that TensorRT measures on images.
+Networks are strongly typed: the plan has the types of the file. FP16 comes from FP16 weights, INT8 and FP8 from
+quantisers (`framefuse build`), never from builder flags. The exception is `calibration` of TensorRT 10: a file in FP32
+becomes INT8 with ranges that TensorRT measures on images.
 
 The input of a plan is what preprocessing writes for GPUs: (batch, height, width, 8) float16, channels last, of which
 the first 3 are the image.
@@ -27,10 +27,10 @@ PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
 MODULES = ("tensorrt", "tensorrt_rtx")
 OLDEST = 10
 LARGEST_BATCH = 16
-"""Of a dynamic batch, when nobody says another one."""
+"""Of a dynamic batch, by default."""
 WORSE = ("WARNING", "ERROR", "INTERNAL_ERROR")
 KEPT = 50
-"""Messages that are kept of each kind."""
+"""Messages kept of each kind."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Bindings:
 
 
 def bindings() -> Bindings:
-    """TensorRT, or TensorRT for RTX where only that is installed.
+    """TensorRT, or TensorRT for RTX if only that is installed.
 
     Raises:
         CapabilityError: neither is installed, or it is older than 10.
@@ -94,7 +94,7 @@ class Shapes:
         """From "1x3x640x640:8x3x640x640:16x3x640x640", or one shape for all three.
 
         Raises:
-            UsageError: it is written in another way.
+            UsageError: the text has another form.
         """
         parts = text.lower().split(":")
         try:
@@ -122,7 +122,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A serialized engine and how it came to be."""
+    """A serialized engine and how it was built."""
 
     content: bytes
     precision: PlanPrecision
@@ -130,13 +130,13 @@ class Plan:
     parse_s: float
     build_s: float
     layers: int
-    """Of the network before TensorRT fuses them."""
+    """Layers of the network before fusion."""
     messages: dict[str, list[str]] = field(default_factory=dict)
-    """What the builder said, by severity: warnings and worse; the first `KEPT` of each."""
+    """Messages of the builder by severity: warnings and worse, the first `KEPT` of each."""
 
 
 class Messages:
-    """Collects what TensorRT says. Keep `logger` as long as anything made with it."""
+    """Collects TensorRT's messages. `logger` must outlive everything created with it."""
 
     def __init__(self, trt: Any) -> None:
         self.said: dict[str, list[str]] = {}
@@ -153,7 +153,7 @@ class Messages:
         self.logger = Logger()
 
     def errors(self) -> str:
-        """What went wrong since `forget`, in one line."""
+        """Errors since `forget`, in one line."""
         lines = [line for kind in ("ERROR", "INTERNAL_ERROR") for line in self.said.get(kind, ())]
         return "; ".join(lines[:3]) or "it gave no reason"
 
@@ -165,7 +165,7 @@ class Messages:
 
 
 def precision_of(model: Any) -> PlanPrecision:
-    """What an ONNX model is written in."""
+    """The precision of an ONNX model."""
     from onnx import TensorProto
 
     kinds = {tensor.data_type for tensor in model.graph.initializer}
@@ -176,7 +176,7 @@ def precision_of(model: Any) -> PlanPrecision:
 
 
 def rewrite(path: Path, precision: str, *, calibrated: bool = False) -> tuple[Any, PlanPrecision]:
-    """The model as TensorRT gets it: quantised around zero, input in float16.
+    """The model as TensorRT reads it: quantised around zero, input in float16.
 
     Args:
         precision: "auto" for what the file is written in, or that; "fp8" of an INT8 file.

@@ -1,61 +1,54 @@
 """Engine tensorrt: TensorRT >= 10, or TensorRT for RTX, where one of them is installed.
 
-tensorrt_build.py  ONNX -> plan, which needs no GPU with TensorRT for RTX
-tensorrt_qdq.py    quantised graphs as TensorRT reads them
-tensorrt_plans.py  which plan may be used here
-this file          a plan on the GPU
+build.py   ONNX -> plan, which needs no GPU with TensorRT for RTX
+qdq.py     quantised graphs as TensorRT reads them
+plans.py   which plan may be used here
+this file  a plan on the GPU
 
     open_engine("tensorrt", Path("yolov8n.onnx"), EngineOptions())    a plan from the cache, or built now
     open_engine("tensorrt", Path("yolov8n.plan"), EngineOptions())    a plan that `framefuse build` wrote
 
-This file has never run on a GPU that TensorRT for RTX supports: it is tested against a stand-in that refuses what the
-API's documentation says is refused.
+Not yet run on a GPU that TensorRT for RTX supports: the tests use a fake that refuses what the API's documentation says
+is refused.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.cuda import device
-from framefuse.engines import EngineOptions, Slot, SlotPool
+from framefuse.engines.device_requests import Request
+from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines.onnx_shapes import load
+from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
 from framefuse.engines.tensorrt.plans import cached, read
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
 PLANS = (".plan", ".engine")
 CHANNELS = 8
-"""Of an input image: three, and zeros up to what the format HWC8 wants."""
+"""Of an input image: three, and zeros up to those of the format HWC8."""
 RTX_CAPABILITIES = "7.5, 8.0, 8.6, 8.9 and 12.x"
-"""Of the GPUs that TensorRT for RTX 1.7 runs on."""
-POLL = 0.0005
-"""Seconds between looks at a slot that may time out."""
+"""Compute capabilities of the GPUs that TensorRT for RTX 1.7 supports."""
+RTX_GPUS = re.compile("75|80|86|89|12[0-9]")
+"""The same, as CuPy writes it."""
 
 
-class TensorrtEngine:
-    """A model on the current GPU.
+class TensorrtEngine(Engine):
+    """A model on the current GPU."""
 
-    Its slots are in pinned host memory: a launch copies images in and results out. `execution` gives the same model
-    without copies, for programs whose images are on the GPU already.
-    """
-
-    name = "tensorrt"
-    streams = 1
-    input_dtype: np.dtype[Any] = np.dtype(np.float16)
-    capturable = True
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
+    device = "cuda"
+    input_dtype = np.dtype(np.float16)
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
-        if options.device == "cpu":
-            raise CapabilityError(
-                "engine tensorrt runs on NVIDIA GPUs only", remedy="use --device cuda or another engine"
-            )
-        if options.precision == "bf16":
-            raise CapabilityError("engine tensorrt has no bf16", remedy="use --precision fp16 or another engine")
         if options.streams > 1 or options.threads:
             raise UsageError(
                 f"engine tensorrt has no streams and threads ({options.streams}, {options.threads})",
@@ -67,8 +60,6 @@ class TensorrtEngine:
         self._runtime = self._found.trt.Runtime(self._said.logger)
         self._model, self._options = model, options
         self._loaded: list[tuple[Shapes, Any]] = []
-        self.artifact_bytes = 0
-        """Size of the plan that was loaded last."""
         self.reasons = [f"{self._found}"]
         if model.suffix in PLANS:
             content, shapes, self.precision = read(model, self._found)
@@ -77,27 +68,12 @@ class TensorrtEngine:
             self.precision = _written(model) if options.precision == "auto" else options.precision
         self.reasons.append(f"precision {self.precision}: TensorRT follows the file")
 
-    def execution(self, batch: int, height: int, width: int) -> Execution:
-        """The model of one shape with memory of its own: `input`, `start`, `finish`, `results`.
-
-        Raises:
-            UsageError: the plan's shapes exclude it.
-            EngineError: TensorRT refuses the plan or the shape, or the GPU has no room.
-        """
+    def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         engine = self._engine(batch, height, width)
         return Execution(self._found, engine, self._said, batch, height, width)
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
-        requests = [_Request(self.execution(batch, height, width)) for _ in range(slots or 2)]
-        return SlotPool(
-            (batch, 3, height, width),
-            [Slot(request.input, handle=request) for request in requests],
-            start=lambda slot: slot.handle.start(),
-            wait=_wait,
-        )
-
     def layers(self, batch: int, height: int, width: int) -> list[dict[str, Any]]:
-        """What TensorRT made of the model: its layers after fusion, as the engine inspector tells."""
+        """The layers after fusion, from TensorRT's engine inspector."""
         inspector = self._engine(batch, height, width).create_engine_inspector()
         text = inspector.get_engine_information(self._found.trt.LayerInformationFormat.JSON)
         found = json.loads(text).get("Layers", [])
@@ -114,7 +90,7 @@ class TensorrtEngine:
         if runs < 1 or warmups < 0:
             raise UsageError(f"runs {runs} and warmups {warmups} are too few", remedy="use 1 or more, and 0 or more")
         cp = device.cupy()
-        request = _Request(self.execution(batch, height, width))
+        request = Request(self.execution(batch, height, width))
         start, end = cp.cuda.Event(), cp.cuda.Event()
         times: dict[str, list[float]] = {"host": [], "device": []}
         for number in range(-warmups, runs):
@@ -177,8 +153,8 @@ class TensorrtEngine:
         return engine
 
     def _validity(self, content: bytes) -> str:
-        """What TensorRT for RTX says about a plan it refuses; empty where it says nothing."""
-        if not hasattr(self._runtime, "get_engine_validity"):
+        """TensorRT for RTX's diagnosis of a plan it refuses; "" if there is none."""
+        if not hasattr(self._runtime, "get_engine_validity"):  # not in every TensorRT
             return ""
         _, bits = self._runtime.get_engine_validity(content)
         kinds = self._found.trt.EngineInvalidityDiagnostics.__members__.items()
@@ -187,7 +163,7 @@ class TensorrtEngine:
 
 
 class Execution:
-    """One context of a plan with its memory. TensorRT reads and writes where it was told before.
+    """One context of a plan with its memory, whose addresses TensorRT is given once.
 
     Attributes:
         input: (batch, height, width, 8) float16; the channels behind the third stay 0.
@@ -195,6 +171,8 @@ class Execution:
     """
 
     layout: str | None = None
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    capturable = True
 
     def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
         cp, trt = device.cupy(), found.trt
@@ -226,19 +204,19 @@ class Execution:
         cp.cuda.get_current_stream().synchronize()
 
     def start(self, stream: Any) -> None:
-        """Start the model on a stream of CuPy; after one run that was not captured it may be captured."""
+        """Start the model on a stream of CuPy. It can be captured after one run that was not."""
         self._check(self._context.execute_async_v3(stream.ptr), "does not run")
 
     def finish(self, stream: Any) -> None:
-        """Nothing: TensorRT has written `results`."""
+        """Nothing: TensorRT writes `results`."""
 
     def _new_context(self, engine: Any, found: Bindings) -> Any:
-        """A context whose kernels are all compiled now: in the middle of a capture is too late."""
+        """A context whose kernels are compiled now, since they cannot be compiled during a capture."""
         if not found.rtx:
             return engine.create_execution_context()
         trt, config = found.trt, engine.create_runtime_config()
         config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # programs capture by themselves
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED  # the caller captures
         return engine.create_execution_context(runtime_config=config)
 
     def _check(self, done: bool, what: str) -> None:
@@ -246,49 +224,8 @@ class Execution:
             raise EngineError(f"{self._called} {what}: {self._said.errors()}")
 
 
-class _Request:
-    """A slot's memory on the host, and the copies in and out."""
-
-    def __init__(self, execution: Execution) -> None:
-        cp = device.cupy()
-        self.execution = execution
-        batch, height, width, _ = execution.input.shape
-        self.stream = cp.cuda.Stream(non_blocking=True)
-        self.ended = cp.cuda.Event(block=True, disable_timing=True)
-        self.input: NDArray[Any] = device.pinned((batch, 3, height, width), np.float16)
-        self.outputs = tuple(device.pinned(result.shape, result.dtype) for result in execution.results)
-        self._images = cp.empty(self.input.shape, cp.float16)
-
-    def start(self) -> None:
-        runtime, stream = device.cupy().cuda.runtime, self.stream
-        try:
-            runtime.memcpyAsync(device.address(self._images), self.input.ctypes.data, self.input.nbytes,
-                                runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
-            with stream:
-                self.execution.input[..., :3] = self._images.transpose(0, 2, 3, 1)
-            self.execution.start(stream)
-            for result, output in zip(self.execution.results, self.outputs, strict=True):
-                runtime.memcpyAsync(output.ctypes.data, device.address(result), output.nbytes,
-                                    runtime.memcpyDeviceToHost, stream.ptr)  # fmt: skip
-            self.ended.record(stream)
-        except runtime.CUDARuntimeError as error:
-            raise EngineError(f"CUDA failed: {error}") from error
-
-    def done(self) -> bool:
-        try:
-            return bool(self.ended.done)
-        except device.cupy().cuda.runtime.CUDARuntimeError as error:
-            raise EngineError(f"CUDA failed: {error}") from error
-
-    def wait(self) -> None:
-        try:
-            self.ended.synchronize()
-        except device.cupy().cuda.runtime.CUDARuntimeError as error:
-            raise EngineError(f"CUDA failed: {error}") from error
-
-
 def this_gpu() -> str:
-    """Name and compute capability."""
+    """Name and compute capability of the current GPU."""
     runtime = device.cupy().cuda.runtime
     found = runtime.getDeviceProperties(runtime.getDevice())
     name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]
@@ -296,26 +233,19 @@ def this_gpu() -> str:
 
 
 def _written(model: Path) -> str:
-    import onnx
-
-    try:
-        return precision_of(onnx.load(model))
-    except Exception as error:  # protobuf raises its own
-        raise ModelError(f"{model} is no ONNX file: {error}") from error
+    return precision_of(load(model))
 
 
-def _wait(slot: Slot, timeout: float | None) -> bool:
-    request: _Request = slot.handle
-    if timeout is None:
-        request.wait()
-    else:
-        end = time.monotonic() + timeout
-        while not request.done():
-            if time.monotonic() >= end:
-                return False
-            time.sleep(POLL)
-    slot.outputs = request.outputs
-    return True
+def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
+    """Why TensorRT cannot run a model here: the GPU, or the precision of the file, which it follows."""
+    found = bindings()
+    capability = str(device.cupy().cuda.Device().compute_capability)
+    if found.rtx and not RTX_GPUS.fullmatch(capability):
+        return f"{found} does not run on {this_gpu()}"
+    written = _written(model)
+    if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
+        return None
+    return f"TensorRT follows the file, which is written in {written}"
 
 
 def open_engine(model: Path, options: EngineOptions) -> TensorrtEngine:

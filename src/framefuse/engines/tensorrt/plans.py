@@ -22,9 +22,9 @@ from framefuse.errors import EngineError, ModelError, SinkError
 
 SUFFIX = ".plan"
 FLAGS = "strongly typed, input HWC8 float16"
-"""What every plan of this version is built with."""
+"""Flags of every plan of this version."""
 HERE = ("engine", "version", "device", "driver", "platform")
-"""Entries of a key that say where a plan may be used."""
+"""Entries of a key that state where a plan may be used."""
 
 
 def place(found: Bindings) -> dict[str, str]:
@@ -49,7 +49,7 @@ def place(found: Bindings) -> dict[str, str]:
 
 
 def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_mb: int = 0) -> dict[str, str]:
-    """Of a plan in the cache."""
+    """Key of a plan in the cache."""
     return place(found) | {
         "model": model_hash(model),
         "precision": precision,
@@ -136,7 +136,7 @@ def build(
 
 
 def write(path: Path, plan: Plan, about: dict[str, str]) -> None:
-    """Write a plan and its description: the description last, so that a half written pair is refused."""
+    """Write a plan and then its description, so that an incomplete pair is refused."""
     facts = {
         "key": about | {"precision": plan.precision, "shapes": str(plan.shapes)},
         "bytes": len(plan.content),
@@ -179,7 +179,7 @@ def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
 
 
 def void(result: object) -> None:
-    """For functions that may return nothing."""
+    """A function that may return None."""
 
 
 def _description(path: Path) -> Path:
@@ -187,13 +187,13 @@ def _description(path: Path) -> Path:
 
 
 def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, int]) -> Shapes | None:
-    """Shapes of a plan in the cache that is like the wanted one and allows the request too."""
+    """Shapes of a cached plan with the same key otherwise that also allows the request."""
     same = {name: value for name, value in wanted.items() if name != "shapes"}
     for path in sorted(cache.folder.glob("*.json")) if cache.folder.is_dir() else ():
         try:
             other = json.loads(path.read_text(encoding="utf-8"))["key"]
             shapes = Shapes.parse(other["shapes"])
-        except DAMAGED:  # the cache itself says what is damaged
+        except DAMAGED:  # the cache reports damage itself
             continue
         if all(other.get(name) == value for name, value in same.items()) and shapes.allow(*request):
             return shapes
@@ -201,7 +201,7 @@ def _wider(cache: EngineCache, wanted: dict[str, str], request: tuple[int, int, 
 
 
 def _timing(cache: EngineCache, found: Bindings) -> Callable[[bytes | None], bytes]:
-    """Reads (None) or keeps TensorRT's timing cache of this place. Of two builders at once the last one's is kept."""
+    """Reads (None) or writes TensorRT's timing cache. Of two concurrent builders, the last one wins."""
     name = "-".join(place(found).values()) if not found.rtx else "none"
     path = cache.folder / f"{''.join(letter if letter.isalnum() else '_' for letter in name)}.timing"
 

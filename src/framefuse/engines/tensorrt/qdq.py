@@ -26,7 +26,7 @@ def is_quantised(model: Any) -> bool:
 
 
 def is_plain(zero: Any) -> bool:
-    """Whether TensorRT takes a zero point as it is."""
+    """Whether TensorRT accepts a zero point as it is."""
     return bool(zero.dtype == np.int8 and not zero.any())
 
 
@@ -122,7 +122,7 @@ def symmetric(model: Any) -> Any:
 
 
 def to_fp8(model: Any) -> Any:
-    """A copy of an INT8 graph with FP8 (e4m3) in the place of 8 bit integers, by the same ranges.
+    """A copy of an INT8 graph with FP8 (e4m3) instead of 8 bit integers, with the same ranges.
 
     Activations have one scale a tensor, weights one a channel; the largest magnitude of each becomes 448.
 
@@ -199,7 +199,7 @@ class _Graph:
         return self.constant(node, node.input[2]) if len(node.input) > 2 and node.input[2] else np.uint8(0)
 
     def value(self, name: str) -> Any:
-        """A constant, or one that is stored quantised; None where it is computed."""
+        """A constant, possibly stored quantised; None if it is computed."""
         if name in self.constants:
             return self.constants[name]
         node = self._makers.get(name)

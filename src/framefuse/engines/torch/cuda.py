@@ -1,7 +1,7 @@
-"""A model of PyTorch on a GPU, in the graphs of others.
+"""A PyTorch model on a GPU, captured in framefuse's CUDA graphs.
 
-PyTorch's allocator hands memory out and takes it back while a model runs. What is captured must stay what it was, so an
-execution's memory comes from a pool of its own, filled by a first run.
+PyTorch's allocator reuses memory while a model runs. Captured memory must stay valid, so each execution has its own
+pool, filled by a first run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
 
 
 class _Pools:
-    """PyTorch ends the process where a pool of memory is freed while any thread allocates from another one. So a pool
-    that nobody needs any more, which may be found at any time, waits until none is in use."""
+    """PyTorch ends the process if a memory pool is freed while a thread allocates from another one. So unused pools,
+    which the garbage collector may find at any time, are kept until no pool is in use."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # what is unused may be found by a thread that holds it
+        self._lock = threading.RLock()  # the collector may run in a thread that holds it
         self._used = 0
         self.unused: list[Any] = []
 
@@ -40,7 +40,7 @@ class _Pools:
             self.free()
 
     def free(self) -> None:
-        """Free what is unused, if it is allowed now."""
+        """Free unused pools if none is in use."""
         with self._lock:
             if not self._used:
                 self.unused.clear()
@@ -50,13 +50,13 @@ _pools = _Pools()
 
 
 class Execution:
-    """A model of one shape with memory of its own on the GPU.
+    """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, height, width, 3) on the GPU.
         results: the model's outputs, float32, on the GPU.
         capturable: whether `start` may be captured.
-        how: which it is, and why, for people.
+        how: whether and why, for the report.
     """
 
     memory_format: Literal["nchw", "nhwc"] = "nhwc"
@@ -118,7 +118,7 @@ class Execution:
 
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
-        """PyTorch on a stream of CuPy, with this execution's memory and the fastest kernels."""
+        """Run PyTorch on a stream of CuPy, with this execution's memory and the fastest kernels."""
         with (
             _pools.used(),
             torch.inference_mode(),

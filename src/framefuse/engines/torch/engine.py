@@ -1,7 +1,7 @@
-"""PyTorch as an engine: an nn.Module, an exported program (.pt2), TorchScript, or an ONNX whose operators it has.
+"""PyTorch as an engine: an nn.Module, an exported program (.pt2), TorchScript or ONNX.
 
 Channels last throughout. On the CPU a slot is read in place and `submit` runs the model; on a GPU the model's launches
-are captured with ours (`torch_cuda`).
+are captured with ours (`cuda.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.engines import EngineOptions, Slot, SlotPool
+from framefuse.engines.device_requests import DeviceExecution
+from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnx_shapes import Shape, at_shape, load
+from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
 
@@ -27,20 +30,21 @@ Network = Callable[[Any], Sequence[Any]]
 """(batch, 3, height, width) -> the model's outputs."""
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """A model of PyTorch.
 
     Args:
         model: a file, or an `nn.Module` in evaluation mode, which is moved and converted in place.
     """
 
-    name = "torch"
-    streams = 1
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
 
     def __init__(self, model: Any, options: EngineOptions) -> None:
         self._torch = torch = _torch()
-        self.capturable = options.device == "cuda"
-        if self.capturable and not torch.cuda.is_available():
+        on_gpu = options.device == "cuda"
+        self.device = "cuda" if on_gpu else "cpu"
+        if on_gpu and not torch.cuda.is_available():
             raise CapabilityError(
                 f"PyTorch {torch.__version__} finds no GPU that it can use",
                 remedy="install a PyTorch for this GPU's CUDA (pytorch.org), or use --device cpu",
@@ -49,12 +53,12 @@ class TorchEngine:
             raise UsageError("engine torch has no workspace limit", remedy="leave workspace_mb at 0")
         if options.streams > 1:
             raise UsageError(f"engine torch runs one request at a time, not {options.streams}", remedy="leave it 0")
-        self._device = torch.device("cuda" if self.capturable else "cpu")
+        self._device = torch.device(self.device)
         self.precision = options.precision
         if options.precision == "auto":
-            self.precision = "fp16" if self.capturable else "fp32"
-        if self.precision == "int8":
-            raise CapabilityError("engine torch has no int8", remedy="use another engine")
+            self.precision = "fp16" if on_gpu else "fp32"
+        if self.precision not in self.capabilities.precisions[self.device]:
+            raise CapabilityError(f"engine torch has no {self.precision}", remedy="use another engine")
         self._half = torch.bfloat16 if self.precision == "bf16" else torch.float16
         self._module: Any = None
         self._onnx: Any = None
@@ -64,15 +68,15 @@ class TorchEngine:
         else:
             self._module = self._converted(_read(torch, model) if isinstance(model, Path) else model)
         threads = options.threads or available_cores()
-        if not self.capturable:
+        if not on_gpu:
             torch.set_num_threads(threads)
-        self.reasons: list[str] = [
+        self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else f'usual on {self._device}'}",
             f"PyTorch {torch.__version__}, channels last"
-            + ("" if self.capturable else f", {threads} threads, one request at a time"),
+            + ("" if on_gpu else f", {threads} threads, one request at a time"),
         ]
-        # What the first layer reads, where NumPy has a name for it.
-        self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and self.capturable else np.float32)
+        # What the first layer reads, if NumPy has that type.
+        self.input_dtype = np.dtype(np.float16 if self.precision == "fp16" and on_gpu else np.float32)
 
     def network(self, shape: Shape) -> Network:
         """The model for one input shape, on its device.
@@ -97,28 +101,15 @@ class TorchEngine:
         network = OnnxNetwork(model, self._device, self._half)
         return network
 
-    def execution(self, batch: int, height: int, width: int) -> Any:
-        """The model of one shape with memory of its own on the GPU.
-
-        Raises:
-            CapabilityError: the engine was opened for the CPU.
-            UsageError, ModelError: as `network`.
-            EngineError: the GPU has not enough memory, or PyTorch fails.
-        """
-        if not self.capturable:
-            raise CapabilityError("engine torch was opened for the CPU", remedy="open it with device cuda")
+    def _make_execution(self, batch: int, height: int, width: int) -> DeviceExecution:
         from framefuse.engines.torch.cuda import Execution
 
         made = Execution(self.network((batch, 3, height, width)), (batch, height, width, 3), self.input_dtype)
         self.reasons.append(f"batch {batch} of {width}x{height}: {made.how}")
         return made
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
-        if self.capturable:
-            from framefuse.engines.device_requests import device_request_pool
-
-            return device_request_pool(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
         network, torch = self.network(shape), self._torch
 
         def run(slot: Slot) -> None:
@@ -153,8 +144,7 @@ class TorchEngine:
 
 
 def flatten(outputs: Any, torch: Any) -> list[Any]:
-    """The tensors among what a module returned, in order. Lists inside of it, which a module returns for training,
-    are left out."""
+    """The tensors that a module returned, in order, without nested lists, which modules return for training."""
     if isinstance(outputs, torch.Tensor):
         return [outputs]
     values: Iterable[Any] = outputs.values() if isinstance(outputs, dict) else outputs
@@ -162,10 +152,10 @@ def flatten(outputs: Any, torch: Any) -> list[Any]:
 
 
 def _read(torch: Any, path: Path) -> Any:
-    """What a file of PyTorch holds.
+    """Load a PyTorch file.
 
     Raises:
-        ModelError: it cannot be read, or is of another kind.
+        ModelError: it cannot be read, or is not a known kind of file.
     """
     if path.suffix not in SUFFIXES:
         raise ModelError(f"engine torch cannot read {path}", remedy=f"pass a file that ends in {', '.join(SUFFIXES)}")
@@ -180,8 +170,8 @@ def _read(torch: Any, path: Path) -> Any:
 
 
 def _torch() -> Any:
-    """The module. Its OpenMP workers are told not to spin, where nobody has told them anything: beside busy
-    neighbours on two cores, spinning at barriers made a YOLOv8n take 0.4 to 5 s instead of 0.13 s."""
+    """The module. Unless OMP_WAIT_POLICY is set, its OpenMP workers do not spin: on two busy cores, spinning at
+    barriers made a YOLOv8n take 0.4 to 5 s instead of 0.13 s."""
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:

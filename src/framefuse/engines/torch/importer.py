@@ -1,4 +1,4 @@
-"""An ONNX file as calls of PyTorch, for one input shape: what depends on nothing but that shape is computed once."""
+"""An ONNX file as PyTorch calls, for one input shape; values that depend on the shape alone are computed once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from framefuse.errors import ModelError
 
 
 class OnnxNetwork:
-    """A model whose shapes are all stated (`onnx_shapes.at_shape`).
+    """A model with known shapes (`onnx_shapes.at_shape`).
 
     Args:
         model: ONNX `ModelProto`.
-        half: what stands for float16 in it.
+        half: the type used for float16.
 
     Raises:
-        ModelError: it has operators that this engine lacks; all of them are named.
+        ModelError: it has operators that this engine lacks; the message names all of them.
     """
 
     def __init__(self, model: Any, device: torch.device, half: torch.dtype = torch.float16) -> None:
@@ -49,14 +49,14 @@ class OnnxNetwork:
         for node in graph.node:
             name, inputs = node.op_type, list(node.input)
             if node.output[0] in silus.values():
-                continue  # a Sigmoid that its Mul takes along
+                continue  # a Sigmoid that is fused into its Mul
             if node.output[0] in silus:
                 name, inputs = "Silu", [next(part for part in inputs if part != silus[node.output[0]])]
             self._add(node, name, inputs, shapes)
         self._arguments = [[self._argument(part) for part in parts] for _, parts, _ in self._steps]
 
     def __call__(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """The model's outputs, in its order."""
+        """The model's outputs in order."""
         values: dict[str, Any] = {self._inputs[0]: image}
         for (call, _, outputs), arguments in zip(self._steps, self._arguments, strict=True):
             made = call(
@@ -69,7 +69,7 @@ class OnnxNetwork:
         return [values[name] if name in values else self._known[name] for name in self._outputs]
 
     def _add(self, node: Any, name: str, inputs: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
-        """Compute a node now, where that can be done, or remember it."""
+        """Compute a node now if its inputs are known, or record it."""
         if name == "Constant":
             self._known[node.output[0]] = self._typed(_attributes(node)["value"])
             return
@@ -92,7 +92,7 @@ class OnnxNetwork:
         self._steps.append((call, parts, list(node.output)))
 
     def _argument(self, part: Any) -> Any:
-        """The value of a part that is known, where it is needed; or the part."""
+        """The value of a known part if it is needed; otherwise the part."""
         if part is None or part.name not in self._known:
             return part
         value = self._known[part.name]
@@ -114,14 +114,14 @@ class OnnxNetwork:
 
 @dataclass(frozen=True)
 class _Part:
-    """An input of a node, and whether it comes as plain numbers."""
+    """An input of a node, and whether it is passed as plain numbers."""
 
     name: str
     plain: bool
 
 
 def _plain(value: torch.Tensor, plain: bool) -> Any:
-    """Numbers instead of a tensor, where they are wanted. An empty one stands for an input that is left out."""
+    """Plain numbers instead of a tensor where needed; an empty tensor stands for an omitted input."""
     if not plain:
         return value
     return value.tolist() if value.numel() else None
@@ -147,7 +147,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
-    """Of all values whose shape is fully known."""
+    """Shapes of all values whose shape is fully known."""
     found = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type
@@ -157,7 +157,7 @@ def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _silus(graph: Any, readers: Counter[str]) -> dict[str, str]:
-    """Output of each Mul of a convolution's result x with Sigmoid(x) -> that of the Sigmoid; nobody else reads them."""
+    """Output of each Mul of a convolution's result x and Sigmoid(x) -> that of the Sigmoid that nothing else reads."""
     convs = {node.output[0] for node in graph.node if node.op_type == "Conv"}
     gates = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Sigmoid"}
     found = {}

@@ -1,4 +1,4 @@
-"""Operators of ONNX as calls of PyTorch: those that detectors, classifiers and their exporters use.
+"""ONNX operators as PyTorch calls: those that detectors, classifiers and their exporters use.
 
 Each takes (inputs, attributes). An input that says how, not what (a shape, axes, sizes), comes as plain numbers.
 """
@@ -63,7 +63,7 @@ def average_pool(inputs: Inputs, a: Attributes) -> Any:
 
 
 def resize(inputs: Inputs, a: Attributes) -> Any:
-    """Nearest by whole factors, and linear or cubic between centres or corners: what exporters write."""
+    """Resize as exporters write it: nearest by whole factors, linear or cubic between centres or corners."""
     x, *rest = inputs
     scales = rest[1] if len(rest) > 1 else None
     sizes = rest[2] if len(rest) > 2 else None
@@ -199,7 +199,7 @@ def _plain(call: Callable[..., Any]) -> Operator:
 
 
 def _folded(call: Callable[..., Any]) -> Operator:
-    """An operator of any number of inputs from that of two."""
+    """An operator of any number of inputs from one of two."""
     return lambda inputs, a: functools.reduce(call, inputs)
 
 
@@ -215,7 +215,7 @@ def dequantize(inputs: Inputs, a: Attributes) -> Any:
 
 
 def _beside(inputs: Inputs, a: Attributes) -> tuple[Any, Any, Any]:
-    """Values, and scale and zero point so that they lie along the axis of the values that is theirs."""
+    """Values, and scale and zero point reshaped along their axis of the values."""
     x, scale, *zero = inputs
     if a.get("block_size"):
         raise ModelError("engine torch has no quantisers of blocks", remedy="use another engine")
@@ -240,7 +240,7 @@ def gather_elements(inputs: Inputs, a: Attributes) -> Any:
 
 
 def arg(call: Callable[..., Any]) -> Operator:
-    """ArgMax or ArgMin; of equals the first."""
+    """ArgMax or ArgMin; the first of equal values."""
 
     def run(inputs: Inputs, a: Attributes) -> Any:
         if a.get("select_last_index"):
@@ -268,7 +268,7 @@ OPERATORS: dict[str, Operator] = {
     "Flatten": lambda inputs, a: inputs[0].flatten(a.get("axis", 1)),
     "LeakyRelu": lambda inputs, a: F.leaky_relu(inputs[0], a.get("alpha", 0.01)),
     "HardSigmoid": lambda inputs, a: (inputs[0] * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
-    # Exporters give scalars, some of them as lists of one.
+    # Exporters write scalars, some as lists of one.
     "Range": lambda inputs, a: torch.arange(*(value[0] if isinstance(value, list) else value for value in inputs)),
     "ConstantOfShape": lambda inputs, a: torch.full(tuple(inputs[0]), a["value"].item() if "value" in a else 0.0,
                                                     dtype=a["value"].dtype if "value" in a else torch.float32),
@@ -285,7 +285,7 @@ OPERATORS: dict[str, Operator] = {
     "Not": _plain(torch.logical_not),
     "Where": _plain(torch.where), "HardSwish": _plain(F.hardswish), "Softplus": _plain(F.softplus),
 }  # fmt: skip
-"""By ONNX's name. Silu is a Sigmoid and the Mul behind it."""
+"""By ONNX name. Silu is a Sigmoid and the Mul after it."""
 
 PLAIN = {
     "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Resize": (1, 2, 3), "Expand": (1,), "Unsqueeze": (1,),
@@ -293,7 +293,7 @@ PLAIN = {
     "Range": (0, 1, 2), "Pad": (1, 2), "CumSum": (1,), "ConstantOfShape": (0,), "TopK": (1,),
     "Tile": (1,),
 }  # fmt: skip
-"""Which inputs of an operator come as plain numbers."""
+"""Inputs of an operator that are passed as plain numbers."""
 
 
 def _no_auto_pad(name: str, a: Attributes) -> None:
@@ -302,7 +302,7 @@ def _no_auto_pad(name: str, a: Attributes) -> None:
 
 
 def _padded(x: Any, pads: Sequence[int], value: float) -> tuple[Any, list[int]]:
-    """The input, and the padding that is the same on both sides; any other is put on now."""
+    """The input and its symmetric padding; asymmetric padding is applied here."""
     half = len(pads) // 2
     before, after = list(pads[:half]), list(pads[half:])
     if before == after:

@@ -19,3 +19,16 @@ selftest.py           a small ResNet against ONNX Runtime, for `doctor`
 cuda.py               device executions
 engine.py             the engine
 """
+
+from framefuse.engines.backend import CUPY, Backend, Needs, Package
+from framefuse.engines.engine import Capabilities
+
+_TVM = Package("apache-tvm", ("tvm",))
+
+BACKEND = Backend(
+    "tvm",
+    Capabilities({"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}, capturable=True, quantised_as_written=True),
+    opener="framefuse.engines.tvm.engine:open_engine",
+    needs={"cpu": Needs((_TVM,), "tvm"), "cuda": Needs((_TVM, CUPY), "tvm,cuda13")},
+    tester="framefuse.engines.tvm.selftest:run",
+)

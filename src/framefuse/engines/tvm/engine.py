@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
-from framefuse.engines import EngineOptions, Slot, SlotPool
-from framefuse.engines.tvm import targets
+from framefuse.engines.engine import Engine, EngineOptions
+from framefuse.engines.requests import Slot, SlotPool
+from framefuse.engines.tvm import BACKEND, targets
 from framefuse.engines.tvm.artifact import artifact
-from framefuse.engines.tvm.compiling import PRECISIONS
 from framefuse.engines.tvm.package import tvm
 from framefuse.engines.tvm.records import Records, default_folder
 from framefuse.engines.tvm.tensors import tensors
-from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.errors import EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ALIGNMENT = 64
 """Bytes; compiled code requires it of its arrays and does not check."""
 
 
-class TvmEngine:
+class TvmEngine(Engine):
     """A model, compiled for one input shape at a time.
 
     Args:
@@ -38,31 +38,26 @@ class TvmEngine:
         cudnn: offload convolutions to cuDNN; CUDA and fp16 only. Default: yes on CUDA at fp16.
     """
 
-    name = "tvm"
-    streams = 1
-    input_dtype: np.dtype[Any] = np.dtype(np.float32)
+    name = BACKEND.name
+    capabilities = BACKEND.capabilities
 
     def __init__(
         self, model: Path, options: EngineOptions, *, database: Path | None = None, cudnn: bool | None = None
     ) -> None:
         if options.workspace_mb or options.streams > 1:
             raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
-        if options.precision not in ("auto", *PRECISIONS):
-            raise CapabilityError(
-                f"engine tvm has no {options.precision}", remedy=f"use --precision {' or '.join(PRECISIONS)}"
-            )
         tvm()
         self._model = model
         self.input_dtype = _input_dtype(model)
         self._threads = options.threads or available_cores()
         on_gpu = options.device == "cuda"
+        self.device = "cuda" if on_gpu else "cpu"
         self.target = targets.this_gpu() if on_gpu else targets.this_cpu(self._threads)
         self.precision = ("fp16" if on_gpu else "fp32") if options.precision == "auto" else options.precision
         offloads = on_gpu and self.precision == "fp16"
         if cudnn and not offloads:
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = offloads if cudnn is None else cudnn
-        self.capturable = on_gpu
         self._built: dict[tuple[int, int, int, int], Path] = {}
         self._records = Records(database or default_folder(self.target), self.target)
         self.reasons = [
@@ -74,23 +69,13 @@ class TvmEngine:
         if not self._records.digest and not self.cudnn:
             self.reasons.append("not tuned: slow; run `framefuse tune` with this model")
 
-    def lane(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> SlotPool:
         shape = (batch, 3, height, width)
-        if self.capturable:
-            from framefuse.engines.device_requests import device_request_pool
-
-            return device_request_pool(shape, [self.execution(batch, height, width) for _ in range(slots or 2)])
         main = self._compiled(shape)["main"]
         slot = Slot(_aligned(shape, self.input_dtype))
         return SlotPool(shape, [slot], start=lambda slot: _run(main, slot), wait=lambda slot, timeout: True)
 
-    def execution(self, batch: int, height: int, width: int) -> TvmExecution:
-        """The network of one shape on the GPU, with memory of its own: `input`, `start`, `finish`, `results`.
-
-        Raises:
-            ModelError: TVM lacks one of its operators, or it takes another size.
-            EngineError: TVM cannot compile or run it.
-        """
+    def _make_execution(self, batch: int, height: int, width: int) -> TvmExecution:
         from framefuse.engines.tvm import jit
         from framefuse.engines.tvm.cuda import TvmExecution
 
@@ -108,9 +93,6 @@ class TvmEngine:
         if first and runner.calls == before:
             self.reasons.append("cuDNN runs none of its convolutions, or TVM cannot convert it to NHWC")
         return made
-
-    def close(self) -> None:
-        pass
 
     def _compiled(self, shape: tuple[int, int, int, int]) -> Any:
         if shape not in self._built:

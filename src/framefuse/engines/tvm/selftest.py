@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from framefuse.common.ort import onnxruntime
-from framefuse.engines import EngineOptions, open_engine
+from framefuse.engines.backend import Backend
+from framefuse.engines.engine import Device, EngineOptions
+from framefuse.engines.selftest import require
 from framefuse.errors import CapabilityError
 
 SIZE = 64
@@ -17,35 +19,32 @@ WIDTHS = (8, 16, 32, 64)
 CLASSES = 10
 
 
-def run() -> str:
-    """Compile and run it; returns a summary.
+def run(backend: Backend, device: Device) -> str:
+    """Compile and run it; returns versions and the distance from ONNX Runtime.
 
     Raises:
         RuntimeError: the results differ.
         CapabilityError: TVM is not installed.
     """
-    from framefuse.engines.tvm.package import tvm
-
-    tvm()
+    require(backend, device)
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder, "resnet18.onnx"))
-        engine = open_engine("tvm", path, EngineOptions("cpu"))
-        lane = engine.lane(1, SIZE, SIZE, 1)
-        slot = lane.acquire()
+        pool = backend.open(path, EngineOptions(device)).request_pool(1, SIZE, SIZE, 1)
+        slot = pool.acquire()
         assert slot is not None
         slot.input[...] = np.random.default_rng(0).random(slot.input.shape)
-        lane.submit(slot)
-        lane.wait(slot)
+        pool.submit(slot)
+        pool.wait(slot)
         try:
             ort = onnxruntime("tvm")
         except CapabilityError:
-            return "a small ResNet-18 runs; onnxruntime is not installed to compare with"
+            return f"{backend.versions(device)}, a small ResNet-18 runs; onnxruntime is not installed to compare with"
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         (expected,) = session.run(None, {"images": slot.input})
         worst = float(np.abs(slot.outputs[0] - expected).max() / np.abs(expected).max())
     if not worst < 1e-4:
         raise RuntimeError(f"a small ResNet-18 differs from ONNX Runtime by {worst:.3g} of the range")
-    return f"fp32, a small ResNet-18 differs from ONNX Runtime by at most {worst:.1g} of the range"
+    return f"{backend.versions(device)}, fp32, a small ResNet-18 differs from ONNX Runtime by at most {worst:.1g}"
 
 
 def write(path: Path) -> Path:

@@ -90,22 +90,22 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
         size: height and width of the model input.
     """
     times: dict[str, list[float]] = {name: [] for name in models}
-    lanes: dict[str, RequestPool] = {}
+    pools: dict[str, RequestPool] = {}
     engines = []
     for name, (path, precision) in models.items():
         options = EngineOptions("cpu", precision, streams=1, threads=1)  # type: ignore[arg-type]
         engine = open_engine("openvino", path, options)
         engines.append(engine)
-        lanes[name] = engine.lane(card.batch, *size, slots=1)
+        pools[name] = engine.request_pool(card.batch, *size, slots=1)
     for _ in range(ROUNDS):
-        for name, lane in lanes.items():
-            slot = lane.acquire()
-            assert slot is not None, "the one slot of the lane was released"
+        for name, pool in pools.items():
+            slot = pool.acquire()
+            assert slot is not None, "the one slot of the pool was released"
             started = process_time()
-            lane.submit(slot)
-            lane.wait(slot)
+            pool.submit(slot)
+            pool.wait(slot)
             times[name].append((process_time() - started) * 1e3 / card.batch)
-            lane.release(slot)
+            pool.release(slot)
     for engine in engines:
         engine.close()
     return {name: min(values) for name, values in times.items()}

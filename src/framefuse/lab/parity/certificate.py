@@ -13,7 +13,7 @@ import numpy as np
 
 from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
-from framefuse.engines import ENGINES
+from framefuse.engines import ENGINES, find_backend
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, HostMemoryError, UsageError
 from framefuse.frame import Frame
 from framefuse.lab.parity.chain import (
@@ -45,7 +45,7 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Placement
-from framefuse.runtime.choices import CUDA_ENGINES, check_cuda, choose_preprocess
+from framefuse.runtime.choices import check_cuda, choose_preprocess
 from framefuse.sources import SourceOptions, open_source
 
 KERNEL = 0.5
@@ -53,7 +53,6 @@ KERNEL = 0.5
 EXACT = Limits(0.999, 0.0001)
 """Post-processing of the same raw outputs."""
 CLIP_FRAMES = 6
-BOTH_DEVICES = ("onnxruntime", "torch", "tvm")
 PEER_LAYOUTS = ("yolov8", "end2end")
 """Layouts that ultralytics' own post-processing reads."""
 
@@ -309,10 +308,9 @@ def _devices(name: str, asked: str) -> list[str]:
     """Where an engine is tried: engines of both devices on the GPU only where there is one."""
     if asked != "auto":
         return [asked.partition(":")[0]]
-    if name not in CUDA_ENGINES:
-        return ["cpu"]
-    if name not in BOTH_DEVICES:
-        return ["cuda"]
+    devices = list(find_backend(name).capabilities.devices)
+    if len(devices) == 1:
+        return devices
     from framefuse.cuda import device
 
     with suppress(CapabilityError):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines import Engine, EngineOptions, Slot, open_engine
+from framefuse.engines import Engine, EngineOptions, RequestPool, Slot, open_engine
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
@@ -100,7 +100,7 @@ class Stage:
 
     def __init__(self, engine: Engine, card: Card) -> None:
         self.engine, self._card = engine, card
-        self._lanes: dict[tuple[int, int], Any] = {}
+        self._pools: dict[tuple[int, int], RequestPool] = {}
 
     def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Image, str]:
         """Our kernel's pixels as this engine reads them, as float32 (3, height, width); and the number format."""
@@ -109,7 +109,7 @@ class Stage:
         spec(frame, slot.input[0], memory_format=slot.memory_format)
         found = read_input(slot)
         name = str(slot.input.dtype)
-        self._lanes[height, width].release(slot)
+        self._pools[height, width].release(slot)
         return found, name
 
     def run(self, image: Image) -> Raw:
@@ -121,26 +121,26 @@ class Stage:
         height, width = image.shape[1:]
         slot = self._slot(height, width)
         write_input(slot, image)
-        lane = self._lanes[height, width]
-        lane.submit(slot)
-        lane.wait(slot)
+        pool = self._pools[height, width]
+        pool.submit(slot)
+        pool.wait(slot)
         outputs: Sequence[Any] = slot.outputs
         if slot.layout is None:
             outputs = [outputs[index] for index in self._card.output_indices]
         raw = Raw(tuple(np.array(output[:1]) for output in outputs), slot.layout)
-        lane.release(slot)
+        pool.release(slot)
         return raw
 
     def close(self) -> None:
-        """Free the lanes; the engine stays."""
-        while self._lanes:
-            self._lanes.popitem()[1].close()
+        """Free the request pools; the engine stays."""
+        while self._pools:
+            self._pools.popitem()[1].close()
 
     def _slot(self, height: int, width: int) -> Slot:
-        if (height, width) not in self._lanes:
+        if (height, width) not in self._pools:
             batch = 1 if self._card.dynamic_batch else self._card.batch
-            self._lanes[height, width] = self.engine.lane(batch, height, width, 1)
-        slot: Slot | None = self._lanes[height, width].acquire()
+            self._pools[height, width] = self.engine.request_pool(batch, height, width, 1)
+        slot = self._pools[height, width].acquire()
         if slot is None:
             raise EngineError(f"engine {self.engine.name} has no free slot")
         return slot

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest
 from time import monotonic, sleep
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import graph_memory
+from framefuse.engines import DeviceExecution
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
@@ -34,33 +35,12 @@ POLL_SECONDS = 0.0001
 """Polling interval while waiting with a timeout."""
 
 
-class Execution(Protocol):
-    """A model of one batch and input size, with its own memory on the GPU."""
-
-    @property
-    def input(self) -> Any:
-        """(batch, height, width, 3 to 8) on the GPU; channels after the third are 0 and may stay 0. With
-        `memory_format` "nchw": (batch, 3, height, width)."""
-
-    results: Sequence[Any]
-    """The outputs of the model, or of `layout`, on the GPU."""
-    layout: str | None
-    """What `results` hold, if not the outputs of the model itself: "yolov8_head"."""
-
-    def start(self, stream: Any) -> None:
-        """Start the model on a CuPy stream. It only launches, so it can be captured, unless its `capturable` is false:
-        then it is started between two graphs."""
-
-    def finish(self, stream: Any) -> None:
-        """Launch whatever writes `results`."""
-
-
 class CapturedBatch:
     """One captured batch: pinned tables in, pinned results out."""
 
     def __init__(
         self,
-        model: Execution,
+        model: DeviceExecution,
         frame: Frame,
         placement: Placement,
         card: Card,
@@ -79,9 +59,8 @@ class CapturedBatch:
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)
-            memory_format: Literal["nchw", "nhwc"] = getattr(model, "memory_format", "nhwc")
             self._table = PreprocessTable(
-                frame.format, model.input, memory_format=memory_format, allocate=device.pinned
+                frame.format, model.input, memory_format=model.memory_format, allocate=device.pinned
             )
             outputs = [model.results[index] for index in card.output_indices] if model.layout is None else model.results
             self._device_outputs: DeviceOutputs
@@ -110,7 +89,7 @@ class CapturedBatch:
             self._stream.synchronize()
             self._marks = [cp.cuda.Event() for _ in range(len(steps) + 1)]
             with graph_memory() as self._graph_memory:  # lives as long as the graphs
-                if getattr(model, "capturable", True):
+                if model.capturable:
                     self._launches = [self._recorded(steps)]
                     marks = [partial(driver.record_in_graph, mark, stream) for mark in self._marks]
                     self._timed_launches = [self._recorded(_between(marks, steps))]

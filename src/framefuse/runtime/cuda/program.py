@@ -11,18 +11,19 @@ from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
+from framefuse.engines import DeviceExecution, Engine
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
-from framefuse.runtime.cuda.captured_batch import CapturedBatch, Execution
+from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
@@ -36,16 +37,6 @@ IN_FLIGHT = 2
 
 _lost: list[Any] = []
 """Keeps objects of a lost GPU alive, because CUDA would refuse to free them."""
-
-
-class CudaEngine(Protocol):
-    """An engine that reads and writes GPU memory."""
-
-    name: str
-    precision: str
-
-    def execution(self, batch: int, height: int, width: int) -> Execution: ...
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -73,7 +64,7 @@ class CudaProgram(Program):
 
     def __init__(
         self,
-        engine: CudaEngine,
+        engine: Engine,
         card: Card,
         preprocess: Preprocess,
         selection: Selection,
@@ -90,7 +81,7 @@ class CudaProgram(Program):
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or IN_FLIGHT, keep_frames
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
-        self._executions: dict[tuple[int, int], list[Execution]] = {}
+        self._executions: dict[tuple[int, int], list[DeviceExecution]] = {}
         self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
@@ -257,13 +248,13 @@ class CudaProgram(Program):
         self._free()
         return True
 
-    def _is_running(self, model: Execution) -> bool:
+    def _is_running(self, model: DeviceExecution) -> bool:
         return any(flight.captured.model is model for flight in self._in_flight)
 
-    def _models(self, size: tuple[int, int]) -> list[Execution]:
+    def _models(self, size: tuple[int, int]) -> list[DeviceExecution]:
         """The executions of a size: as many as requested, or as many as fit."""
         if size not in self._executions:
-            made: list[Execution] = []
+            made: list[DeviceExecution] = []
             for number in range(self._slots):
                 try:
                     with self._translating_errors(f"load a batch of {self._batch} x {size[1]}x{size[0]}"):

@@ -1,0 +1,149 @@
+"""Engine: what runs a model. It knows nothing about frames, boxes or videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.engines.device_requests import DeviceExecution, device_request_pool
+from framefuse.engines.onnx_shapes import Profile
+from framefuse.engines.requests import RequestPool
+from framefuse.errors import CapabilityError, UsageError
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
+
+REQUESTS = 2
+"""Of a pool on CUDA by default: one runs while the other is filled and read."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a caller may ask of an engine; an engine that cannot honour a field raises."""
+
+    device: Device = "auto"
+    precision: Precision = "auto"
+    streams: int = 0
+    """Requests that run at the same time; 0: as many as fit the cores."""
+    threads: int = 0
+    """Threads in all; 0: as many as there are cores this process may use."""
+    workspace_mb: int = 0
+    """Scratch memory the engine may take, MiB; 0: its own default."""
+    layout: str | None = None
+    """Layout of the model's outputs; an engine may leave their last steps to post-processing (`Slot.layout`)."""
+    calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
+    """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The devices, precisions and abilities of an engine, known without loading it."""
+
+    precisions: Mapping[str, tuple[str, ...]]
+    """Device ("cpu", "cuda") -> what it can be asked to multiply in; the first device is the default. int8 and fp8 may
+    need a quantised file or calibration frames."""
+    capturable: bool = False
+    """Whether its executions can be recorded into a CUDA graph; each one says so for itself."""
+    calibrates: bool = False
+    """Whether it chooses the precision of each layer by measurement on calibration frames."""
+    quantised_as_written: bool = False
+    """Whether it runs quantised files as they are written on the CPU; the engine decides what it multiplies in."""
+    cpu_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Precision -> flags in /proc/cpuinfo of which the CPU needs one."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self.precisions)
+
+    def can(self, device: str, precision: str = "auto") -> bool:
+        """Whether a precision can be asked for on a device."""
+        if precision == "auto" or device not in self.precisions:
+            return device in self.precisions
+        as_written = precision == "int8" and device == "cpu" and self.quantised_as_written
+        return as_written or precision in self.precisions[device]
+
+
+class Engine:
+    """A compiled model; base class of all engines.
+
+    A subclass sets the attributes and implements `_make_request_pool` for the CPU, `_make_execution` for CUDA.
+
+    Attributes:
+        name: of its backend.
+        capabilities: those of its backend.
+        precision: what really runs: "fp32", "bf16", ..., "none" if nothing does.
+        reasons: each choice the engine made, with its reason.
+        input_dtype: number format of `Slot.input`.
+        device: "cpu" or "cuda".
+        streams: requests that run at the same time.
+        profile: input shapes that the model file was built for; None: no limits are stated.
+        artifact_bytes: size of what was built from the model; 0: the file itself runs.
+    """
+
+    name: str
+    capabilities: Capabilities
+    precision: str
+    reasons: list[str]
+    input_dtype: np.dtype[Any]
+    device: Literal["cpu", "cuda"] = "cpu"
+    streams: int = 1
+    profile: Profile | None = None
+    artifact_bytes: int = 0
+
+    def request_pool(self, batch: int, height: int, width: int, slots: int) -> RequestPool:
+        """Requests of one input shape, in host memory.
+
+        Args:
+            slots: requests; 0: as many as the engine can keep busy.
+
+        Raises:
+            UsageError: the model, or the profile it was built for, excludes this shape.
+            ModelError: the model has operators that the engine lacks.
+            EngineError: the engine cannot compile or run it, or there is not enough memory.
+        """
+        self._check_profile(batch, height, width)
+        if self.device == "cpu":
+            return self._make_request_pool(batch, height, width, slots)
+        executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
+        return device_request_pool((batch, 3, height, width), executions)
+
+    def execution(self, batch: int, height: int, width: int) -> DeviceExecution:
+        """The model of one input shape with its own memory on the GPU.
+
+        Raises:
+            CapabilityError: the engine was opened for the CPU.
+            UsageError, ModelError, EngineError: as `request_pool`.
+        """
+        if self.device == "cpu":
+            raise CapabilityError(f"engine {self.name} was opened for the CPU", remedy="open it with device cuda")
+        self._check_profile(batch, height, width)
+        return self._make_execution(batch, height, width)
+
+    def close(self) -> None:
+        """Free the model."""
+
+    def _make_request_pool(self, batch: int, height: int, width: int, slots: int) -> RequestPool:
+        raise NotImplementedError
+
+    def _make_execution(self, batch: int, height: int, width: int) -> DeviceExecution:
+        raise NotImplementedError
+
+    def _make_host_executions(self, batch: int, height: int, width: int, count: int) -> Sequence[DeviceExecution]:
+        """Executions whose results are copied to the host as they are."""
+        return [self._make_execution(batch, height, width) for _ in range(count)]
+
+    def _check_profile(self, batch: int, height: int, width: int) -> None:
+        if self.profile is not None:
+            self.profile.check((batch, self.profile.opt[1], height, width))
+
+
+def not_quantised() -> UsageError:
+    """int8 of a model in floating point."""
+    return UsageError(
+        "precision int8 was asked for, but the model has no quantised layers",
+        remedy="framefuse build MODEL --precision int8 --calib SOURCE, or use --precision auto",
+    )

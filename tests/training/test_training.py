@@ -75,6 +75,7 @@ def losses_of(trained: Trainer) -> list[float]:
     return [row["loss"] for row in trained.curve if "loss" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scout-n", "body-n"])
 def test_it_learns(cache: Path, tmp_path: Path, name: str) -> None:
     trained = trainer(cache, tmp_path, name, steps=160, augmentation=Augmentation(plain=1.0, mosaic=0.0))

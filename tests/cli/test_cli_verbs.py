@@ -76,7 +76,7 @@ def test_doctor_names_the_extra_of_an_engine_that_is_absent() -> None:
         found = rows[f"engine {package}"]
         assert (found["status"], found["remedy"]) == ("ABSENT", f"pip install 'framefuse[{extra}]'")
         assert package in found["detail"]
-    assert rows["onnxruntime packages"]["remedy"] == "install it again"
+    assert rows["onnxruntime packages"]["remedy"] == "reinstall it"
 
 
 def test_doctor_in_words(run: Any) -> None:

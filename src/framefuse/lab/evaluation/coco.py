@@ -1,8 +1,7 @@
 """COCO files as data sets: images and annotations, checked before anything runs.
 
 Category ids may have gaps; class numbers follow them in ascending order. Annotations with `iscrowd` are regions that
-count neither for nor against a model. If `images` is a video, the key `frame` of each image entry gives its frame
-number.
+count neither for nor against a model. If `images` is a video, `frame` of each image entry is its frame number.
 """
 
 from __future__ import annotations

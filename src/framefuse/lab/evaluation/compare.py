@@ -46,8 +46,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     if any(scores.boxes for scores in scored):
         columns += ["mAP50-95", "mAP50", "small", "medium", "large"]
         splits = next((list(s.boxes.by_complexity) for s in scored if s.boxes and s.boxes.by_complexity), [])
-        columns += [name for name in splits]
-        columns += ["P", "R"]
+        columns += [*splits, "P", "R"]
     if any(scores.pixels for scores in scored):
         columns += ["mIoU", "pixels"]
     columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]

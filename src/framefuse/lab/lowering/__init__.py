@@ -95,7 +95,7 @@ def build_model(
             accuracy, layers, islands = work.int8(judge, calibration, allow_loss)
         _check_loss(accuracy, layers, precision, path, allow_loss)
         say("measuring speed")
-        speed, notes = work.speed()
+        speed = work.speed()
         _deliver(work.path, target)
     return BuildReport(
         source=path,
@@ -110,7 +110,7 @@ def build_model(
         bytes_after=target.stat().st_size,
         accuracy=accuracy,
         speed_ms=speed,
-        notes=notes,
+        notes=[],
     )
 
 
@@ -194,14 +194,14 @@ class _Work:
         layers = _int8_layers(OnnxGraph(self._model), candidates, fixed, back, errors)
         return accuracy, layers, {}
 
-    def speed(self) -> tuple[dict[str, float], list[str]]:
-        """Milliseconds of the FP32 file in fp32 and in its default precision, and of the lowered file; notes."""
+    def speed(self) -> dict[str, float]:
+        """Milliseconds of the FP32 file in fp32 and in its default precision, and of the lowered file."""
         from framefuse.lab.lowering.judge import measure_speed
 
         spec = self._card.preprocess
         size = self._footage.inputs[0].shape[2:] if self._footage else (spec.height, spec.width)
         models = {"fp32": (self._source, "fp32"), "auto": (self._source, "auto"), "lowered": (self.path, "auto")}
-        return measure_speed(models, self._card, (size[0], size[1])), []
+        return measure_speed(models, self._card, (size[0], size[1]))
 
 
 def _card_of(text: bytes, source: Path) -> bytes:

@@ -241,7 +241,7 @@ class _Work:
                 )
 
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
-            resize.add(self._grey(pixels), self._grey(self.pixels[row]))
+            resize.add(chain.grey(pixels), chain.grey(self.pixels[row]))
             if self.frames is not own:
                 pixels, _ = stage.preprocess(chain.spec, ours)
             add(alone, stage.run(self.pixels[row]), False)
@@ -277,9 +277,6 @@ class _Work:
 
     def _limits(self, precision: str) -> Limits:
         return LIMITS["int8" if self._quantised and precision != "fp8" else precision]
-
-    def _grey(self, values: Image) -> Image:
-        return values * np.asarray(self.chain.spec.std, np.float32)[:, None, None]
 
     def _scale(self) -> float:
         """Range of the model input relative to 0..1, for which GRID is stated."""

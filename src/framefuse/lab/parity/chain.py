@@ -76,6 +76,10 @@ class Chain:
         )  # fmt: skip
         return out
 
+    def grey(self, values: Image) -> Image:
+        """A model input in grey levels, except for an offset."""
+        return values * np.asarray(self.spec.std, np.float32)[:, None, None]
+
     def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Boxes:
         """Post-processing by the NumPy reference, or by our kernels."""
         card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout

@@ -122,7 +122,7 @@ def compare(
         if mine is None:
             sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
             continue
-        resize.add(_grey(chain, _pixels(chain, image, placement)), _grey(chain, theirs.input))
+        resize.add(chain.grey(_pixels(chain, image, placement)), chain.grey(theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
         engine.add(
@@ -154,11 +154,6 @@ def _pixels(chain: Chain, image: Frame, placement: Placement) -> NDArray[np.floa
     out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
     chain.spec(image, out, placement)
     return out
-
-
-def _grey(chain: Chain, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A model input in grey levels, except for an offset."""
-    return values * np.asarray(chain.spec.std, np.float32)[:, None, None]
 
 
 def _read(path: Path) -> PeerFrame:

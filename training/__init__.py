@@ -1,1 +1,1 @@
-"""How the shipped models are made: networks, losses, recipe, export. Not part of the wheel; needs the extra `train`."""
+"""Training of the shipped models: networks, losses, recipes, export. Not part of the wheel; needs the extra `train`."""

@@ -1,7 +1,7 @@
-"""Batches: views of random frames, at random scale and place, with random light and noise. All of it on the GPU.
+"""Batches: views of random frames at random scale and position, with random light and noise, all on the GPU.
 
-A view is out = source * scale + offset, per axis; a negative scale flips. Boxes and masks follow the same line.
-A batch depends on its seed and nothing else, so a run that resumes sees what it would have seen.
+A view is out = source * scale + offset, per axis; a negative scale flips. Boxes and masks follow the same formula.
+A batch depends on its seed only, so a resumed run sees the same batches.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from training.rendering import IGNORED, NONE
 GREY = 114 / 255
 """Padding around an image, 0..1, as in the preprocessing of the card."""
 FEWEST = 0.35
-"""An object of which less than this fraction (of its box) is left in the view is not asked for."""
+"""An object with less than this fraction of its box in the view is ignored."""
 SMALLEST = 4.0
-"""Nor is one with a smaller side, in pixels."""
+"""An object with a shorter side, in pixels, is ignored."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far a view may be from the frame."""
+    """How much a view may differ from the frame."""
 
     zoom: tuple[float, float] = (0.6, 1.7)
-    """Range of the scale, 1: the image fits the canvas (the whole one, of a mosaic too); even in the logarithm."""
+    """Range of the scale, log-uniform; at 1 the frame fits the canvas (in a mosaic: the whole canvas)."""
     plain: float = 0.35
-    """Fraction of views that are the whole image, fitted, as at inference (flips and light apart)."""
+    """Fraction of views that show the whole frame, fitted as at inference except for flips and light."""
     mosaic: float = 0.3
-    """Fraction of batches whose images are four views each."""
+    """Fraction of batches whose images consist of four views each."""
     light: float = 0.15
     """Largest change of brightness, contrast and colour balance."""
     noise: float = 0.03
-    """Largest deviation of added noise, in 0..1."""
+    """Largest standard deviation of added noise, on the scale 0..1."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images (b, 3, h, w) float32 in 0..1, objects, and class masks (b, h, w) int64 where the frames have them."""
+    """Images (b, 3, h, w) float32 in 0..1, objects, and class masks (b, h, w) int64 if the frames have them."""
 
     images: Tensor
     objects: Objects
@@ -62,7 +62,7 @@ def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tupl
     seen = functional.grid_sample(images - GREY, places, padding_mode="zeros", align_corners=False) + GREY
     masks = None
     if frames.masks is not None:
-        # Nearest neighbour; beside the image there is background.
+        # Nearest neighbour; the padding is background.
         drawn = frames.masks[rows][:, None].float()
         masks = functional.grid_sample(drawn, places, "nearest", "zeros", align_corners=False)[:, 0].long()
 
@@ -79,7 +79,7 @@ def look(frames: Frames, rows: Tensor, scale: Tensor, offset: Tensor, size: tupl
 
 
 def fitted(frames: Frames, rows: Tensor, size: tuple[int, int]) -> Batch:
-    """The frames as they are at inference: fitted into (height, width), centred, grey beside them."""
+    """The frames as at inference: fitted into (height, width), centred, with grey padding."""
     height, width = frames.images.shape[1:3]
     scale = min(size[0] / height, size[1] / width)
     offset = [(size[1] - round(width * scale)) // 2, (size[0] - round(height * scale)) // 2]
@@ -109,7 +109,7 @@ def draw(
 def _views(
     frames: Frames, how: Augmentation, count: int, size: tuple[int, int], generator: torch.Generator, *, zoomed: float
 ) -> Batch:
-    """Random views of random frames, `zoomed` times as large as `how` says where they are not plain."""
+    """Random views of random frames; `zoomed` multiplies the scale of views that are not plain."""
     device = generator.device
 
     def chance(*shape: int) -> Tensor:
@@ -139,14 +139,14 @@ def _tile(parts: Tensor, count: int) -> Tensor:
 
 
 def _compact(objects: Objects, rows: int) -> Objects:
-    """The first `rows` objects, those to find before the ignored; counting them would wait for the GPU."""
+    """At most `rows` objects, those to find before the ignored; a fixed number, since counting waits for the GPU."""
     last = torch.where(objects.classes >= 0, 0, torch.where(objects.classes == IGNORED, 1, 2))
     order = last.argsort(dim=1, stable=True)[:, :rows]
     return Objects(objects.boxes.gather(1, order[..., None].expand(-1, -1, 4)), objects.classes.gather(1, order))
 
 
 def _relight(images: Tensor, how: Augmentation, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast, saturation, colour balance, blur and noise, each drawn per image."""
+    """Random brightness, contrast, saturation, colour balance, blur and noise for each image."""
     count = len(images)
 
     def around(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The way out of a command of training: an error is its message, what to do about it, and its exit code."""
+"""Error handling and argument types of the training commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Run a command and end the process."""
+    """Run a command and exit; an error prints its message with the remedy and sets the exit code."""
     code = 0
     try:
         main()
@@ -29,16 +29,16 @@ def run(main: Callable[[], None]) -> NoReturn:
 def count(text: str) -> int:
     """A whole number from 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A number from 0 up to a day, for argparse."""
+    """A number of seconds from 0 to a day, for argparse."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
     return value

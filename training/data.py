@@ -1,6 +1,6 @@
-"""Rendered frames with their truth in the memory of the device that trains.
+"""Rendered frames with their ground truth in the memory of the training device.
 
-A loader that decodes and copies would starve a GPU; 20,000 frames of 640x360 are 14 GB, so all of them go there.
+A loader that decodes and copies would starve a GPU; 20,000 frames of 640x360 are 14 GB, so all of them fit there.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from training.rendering import Render, complete
 
 @dataclass(frozen=True)
 class Frames:
-    """Images and their truth, all on one device."""
+    """Frames and their ground truth, all on one device."""
 
     images: Tensor
     """(f, h, w, 3) uint8 RGB."""
     boxes: Tensor
-    """(f, m, 4) float32 x1 y1 x2 y2 in pixels, 0 where there is no object."""
+    """(f, m, 4) float32 x1 y1 x2 y2 in pixels; 0 in rows without an object."""
     classes: Tensor
-    """(f, m) int64; rendering.NONE where there is no object, rendering.IGNORED for one that is not asked for."""
+    """(f, m) int64; rendering.NONE in rows without an object, rendering.IGNORED for ignored objects."""
     complexity: Tensor
     """(f,) float32 0..1."""
     masks: Tensor | None
-    """(f, h, w) uint8 class masks, 0 background; None where the scene has none to learn from."""
+    """(f, h, w) uint8 class masks, 0 is background; None for a scene without masks."""
     names: dict[int, str]
     world: int
-    """Version of the world."""
+    """Version of the synthetic world."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     @classmethod
     def load(cls, folder: Path, device: str | torch.device) -> Frames:
-        """Read what `rendering.render` wrote, in chunks, so that the host never holds it twice.
+        """Read the output of `rendering.render` in chunks, so that the host never holds it twice.
 
         Raises:
-            SourceError: the folder is not complete.
+            SourceError: the folder is incomplete or damaged.
         """
         try:
             facts = json.loads((folder / "facts.json").read_text())
         except (OSError, ValueError) as error:
-            raise SourceError(f"{folder} holds no complete rendering", remedy="render it again") from error
+            raise SourceError(f"{folder} has no complete rendering", remedy="render it again") from error
         held: dict[str, Tensor] = {}
         try:
             for path in folder.glob("*.npy"):
@@ -71,15 +71,15 @@ class Frames:
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SourceError(
-                f"{folder} is damaged: {type(error).__name__}: {error}", remedy="remove it, and render it again"
+                f"{folder} is damaged: {type(error).__name__}: {error}", remedy="remove it and render it again"
             ) from error
 
 
 class Supply:
-    """What a training learns from: all renderings that are complete; others join when another process completes them.
+    """The training data: all complete renderings; others join when another process completes them.
 
     Raises:
-        SourceError: none is complete, within `patience` seconds.
+        SourceError: the first rendering is not complete within `patience` seconds.
     """
 
     def __init__(self, renders: Iterable[Render], cache: Path, device: str, *, patience: float = 0.0) -> None:
@@ -89,7 +89,7 @@ class Supply:
         self.refresh()
 
     def refresh(self) -> list[str]:
-        """Load what has been completed; gives the names."""
+        """Load newly completed renderings; returns their names."""
         ready = [what for what in self.waiting if complete(what, self.cache)]
         for what in ready:
             self.frames.append(Frames.load(self.cache / what.name, self.device))
@@ -97,7 +97,7 @@ class Supply:
         return [what.name for what in ready]
 
     def pick(self, chance: float, *, largest: bool = False) -> Frames:
-        """One of the renderings, by a number 0..1, in proportion to its frames; `largest`: of the largest."""
+        """A rendering chosen by `chance` in 0..1, weighted by number of frames; `largest`: of the largest size."""
         widths = [frames.images.shape[2] for frames in self.frames]
         offered = [f for f, width in zip(self.frames, widths, strict=True) if width == max(widths) or not largest]
         place = chance * sum(len(frames) for frames in offered)
@@ -109,10 +109,10 @@ class Supply:
 
 
 def wait_for(what: Render, cache: Path, patience: float) -> Path:
-    """The folder of a rendering, once it is complete.
+    """Wait for a rendering to be complete; returns its folder.
 
     Raises:
-        SourceError: it is not, after `patience` seconds.
+        SourceError: it is not complete after `patience` seconds.
     """
     end = time.monotonic() + patience
     while (folder := complete(what, cache)) is None:

@@ -1,9 +1,9 @@
-"""Ships trained weights: ONNX and card into the package, the record of the training beside the recipe.
+"""Ships trained weights: ONNX and card go into the package, the training record into training/results.
 
     python -m training.export runs/train/scout-n/weights.pt [...]
 
 writes src/framefuse/models/weights/NAME.onnx and .yaml, training/results/NAME.json and .png, and prints the line for
-src/framefuse/models/shipped.py. body-n gives two models: body-n, all body parts, and body-n-2, body and background.
+src/framefuse/models/shipped.py. body-n gives two models: body-n with all body parts, body-n-2 with body and background.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from training.nets import Detector, Segmenter
 from training.onnx_writer import write_onnx
 
 ROOT = Path(__file__).parent.parent
-DATA, RESULTS = ROOT / "src" / "framefuse" / "data", ROOT / "training" / "results"
+DATA, RESULTS = ROOT / "src" / "framefuse" / "models" / "weights", ROOT / "training" / "results"
 LICENCE = "Apache-2.0"
 KEYS = {"name", "average", "names", "scores", "recipe", "world", "curve"}
 
 
 def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
-    """The network of weights.pt, and what is known of it.
+    """The network of a weights.pt, and its training record.
 
     Raises:
-        ModelError: there are none, or they are damaged, of another network, or not finite.
+        ModelError: the file is missing or damaged, does not fit the network, or has NaN or infinity.
     """
-    remedy = "pass the weights.pt that python -m training.train wrote at its end"
+    remedy = "pass the weights.pt that python -m training.train writes at its end"
     state = checkpoint.load(weights, "cpu", KEYS, remedy=remedy)
     average = state.pop("average")
     try:
@@ -42,16 +42,16 @@ def load(weights: Path) -> tuple[Detector | Segmenter, dict[str, Any]]:
     except (RuntimeError, TypeError, KeyError, AttributeError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise ModelError(
-            f"{weights} does not fit the networks as they are now: {' '.join(lines[:2])[:300]}", remedy=remedy
+            f"{weights} does not fit the current networks: {' '.join(lines[:2])[:300]}", remedy=remedy
         ) from error
     if broken := checkpoint.first_not_finite(average.items()):
-        raise ModelError(f"{weights} holds NaN or infinity, in {broken}", remedy="train anew with a lower --rate")
+        raise ModelError(f"{weights} has NaN or infinity in {broken}", remedy="train again with a lower --rate")
     state.pop("version", None)
     return net, {**state, "parameters": nets.parameters(net)}
 
 
 def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, binary: bool = False) -> Path:
-    """Write one model and its card into `folder`; gives the model's path."""
+    """Write one model and its card into `folder`; returns the path of the model."""
     name = record["name"] + ("-2" if binary else "")
     task = nets.TASKS[record["name"]]
     names = {0: "background", 1: "person"} if binary else record["names"]
@@ -85,7 +85,7 @@ def export(net: Detector | Segmenter, record: dict[str, Any], folder: Path, *, b
 
 
 def card(task: str, about: dict[str, Any]) -> str:
-    """The text of a card; what the ONNX says itself is not repeated."""
+    """The text of a card, without what the ONNX metadata contain."""
     lines = [f"task: {task}", "about:"]
     for key, value in about.items():
         if isinstance(value, dict):
@@ -96,7 +96,7 @@ def card(task: str, about: dict[str, Any]) -> str:
 
 
 def keep_record(record: dict[str, Any], folder: Path) -> None:
-    """NAME.json: recipe, seed, curve and scores; NAME.png: the curve."""
+    """Write NAME.json (recipe, seed, curve and scores) and NAME.png (the curve)."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.5g}"))
     curve = rounded.pop("curve")
@@ -107,7 +107,7 @@ def keep_record(record: dict[str, Any], folder: Path) -> None:
 
 
 def plot(name: str, curve: list[dict[str, Any]], path: Path) -> None:
-    """Loss and validation score over the steps."""
+    """Plot loss and validation score over the steps."""
     import matplotlib
 
     matplotlib.use("agg")

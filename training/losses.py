@@ -1,14 +1,14 @@
-"""What a network is punished for.
+"""Losses.
 
-Detectors. Which cells answer for an object is decided by the network itself (task-aligned, Feng et al. 2021): of the
-cells in the object, those with the highest score^ALPHA x IoU^BETA, and their class target is that alignment, scaled so
-that the best cell of an object aims at its IoU.
+Detectors. Objects are assigned to cells by the network's own output (task-aligned, Feng et al. 2021): of the cells
+inside an object, those with the highest score^ALPHA x IoU^BETA. Their class target is that alignment, scaled so that
+the target of an object's best cell is its IoU.
 
     loss = BOX (1 - CIoU) + EDGE DFL + SCORE BCE, each weighted by the target and divided by the sum of all targets
 
-Segmenter. Cross-entropy of every pixel plus 1 - Dice of every class (thin limbs are few pixels), for both heads.
+Segmenter. Cross-entropy of every pixel plus 1 - Dice of every class (thin limbs have few pixels), for both heads.
 
-All shapes are fixed (objects are padded to the same number in every image), so nothing waits for the GPU.
+All shapes are fixed (every image is padded to the same number of objects), so nothing waits for the GPU.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from training.rendering import IGNORED
 
 ALPHA, BETA = 0.5, 6.0
 CELLS = 10
-"""At most so many cells answer for one object."""
+"""Maximum number of cells assigned to one object."""
 BOX, EDGE, SCORE = 7.5, 1.5, 0.5
 REACH = 1.5
-"""An object smaller than this many strides of the finest level is treated as that large when cells are picked."""
+"""For the choice of cells, an object is at least this many strides of the finest level large."""
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The truth of a batch: boxes (b, m, 4) x1 y1 x2 y2 in pixels; classes (b, m) int64, or rendering.NONE, IGNORED."""
+    """The ground truth of a batch: boxes (b, m, 4) x1 y1 x2 y2 in pixels; classes (b, m) int64, also NONE, IGNORED."""
 
     boxes: Tensor
     classes: Tensor
@@ -42,7 +42,7 @@ class Objects:
 def iou(a: Tensor, b: Tensor) -> Tensor:
     """Intersection over union of boxes (..., 4) x1 y1 x2 y2."""
     size = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
-    # Not prod(): its gradient looks for zeros, and waits for the GPU to tell.
+    # Not prod(): its gradient looks for zeros, which waits for the GPU.
     shared = size[..., 0] * size[..., 1]
     sides = [(box[..., 2:] - box[..., :2]).clamp(min=0) for box in (a, b)]
     areas = [side[..., 0] * side[..., 1] for side in sides]
@@ -50,7 +50,7 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU less the distance of the centres and the difference in proportions (Zheng et al. 2020); at most 1."""
+    """IoU minus penalties for centre distance and aspect ratio (Zheng et al. 2020); at most 1."""
     overlap = iou(a, b)
     hull = torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])
     away = ((a[..., :2] + a[..., 2:] - b[..., :2] - b[..., 2:]) / 2).square().sum(-1)
@@ -63,14 +63,14 @@ def complete_iou(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.no_grad()
 def assign(scores: Tensor, boxes: Tensor, points: Tensor, truth: Objects) -> tuple[Tensor, Tensor, Tensor]:
-    """Which object each cell answers for, and how well it should score.
+    """Assign objects to cells.
 
     Args:
         scores: (b, N, classes) 0..1; boxes: (b, N, 4) x1 y1 x2 y2; points: (N, 2) centres of the cells; all in pixels.
 
     Returns:
-        object number (b, N); target score (b, N) in 0..1, 0 where the cell answers for none; and whether the cell
-        (b, N) is free to say what it likes: it lies in an ignored object and answers for no other.
+        object number (b, N); target score (b, N) in 0..1, 0 for unassigned cells; and whether the score of the cell
+        (b, N) is ignored, because it lies in an ignored object and is unassigned.
     """
     exists = truth.classes >= 0
     overlap = iou(truth.boxes[:, :, None], boxes[:, None])  # (b, m, N)
@@ -82,11 +82,11 @@ def assign(scores: Tensor, boxes: Tensor, points: Tensor, truth: Objects) -> tup
     around = ((points[None, None] - middle[:, :, None]).abs() < half[:, :, None]).all(-1)
     inside = around & exists[..., None]
 
-    # A little is added so that an object which no cell overlaps yet is answered for as well.
+    # The epsilon lets objects that no cell overlaps yet be assigned too.
     candidate = (alignment + 1e-9) * inside
     top, cells = candidate.topk(min(CELLS, candidate.shape[2]), dim=2)
     chosen = torch.zeros_like(candidate).scatter_(2, cells, (top > 0).to(candidate.dtype)) > 0
-    # A cell inside several objects answers for the one that it covers best.
+    # A cell inside several objects is assigned to the one with the highest IoU.
     claimed = (overlap + 1e-6) * chosen
     best, number = claimed.max(1)
     chosen &= torch.zeros_like(chosen).scatter_(1, number[:, None], (best > 0)[:, None])
@@ -100,7 +100,7 @@ def assign(scores: Tensor, boxes: Tensor, points: Tensor, truth: Objects) -> tup
 
 
 def detection_loss(raw: list[Tensor], truth: Objects) -> dict[str, Tensor]:
-    """Parts of the loss of the head's raw maps (b, 4 BINS + classes, h, w); `loss` is what to minimise."""
+    """Terms of the loss of the head's raw maps (b, 4 BINS + classes, h, w); `loss` is their weighted sum."""
     centres, strides = grid([(r.shape[2], r.shape[3]) for r in raw], raw[0].device)
     flat = torch.cat([r.flatten(2) for r in raw], 2).float()
     sides, logits = flat.split([4 * BINS, flat.shape[1] - 4 * BINS], 1)
@@ -134,14 +134,14 @@ def detection_loss(raw: list[Tensor], truth: Objects) -> dict[str, Tensor]:
 
 
 def segmentation_loss(raw: list[Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """Parts of the loss of the logits of all classes (b, c, h, w) and of body (b, 2, h, w) against a mask (b, h, w)."""
+    """Terms of the loss of the logits of all classes (b, c, h, w) and of body (b, 2, h, w) against a mask (b, h, w)."""
     parts = [_pixels(logits.float(), goal) for logits, goal in zip(raw, (mask, (mask > 0).long()), strict=True)]
     loss = sum((cross + dice for cross, dice in parts), start=torch.zeros((), device=mask.device))
     return {"loss": loss, "cross": parts[0][0].detach(), "dice": parts[0][1].detach()}
 
 
 def _pixels(logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy, and 1 - Dice averaged over the classes that the batch holds (over the batch, not per image)."""
+    """Cross-entropy, and 1 - Dice over the whole batch, averaged over the classes in it."""
     cross = functional.cross_entropy(logits, mask)
     share = logits.softmax(1)
     goal = (mask[:, None] == torch.arange(logits.shape[1], device=mask.device)[None, :, None, None]).to(share.dtype)

@@ -1,11 +1,11 @@
-"""The networks: two detectors and a segmenter out of one convolution unit, so that any engine can fuse all of it.
+"""The networks: two detectors and a segmenter built from one convolution unit, which every engine can fuse.
 
 An image (b, 3, h, w), RGB in 0..1, h and w multiples of 32, goes through
 
     Backbone    features at strides 4, 8, 16, 32
-    Neck        the coarse ones go up and are joined with the fine ones, then down again (detectors)
-    Head        per stride, per cell: distances to the four sides, as distributions over BINS bins, and class logits
-    Decoder     up to stride 2, logits of every second pixel (segmenter)
+    Neck        coarse features upsampled and joined with fine ones, then downsampled again (detectors)
+    Head        per cell of each stride: distances to the four sides as distributions over BINS bins, and class logits
+    Decoder     upsampling to stride 2, logits of every second pixel (segmenter)
 
 Operators: Conv (3x3, 1x1), SiLU, Add, Concat, MaxPool, nearest Resize; the detector's decoding adds a softmax and plain
 arithmetic. Nothing here knows about losses or data.
@@ -24,19 +24,19 @@ STRIDES = (8, 16, 32)
 BINS = 16
 """A distance is the expected bin of a distribution over 0..15, in strides (Li et al. 2020, distribution focal loss)."""
 PRIOR = 0.01
-"""The score that an untrained detector gives to every cell and class (Lin et al. 2017, focal loss)."""
+"""Score of every cell and class in an untrained detector (Lin et al. 2017, focal loss)."""
 
 
 @dataclass(frozen=True)
 class Width:
-    """The size of a network: channels at strides 2 to 32, residual pairs in each stage at strides 4 to 32."""
+    """The size of a network: channels at strides 2 to 32, residual blocks per stage at strides 4 to 32."""
 
     channels: tuple[int, int, int, int, int]
     depth: tuple[int, int, int, int]
     head: int = 32
-    """Channels of the head's branches (detectors), or of the decoder at stride 2 (segmenter)."""
+    """Channels of the branches of the head (detectors), or of the decoder at stride 2 (segmenter)."""
     neck: int = 1
-    """Residual pairs in each stage of the neck or decoder."""
+    """Residual blocks per stage of the neck or decoder."""
 
 
 WIDTHS = {
@@ -84,7 +84,7 @@ class Residual(nn.Module):
 
 
 class Stage(nn.Module):
-    """Two 1x1 branches of half the width; residual pairs on one of them, each result kept; all joined by a 1x1.
+    """Two 1x1 branches of half the width, residual blocks on one; all intermediate results are joined by a 1x1.
 
     Short and long paths side by side (cross-stage partial networks, Wang et al. 2019).
     """
@@ -104,7 +104,7 @@ class Stage(nn.Module):
 
 
 class Context(nn.Module):
-    """Three 5x5 max-pools in a row, all four joined by a 1x1: a view of 13 cells at the cost of a comparison."""
+    """Three 5x5 max-pools in a row, joined with their input by a 1x1: a receptive field of 13 cells at little cost."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -137,12 +137,12 @@ class Backbone(nn.Module):
 
 
 def twice(x: Tensor) -> Tensor:
-    """Nearest neighbour, twice the size."""
+    """Nearest-neighbour upsampling by 2."""
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 class Neck(nn.Module):
-    """Features at strides 8, 16 and 32 that have seen each other, coarse to fine and back."""
+    """Features at strides 8, 16 and 32, combined from coarse to fine and back."""
 
     def __init__(self, width: Width) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Detector(nn.Module):
         self.head = Head(width.channels[2:], classes, width.head)
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """What the loss reads: the head's raw maps at strides 8, 16 and 32."""
+        """The input of the loss: the head's raw maps at strides 8, 16 and 32."""
         return self.head(self.neck(self.backbone(x)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,14 +205,14 @@ class Detector(nn.Module):
 def expected(sides: Tensor) -> Tensor:
     """The mean bin of each side: (b, 4 BINS, N) logits to (b, 4, N) distances in strides."""
     batch, _, anchors = sides.shape
-    # The mean over the bins is a 1x1 convolution with weights 0..15, as every exporter of such heads writes it.
+    # The mean over the bins is a 1x1 convolution with weights 0..15, as in every export of such heads.
     share = sides.view(batch, 4, BINS, anchors).transpose(1, 2).softmax(1)
     bins = torch.arange(BINS, dtype=share.dtype, device=share.device).view(1, BINS, 1, 1)
     return functional.conv2d(share, bins).view(batch, 4, anchors)
 
 
 def grid(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres (2, N), x first, in strides, and strides (1, N) of all cells, finest level first, row by row."""
+    """Centres (2, N) in strides, x first, and strides (1, N) of all cells, finest level first, in row order."""
     centres, strides = [], []
     for (height, width), stride in zip(sizes, STRIDES, strict=True):
         y, x = torch.meshgrid(
@@ -234,7 +234,7 @@ def to_boxes(distance: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
 class Segmenter(nn.Module):
     """An image to logits of every second pixel: (b, classes, h / 2, w / 2).
 
-    It is trained with two heads at once, all classes and body against background; `half` says which one answers.
+    It is trained with two heads at once, all classes and body against background; `binary` selects the output.
     """
 
     def __init__(self, width: Width, classes: int) -> None:
@@ -248,7 +248,7 @@ class Segmenter(nn.Module):
         self.binary = False
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """What the loss reads: logits of all classes, and of background and body."""
+        """The input of the loss: logits of all classes, and of background and body."""
         *fine, y = self.backbone(x)
         for stage, skip in zip(self.up, reversed(fine[1:]), strict=True):
             y = stage(torch.cat([twice(y), skip], 1))
@@ -260,13 +260,13 @@ class Segmenter(nn.Module):
 
 
 def build(name: str, classes: int) -> Detector | Segmenter:
-    """A fresh network of the given name, seeded by torch's global generator."""
+    """An untrained network of the given name, seeded by torch's global generator."""
     kind: Any = Detector if TASKS[name] == "detect" else Segmenter
     return kind(WIDTHS[name], classes)
 
 
 def fuse(net: nn.Module) -> nn.Module:
-    """Fold every normalisation into its convolution, in place; the network is then for inference only."""
+    """Fold every normalisation into its convolution, in place; afterwards the network is for inference only."""
     net.eval()
     for module in net.modules():
         if isinstance(module, Conv):
@@ -275,6 +275,6 @@ def fuse(net: nn.Module) -> nn.Module:
 
 
 def parameters(net: nn.Module) -> int:
-    """Number of weights, as they will be after `fuse` (normalisation folded to one bias per channel)."""
+    """Number of weights after `fuse`, which folds normalisation to one bias per channel."""
     folded = sum(p.numel() for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in [m.weight])
     return sum(p.numel() for p in net.parameters()) - folded

@@ -1,7 +1,7 @@
-"""A trained network as ONNX, operator by operator, in the few operators that every engine has and fuses.
+"""Writes a trained network as ONNX, operator by operator, with the few operators that every engine has and fuses.
 
-PyTorch's own exporter writes shapes of shapes for the free sizes; the graph here holds nothing but the network, and the
-decoding of a detector in the form that YOLOv8 exports have, by which engines and `framefuse build` recognise it.
+PyTorch's own exporter adds shape arithmetic for dynamic sizes. This graph has only the network, and the decoding of a
+detector in the form of YOLOv8 exports, which engines and `framefuse build` recognise.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Writer:
         self.constants: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """An initializer; the same name twice is the same value."""
+        """Add an initializer; the same name must always have the same value."""
         self.constants[name] = numpy_helper.from_array(np.array(value, dtype, order="C"), name)
         return name
 
     def add(self, kind: str, name: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Appends a node."""
+        """Append a node."""
         names = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
         return name if outputs == 1 else names
@@ -50,7 +50,7 @@ class Writer:
         return str(self.add("Conv", f"{name}/Conv", x, *weights, kernel_shape=kernel, strides=stride, pads=pad))
 
     def network(self, net: nn.Module, x: str) -> list[str]:
-        """Every operator of `net.features`; gives the names of its results."""
+        """Add every operator of `net.features`; returns the names of its results."""
         graph = _Tracer().trace(_Features(net))
         modules = dict(net.named_modules())
         made: dict[fx.Node, str] = {}
@@ -69,17 +69,17 @@ class Writer:
                 made[node] = self._module(target.replace("_modules.", ""), modules[target], source)
             else:
                 made[node] = self._function(f"/{node.name}", node, names)
-        raise AssertionError("a traced graph ends in its output")
+        raise AssertionError("the traced graph has no output")
 
     def _module(self, name: str, module: nn.Module, x: str) -> str:
         path = "/" + name.replace(".", "/")
         if isinstance(module, nn.Conv2d):
             return self.conv(path, module, x)
-        if isinstance(module, nn.SiLU):  # as two nodes: ONNX has Swish only from opset 24
+        if isinstance(module, nn.SiLU):  # as two nodes, because ONNX has Swish only from opset 24
             return str(self.add("Mul", f"{path}/Mul", x, self.add("Sigmoid", f"{path}/Sigmoid", x)))
         if isinstance(module, nn.Identity):
             return x
-        raise TypeError(f"{name}: {type(module).__name__} is none of the operators of these networks")
+        raise TypeError(f"{name}: {type(module).__name__} is not an operator of these networks")
 
     def _function(self, name: str, node: fx.Node, names: Callable[[Any], Any]) -> str:
         if node.target is torch.cat:
@@ -94,10 +94,10 @@ class Writer:
             scales = self.constant("twice", [1, 1, 2, 2])
             how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             return str(self.add("Resize", name, names(node.args[0]), "", scales, **how))
-        raise TypeError(f"{node.target} is none of the operators of these networks")
+        raise TypeError(f"{node.target} is not an operator of these networks")
 
     def decode(self, raw: list[str], classes: int) -> str:
-        """The head's maps to the YOLOv8 layout, as `Detector.forward` does it."""
+        """Decode the head's maps to the YOLOv8 layout, as in `Detector.forward`."""
         flat = self.constant("flat", [0, 4 * BINS + classes, -1], np.int64)
         rows, centres, strides = [], [], []
         for number, (value, stride) in enumerate(zip(raw, STRIDES, strict=True)):
@@ -105,7 +105,7 @@ class Writer:
             cells = self._cells(f"/decode/cells.{number}", value)
             half = self.constant("half", 0.5)
             centres.append(self.add("Add", f"/decode/centres.{number}", cells, half))
-            # 0 * x + stride: the stride of every cell, with a length that follows the image.
+            # 0 * x + stride gives the stride of every cell in a tensor whose length follows the image.
             row = self.add("Gather", f"/decode/x.{number}", cells, self.constant("first", [0], np.int64), axis=1)
             nothing = self.add("Mul", f"/decode/zeros.{number}", row, self.constant("zero", 0.0))
             value = self.constant(f"stride.{number}", float(stride))
@@ -135,7 +135,7 @@ class Writer:
         return str(self.add("Concat", "output0", pixels, scores, axis=1))
 
     def _cells(self, name: str, feature: str) -> str:
-        """Column and row of every cell: float32 (1, 2, h * w), x first."""
+        """Column and row of every cell, float32 (1, 2, h * w), x first."""
         size = self.add("Shape", f"{name}/size", feature, start=2, end=4)
         zero, one = self.constant("0", 0, np.int64), self.constant("1", 1, np.int64)
         planes = []
@@ -150,7 +150,7 @@ class Writer:
 
 
 class _Features(nn.Module):
-    """`net.features` as a module of its own, to be traced."""
+    """`net.features` as a module for tracing."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -161,20 +161,20 @@ class _Features(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Follows modules down to those of PyTorch."""
+    """Traces through modules down to those of PyTorch."""
 
     def is_leaf_module(self, module: nn.Module, qualified_name: str) -> bool:
         return isinstance(module, nn.Conv2d | nn.SiLU | nn.Identity)
 
 
 def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str], *, binary: bool = False) -> Path:
-    """Write a trained network, on the CPU; its normalisations are folded in place.
+    """Write a trained network on the CPU; its normalisations are folded in place.
 
-    Input `images` (batch, 3, height, width) float32, RGB, 0..1; output `output0`. Batch, height and width are free,
-    height and width multiples of 32.
+    Input `images` (batch, 3, height, width) float32, RGB, 0..1; output `output0`. Batch, height and width are dynamic;
+    height and width are multiples of 32.
 
     Args:
-        binary: of a segmenter, the head for background and body.
+        binary: for a segmenter, use the head for background and body.
     """
     fuse(net)
     writer = Writer()
@@ -208,7 +208,7 @@ def write_onnx(net: Detector | Segmenter, path: Path, metadata: Mapping[str, str
 
 
 def _drop_unused(writer: Writer, output: str) -> None:
-    """What does not lead to the output: the segmenter's other head."""
+    """Drop nodes that do not lead to the output: the other head of a segmenter."""
     needed, kept = {output}, []
     for node in reversed(writer.nodes):
         if needed & set(node.output):

@@ -1,4 +1,4 @@
-"""The recipes: every number that decides what a training gives, in one place, written beside the weights."""
+"""The recipes: all numbers that decide the outcome of a training; each is recorded with its weights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Recipe:
 
     name: str
     renders: tuple[Render, ...]
-    """What it learns from; a batch is drawn from one of them, at random by number of frames."""
+    """Training data; each batch comes from one rendering, chosen at random in proportion to its number of frames."""
     validate_on: Render
     test_on: Render
     calm: tuple[Render, Render] | None = None
-    """Calm frames to validate and to test on, at the whole size and at half of it: a detector should find as much."""
+    """Calm frames for validation and test, scored at full and at half size; a detector should find as much at both."""
     steps: int = 12000
     seconds: float | None = None
-    """Wall-clock limit: the schedule then follows whichever of steps and seconds is further along."""
+    """Wall-clock limit; the schedule follows whichever of steps and seconds is further along."""
     batch: int = 64
     size: tuple[int, int] = (384, 640)
-    """Height, width of the canvas."""
+    """Height and width of the canvas."""
     half: float = 0.0
-    """Fraction of batches with twice as many images on canvases of half the height and width: what the network sees
-    at 320. They are made of the largest frames, because scaling down by 4 leaves more noise than scaling down by 2."""
+    """Fraction of batches with twice as many images on canvases of half the height and width, as for inference at 320.
+    They use the largest frames, because scaling down by 4 leaves more noise than scaling down by 2."""
     rate: float = 2e-3
     """Peak learning rate (AdamW); linear warm-up, then half a cosine down to FINAL of it."""
     warmup: int = 300
@@ -38,13 +38,13 @@ class Recipe:
     clip: float = 10.0
     """Largest norm of the gradient."""
     average: float = 0.9995
-    """Of the weights, an exponential average with this factor a step is what is tested and shipped."""
+    """Decay per step of the exponential average of the weights, which is tested and shipped."""
     settle: float = 0.15
-    """The last part of the schedule, without mosaics."""
+    """Final fraction of the schedule, which has no mosaics."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     seed: int = 0
     checks: int = 5
-    """How often it is tested on validation frames on the way."""
+    """Number of validations during training."""
     bfloat16: bool = True
 
     def __post_init__(self) -> None:
@@ -59,12 +59,12 @@ class Recipe:
 
     @property
     def everything(self) -> tuple[Render, ...]:
-        """All that has to be rendered, in the order in which a training asks for it."""
+        """All renderings, in the order in which a training needs them."""
         calm = self.calm or ()
         return (self.renders[0], self.validate_on, *calm[:1], *self.renders[1:], self.test_on, *calm[1:])
 
     def record(self) -> dict[str, Any]:
-        """As plain values, for JSON and checkpoints."""
+        """The recipe as plain values, for JSON and checkpoints."""
         return plain(asdict(self))
 
 
@@ -73,7 +73,7 @@ def _whole(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, so that a recipe equals itself after JSON."""
+    """Turn tuples into lists, so that a recipe equals itself after a round trip through JSON."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value

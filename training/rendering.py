@@ -1,4 +1,4 @@
-"""Renders the worlds that a recipe asks for into arrays on disk, with a pool of processes. NumPy only.
+"""Renders the worlds of a recipe into arrays on disk, with a pool of processes. Needs NumPy only.
 
 python -m training.rendering scout-n body-n --cache runs/train/frames
 """
@@ -25,30 +25,30 @@ from framefuse.world import World
 from training.command import count, run
 
 LENGTH = 900
-"""Frames of a world; those that are rendered are drawn from its whole schedule, calm and crowded."""
+"""Frames of a world; the rendered ones are drawn from its whole schedule, calm and crowded."""
 NONE, IGNORED = -1, -2
-"""Classes of a row without an object, and of an object that is too hidden or too small to be asked for."""
+"""Class of a row without an object, and of an object that is too occluded or too small to count."""
 
 
 @dataclass(frozen=True)
 class Render:
-    """What to render: `frames` images each of `worlds` worlds with the seeds seed, seed + 1, ..."""
+    """What to render: `frames` frames from each of `worlds` worlds with the seeds seed, seed + 1, ..."""
 
     scene: str
     worlds: int
     frames: int
     split: str = "train"
     size: tuple[int, int] = (640, 360)
-    """Width, height; in stereo of both eyes together."""
+    """Width and height; in stereo, of both eyes together."""
     seed: int = 0
     stereo: str = "none"
     objects: int = 48
-    """Rows kept for the objects of an image."""
+    """Rows for the objects of a frame."""
     busy: bool = False
-    """Three worlds of four have a fixed complexity, more often high than low, instead of the schedule: there is more to
-    learn from a crowded frame."""
+    """Three of four worlds have a fixed complexity, more often high than low, instead of the schedule, because crowded
+    frames teach more."""
     complexity: float | None = None
-    """Of all worlds, where it is given, instead of the schedule: 0 is calm."""
+    """Fixed complexity of all worlds, 0 is calm; None: the schedule."""
 
     @property
     def count(self) -> int:
@@ -61,7 +61,7 @@ class Render:
         return f"{self.scene}-{self.split}{eyes}-{size}-{self.seed}-{self.worlds}x{self.frames}"
 
     def world(self, number: int) -> World:
-        """World `number`, from 0."""
+        """World `number`, counted from 0."""
         seed = self.seed + number
         complexity = self.complexity
         if self.busy and seed % 4:
@@ -71,7 +71,7 @@ class Render:
 
 
 def complete(what: Render, cache: Path) -> Path | None:
-    """The folder of a rendering, if it is there and whole and of this version of the world."""
+    """The folder of a rendering if it is complete and of this version of the world, else None."""
     folder = cache / what.name
     try:
         facts = json.loads((folder / "facts.json").read_text())
@@ -86,13 +86,13 @@ def _identity(what: Render) -> dict[str, Any]:
 
 
 def render(what: Render, cache: Path, *, processes: int | None = None) -> Path:
-    """Render into `cache / what.name`, unless it is complete there; returns that folder.
+    """Render into `cache / what.name` unless it is already complete; returns that folder.
 
     The folder has images.npy (f, h, w, 3) uint8 RGB, boxes.npy (f, m, 4) float32 x1 y1 x2 y2, classes.npy (f, m)
     int8, complexity.npy (f,) float32, masks.npy (f, h, w) uint8 for the scene bodies, and, once complete, facts.json.
 
     Raises:
-        SinkError: there is no room for them, or nothing can be written there.
+        SinkError: the disk is full, or the folder cannot be written.
     """
     if (folder := complete(what, cache)) is not None:
         return folder
@@ -123,14 +123,14 @@ def _render(what: Render, cache: Path, processes: int | None) -> Path:
     for name, (shape, dtype) in shapes.items():
         path = target / f"{name}.npy"
         open_memmap(path, "w+", dtype, (what.count, *shape)).flush()
-        with path.open("r+b") as file:  # room that is missing is an error here, and later a crash
+        with path.open("r+b") as file:  # a full disk raises here; in a memory map it would crash
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     jobs = [(what, target, world) for world in range(what.worlds)]
     if processes == 1:
         for job in jobs:
             _render_world(*job)
     else:
-        # A training that runs beside it goes first.
+        # A training that runs at the same time has priority.
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, spawn, initializer=os.nice, initargs=(10,)) as pool:
             list(pool.map(_render_world, *zip(*jobs, strict=True)))
@@ -148,7 +148,7 @@ def _render_world(what: Render, target: Path, number: int) -> None:
     for row, index in enumerate(sorted(indices), start=number * what.frames):
         snapshot = world[int(index)]
         truth = snapshot.truth
-        # The most visible first, in case there are more than fit.
+        # The most visible first, in case there are more objects than rows.
         order = np.argsort(-truth.visibility, kind="stable")[: what.objects]
         rows["images"][row] = snapshot.image
         rows["boxes"][row, : len(order)] = truth.boxes[order]
@@ -166,15 +166,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=RECIPES)
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"))
-    parser.add_argument("--processes", type=count, help="default: one for each core")
+    parser.add_argument("--processes", type=count, help="default: one per core")
     options = parser.parse_args()
-    # The first part of each, then the second of each, and so on: trainings can begin with the first.
+    # The first rendering of each recipe, then the second of each, and so on: trainings can start with the first.
     parts = zip_longest(*(RECIPES[name].everything for name in options.names))
     for what in dict.fromkeys(what for part in parts for what in part if what is not None):
         begin = time.monotonic()
         folder = render(what, options.cache, processes=options.processes)
         seconds = time.monotonic() - begin
-        print(f"{folder}: {what.count} frames in {seconds:.1f} s, {what.count / seconds:.0f} a second", flush=True)
+        print(f"{folder}: {what.count} frames in {seconds:.1f} s, {what.count / seconds:.0f} per second", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""How good a network is: mAP as COCO defines it, and mean IoU. For the curve; `framefuse val` has the last word.
+"""Scores for the training curve: mAP as COCO defines it, and mean IoU. `framefuse val` is authoritative.
 
-mAP50-95: per class, detections of all images by falling score, each matched to the free object that it covers best at
-IoU 0.5, 0.55, ... 0.95; precision made monotone and read at 101 recalls; the mean over thresholds and classes.
+mAP50-95: per class, the detections of all images in descending order of score, each matched to the unmatched object
+with the highest IoU, at thresholds 0.5, 0.55, ... 0.95; precision made monotone and read at 101 recalls; the mean over
+thresholds and classes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
 CONFIDENCE, OVERLAP, CANDIDATES, MOST = 0.001, 0.7, 1000, 300
 AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
-"""COCO's, in pixels of the frame."""
+"""Range of area as COCO defines it, in square pixels of the frame."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Found:
 
 @torch.no_grad()
 def suppress(boxes: Tensor, scores: Tensor, classes: Tensor) -> Tensor:
-    """Which of the boxes (b, k, 4), sorted by falling score (b, k), survive greedy suppression per class: (b, k) bool.
+    """Greedy NMS per class: (b, k) bool, whether each of the boxes (b, k, 4), in descending order of score, survives.
 
-    A box survives if no surviving better one covers it. Repeating that from "all survive" until nothing changes gives
-    the greedy result for the whole batch at once.
+    A box survives if no better surviving box covers it. Iterating from "all survive" until nothing changes gives the
+    greedy result for the whole batch at once.
     """
     apart = boxes + (classes * 1e4)[..., None]
     covers = (iou(apart[:, :, None], apart[:, None]) > OVERLAP).triu(1) & (scores > CONFIDENCE)[:, :, None]
@@ -83,14 +84,14 @@ def detect(net: nn.Module, frames: Frames, size: tuple[int, int], *, batch: int 
 
 @dataclass(frozen=True)
 class Truth:
-    """Objects of one image; those of class IGNORED count neither way, whatever they are found to be."""
+    """Objects of one image; those of class IGNORED count neither for nor against any class."""
 
     boxes: Array
     classes: Array
 
 
 def truths(frames: Frames) -> list[Truth]:
-    """The truth of all frames."""
+    """The ground truth of all frames."""
     pairs = zip(frames.boxes.cpu().numpy(), frames.classes.cpu().numpy(), strict=True)
     return [Truth(boxes[classes != NONE], classes[classes != NONE]) for boxes, classes in pairs]
 
@@ -110,7 +111,7 @@ def average_precision(
             objects += int((~skip).sum())
             if not len(mine):
                 continue
-            # Objects that count come first, so that a detection takes an ignored one only where it has no other.
+            # Objects that count come first, so that a detection takes an ignored one only if it has no other.
             order = np.argsort(skip, kind="stable")
             matched = _match(mine, theirs[order], skip[order])
             own = np.prod(mine[:, 2:] - mine[:, :2], -1)
@@ -130,7 +131,7 @@ def average_precision(
 
 
 def _match(mine: Array, theirs: Array, skip: Array) -> Array:
-    """(thresholds, detections): 0 no object, 1 an object, 2 an ignored object. Both sorted as they are to be taken."""
+    """(thresholds, detections): 0 no object, 1 an object, 2 an ignored object. Both inputs are in matching order."""
     matched = np.zeros((len(THRESHOLDS), len(mine)), np.int8)
     if not len(theirs):
         return matched
@@ -143,12 +144,12 @@ def _match(mine: Array, theirs: Array, skip: Array) -> Array:
             column = int(real.argmax() if real.max() >= 0 else open_.argmax())
             if open_[column] >= 0:
                 matched[level, row] = 2 if skip[column] else 1
-                free[column] = skip[column]  # COCO lets several detections fall on one ignored crowd
+                free[column] = skip[column]  # COCO lets several detections match one ignored crowd
     return matched
 
 
 def _area(right: Array, objects: int) -> float:
-    """Area under the precision of detections sorted by score, at 101 recalls."""
+    """Mean precision at 101 recalls, for detections sorted by score."""
     hits = np.cumsum(right)
     recall = hits / objects
     precision = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1] if len(hits) else hits
@@ -157,7 +158,7 @@ def _area(right: Array, objects: int) -> float:
 
 
 def detector_scores(net: nn.Module, frames: Frames, size: tuple[int, int]) -> dict[str, Any]:
-    """mAP50-95 and mAP50 over all classes, by size, by class, and on the calm and the crowded third of the frames."""
+    """mAP50-95 and mAP50 over all classes; mAP50-95 by size, class, and for the calm and crowded third of frames."""
     found, truth = detect(net, frames, size), truths(frames)
     count = len(frames.names)
     whole = average_precision(found, truth, count)
@@ -179,7 +180,7 @@ def _mean(values: Array) -> float | None:
 
 @torch.no_grad()
 def segmenter_scores(net: Any, frames: Frames, size: tuple[int, int], *, batch: int = 32) -> dict[str, Any]:
-    """Mean IoU over the classes (pixels of all frames together), at (height, width), for both heads."""
+    """Mean IoU over the classes (pixels of all frames together) at (height, width), for both heads."""
     device = frames.images.device
     count = len(frames.names)
     tables = [torch.zeros(c, c, device=device) for c in (count, 2)]

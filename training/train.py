@@ -1,9 +1,9 @@
-"""Trains a network by its recipe.
+"""Trains a network according to its recipe.
 
     python -m training.train scout-n --out runs/train [--resume] [--device cuda] [--seconds 480] [--cache CACHE]
 
-writes into OUT/scout-n/: last.pt, a checkpoint to resume from; at the end weights.pt, which `python -m training.export`
-ships, and record.json, the recipe, the curve and the scores.
+writes into OUT/scout-n/: last.pt, a checkpoint to resume from; and at the end weights.pt, which
+`python -m training.export` ships, and record.json with the recipe, the curve and the scores.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from training.rendering import Render, render
 FINAL = 0.02
 """Learning rate at the end, as a fraction of the peak."""
 LOOK = 50
-"""Steps between two looks at the loss: each look waits for the GPU."""
+"""Steps between two reads of the loss, each of which waits for the GPU."""
 KEEP = 60.0
 """Seconds between two checkpoints."""
 EAGER = 12
-"""Steps of a shape before they are captured: cuDNN chooses its algorithms in them, the optimizer makes its state."""
+"""Steps of a shape before capture, in which cuDNN chooses algorithms and the optimizer creates its state."""
 
 
 class Trainer:
-    """A network, its optimizer and its average; `run` trains, from wherever the state is."""
+    """A network, its optimizer and its averaged weights; `run` trains from the current state."""
 
     def __init__(self, recipe: Recipe, supply: Supply, device: str, folder: Path, *, capture: bool = True) -> None:
         self.recipe, self.supply, self.folder = recipe, supply, folder
@@ -53,20 +53,20 @@ class Trainer:
         self.average = nets.build(recipe.name, len(self.names)).to(self.device, memory_format=torch.channels_last)
         self.average.load_state_dict(self.net.state_dict())
         self.average.requires_grad_(False).eval()
-        # Views of the same memory for as long as the networks live: load_state_dict copies in place.
+        # These views stay valid, because load_state_dict copies in place.
         pairs = zip(self.average.state_dict().values(), self.net.state_dict().values(), strict=True)
         self.followers, self.leaders = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
         flat = [p for p in self.net.parameters() if p.ndim == 1]
         weights = [p for p in self.net.parameters() if p.ndim > 1]
         groups = [{"params": weights, "weight_decay": recipe.decay}, {"params": flat, "weight_decay": 0.0}]
-        # A tensor on the GPU, because a captured step reads it from there.
+        # On the GPU a tensor, because a captured step reads the rate from memory.
         cuda = self.device.type == "cuda"
         self.lr = torch.tensor(recipe.rate, device=self.device) if cuda else recipe.rate
         self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.99), fused=True, capturable=cuda)
         self.capture = cuda and capture
         self.captured: dict[torch.Size, Captured] = {}
         self.warm: Counter[torch.Size] = Counter()
-        """Steps that were not captured, by shape of their images."""
+        """Number of uncaptured steps by shape of their images."""
         self.step, self.seconds = 0, 0.0
         self.curve: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {
@@ -77,13 +77,13 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """0..1: how much of the schedule lies behind."""
+        """Completed fraction of the schedule, 0..1."""
         done = self.step / self.recipe.steps
         return min(1.0, done if self.recipe.seconds is None else max(done, self.seconds / self.recipe.seconds))
 
     @property
     def half_size(self) -> tuple[int, int]:
-        """What an image fills at half the size: multiples of 32, as networks take them."""
+        """Height and width of the half-size canvas, rounded up to multiples of 32, as the networks need."""
         height, width = (-(-side // 64) * 32 for side in self.recipe.size)
         return height, width
 
@@ -93,7 +93,7 @@ class Trainer:
         return self.recipe.rate * cosine * min(1.0, (self.step + 1) / max(1, self.recipe.warmup))
 
     def batch(self) -> Batch:
-        """What this step learns from: a function of seed and step alone, so that a resumed run sees the same."""
+        """The batch of this step, a function of seed and step alone, so that a resumed run sees the same."""
         seed = self.recipe.seed * 1_000_003 + self.step
         which, kind, scale = torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
         how, count, (height, width) = self.recipe.augmentation, self.recipe.batch, self.recipe.size
@@ -105,10 +105,10 @@ class Trainer:
         return draw(self.supply.pick(which), how, count, (height, width), generator, mosaic=mosaic)
 
     def learn(self) -> dict[str, Tensor]:
-        """One step; the parts of its loss, still on the device.
+        """Run one step; returns the terms of its loss, still on the device.
 
-        On a GPU the step is captured into a graph after a few, because a small network's kernels are shorter than the
-        time that Python takes to launch them.
+        On a GPU the step is captured into a graph after a few steps, because the kernels of a small network take less
+        time than their launches from Python.
         """
         batch = self.batch()
         self._set_rate()
@@ -132,7 +132,7 @@ class Trainer:
             group["lr"] = self.rate()
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Forward, backward, and the weights' step."""
+        """Forward pass, backward pass and weight update."""
         self.optimizer.zero_grad(set_to_none=True)
         self.net.train()
         enabled = self.recipe.bfloat16
@@ -151,18 +151,18 @@ class Trainer:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Move the average; it follows fast at first, or it would remember the random start."""
+        """Update the averaged weights, quickly at first, so that the random start is forgotten."""
         keep = min(self.recipe.average, (1 + self.step) / (20 + self.step))
         torch._foreach_lerp_(self.followers, self.leaders, 1 - keep)
 
     def run(self, *, until: int | None = None, validate: Frames | None = None, calm: Frames | None = None) -> None:
-        """Train to the end of the schedule, or to step `until`; tested on the way on `validate` and on `calm` frames.
+        """Train to the end of the schedule, or to step `until`, with validations on `validate` and `calm` frames.
 
         Raises:
-            TrainingStopped: the loss is NaN or infinite; the checkpoint before it is kept.
+            TrainingStopped: the loss is NaN or infinite; the last good checkpoint is kept.
         """
         if self.device.type == "cuda":
-            # Not the default stream: what has run there cannot be captured.
+            # Not on the default stream, where work cannot be captured.
             with torch.cuda.stream(torch.cuda.Stream()):
                 self._run(until, validate, calm)
         else:
@@ -192,7 +192,7 @@ class Trainer:
         self.save()
 
     def _note(self, sums: list[dict[str, Tensor]]) -> None:
-        """One row of the curve: means since the last."""
+        """Add a row to the curve: means since the last row."""
         means = {name: torch.stack([row[name] for row in sums]).mean().item() for name in sums[0]}
         if not all(math.isfinite(value) for value in means.values()):
             raise self._stopped(
@@ -205,7 +205,7 @@ class Trainer:
 
     def _stopped(self, why: str) -> TrainingStopped:
         kept = self.folder / "last.pt"
-        first = f"{kept} holds the last good state; resume it" if kept.exists() else "no checkpoint yet; train"
+        first = f"{kept} has the last good state; resume it" if kept.exists() else "no checkpoint yet; train"
         return TrainingStopped(why, remedy=f"{first} with a lower learning rate (--rate)")
 
     def _check(self, frames: Frames, calm: Frames | None) -> None:
@@ -224,8 +224,8 @@ class Trainer:
         """Write last.pt.
 
         Raises:
-            TrainingStopped: a weight is NaN or infinite; the checkpoint before it is kept.
-            SinkError: it cannot be written; the checkpoint before it is kept.
+            TrainingStopped: a weight is NaN or infinite; the previous checkpoint is kept.
+            SinkError: it cannot be written; the previous checkpoint is kept.
         """
         if broken := checkpoint.first_not_finite(self.net.state_dict().items()):
             raise self._stopped(f"{broken} of {self.recipe.name} is not finite at step {self.step}")
@@ -244,7 +244,7 @@ class Trainer:
         checkpoint.save(self.folder / "last.pt", state)
 
     def release(self, results: dict[str, Any]) -> Path:
-        """Write what `training.export` ships: weights.pt, with the averaged weights, and all that is known of them.
+        """Write the input of `training.export`: weights.pt with the averaged weights and their record, and record.json.
 
         Raises:
             SinkError: they cannot be written.
@@ -257,17 +257,17 @@ class Trainer:
             (self.folder / "record.json").write_text(json.dumps(record, indent=1))
         except OSError as error:
             raise SinkError(
-                f"{self.folder / 'record.json'} cannot be written: {error.strerror}; {path} has all of it",
+                f"{self.folder / 'record.json'} cannot be written: {error.strerror}; {path} is complete",
                 remedy="free some space",
             ) from error
         return path
 
     def resume(self) -> None:
-        """Go on from last.pt.
+        """Continue from last.pt.
 
         Raises:
-            ModelError: there is none, or it is damaged.
-            UsageError: it is of another network, recipe or world.
+            ModelError: it is missing or damaged.
+            UsageError: it is from another network, recipe or world.
         """
         path = self.folder / "last.pt"
         state = checkpoint.load(path, self.device)
@@ -279,7 +279,7 @@ class Trainer:
             raise UsageError(
                 f"{path} was trained with another {', '.join(changed)}: "
                 + ", ".join(f"{key} {theirs.get(key)!r}, now {mine[key]!r}" for key in changed[:3]),
-                remedy="resume with the same recipe, or train anew in another --out",
+                remedy="resume with the same recipe, or start over with another --out",
             )
         try:
             self.net.load_state_dict(state["net"])
@@ -288,8 +288,8 @@ class Trainer:
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             lines = [line.strip() for line in str(error).splitlines()]
             raise ModelError(
-                f"{path} does not fit {self.recipe.name} as it is now: {' '.join(lines[:2])[:300]}",
-                remedy=checkpoint.ANEW,
+                f"{path} does not fit {self.recipe.name}: {' '.join(lines[:2])[:300]}",
+                remedy=checkpoint.START_OVER,
             ) from error
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
@@ -298,7 +298,7 @@ class Trainer:
     def _check_state(self, path: Path, state: dict[str, Any]) -> None:
         """
         Raises:
-            ModelError: what it holds cannot be the state of a training.
+            ModelError: a value is not a valid training state.
         """
         step, seconds = state["step"], state["seconds"]
         for what, right in (
@@ -313,18 +313,18 @@ class Trainer:
             if not right:
                 raise ModelError(
                     f"checkpoint {path} is damaged: its {what} is {str(state[what])[:80]}",
-                    remedy=checkpoint.ANEW,
+                    remedy=checkpoint.START_OVER,
                 )
         weights = [(name, value) for part in ("net", "average") for name, value in state[part].items()]
         if broken := checkpoint.first_not_finite(weights):
             raise ModelError(
-                f"checkpoint {path} holds NaN or infinity, in {broken}",
-                remedy="remove it, and train anew with a lower --rate",
+                f"checkpoint {path} has NaN or infinity in {broken}",
+                remedy="remove it and start over with a lower --rate",
             )
 
 
 class Captured:
-    """A training step as one CUDA graph, over a batch in fixed memory."""
+    """A training step as one CUDA graph on a batch in fixed memory."""
 
     def __init__(self, trainer: Trainer, batch: Batch) -> None:
         self.batch = Batch(
@@ -332,14 +332,14 @@ class Captured:
             Objects(batch.objects.boxes.clone(), batch.objects.classes.clone()),
             None if batch.masks is None else batch.masks.clone(),
         )
-        trainer.optimizer.zero_grad(set_to_none=True)  # gradients lie in the graph's own memory
+        trainer.optimizer.zero_grad(set_to_none=True)  # so that the graph allocates the gradients in its own memory
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
             self.parts = trainer.update(self.batch)
 
     def replay(self, batch: Batch) -> dict[str, Tensor]:
-        """Learn from another batch of the same shape."""
+        """Run the step on another batch of the same shape."""
         for mine, theirs in zip(_tensors(self.batch), _tensors(batch), strict=True):
             mine.copy_(theirs)
         self.graph.replay()
@@ -352,7 +352,7 @@ def _tensors(batch: Batch) -> list[Tensor]:
 
 
 FREE = {"rate", "seconds", "steps", "checks", "test_on", "validate_on"}
-"""What a resumed run may change: how long and how fast, not what."""
+"""Fields that a resumed run may change: how long and how fast it trains, not what it trains."""
 
 
 def _are_weights(value: Any) -> bool:
@@ -363,8 +363,8 @@ def device_of(name: str) -> torch.device:
     """The device to train on.
 
     Raises:
-        UsageError: nothing trains on such a device.
-        CapabilityError: PyTorch finds it not.
+        UsageError: training does not support this kind of device.
+        CapabilityError: PyTorch does not find the device.
     """
     try:
         device = torch.device(name)
@@ -374,7 +374,7 @@ def device_of(name: str) -> torch.device:
         raise UsageError(f"device is {name!r}", remedy="--device takes cpu, cuda or cuda:1")
     found = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= found:
-        raise CapabilityError(f"training on {name}: PyTorch finds {found or 'no'} GPU", remedy="use --device cpu")
+        raise CapabilityError(f"cannot train on {name}: PyTorch finds {found or 'no'} GPU", remedy="use --device cpu")
     return device
 
 
@@ -389,12 +389,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/train"))
     parser.add_argument("--cache", type=Path, default=Path("runs/train/frames"), help="rendered frames")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=count, help="that render; default: one for each core")
+    parser.add_argument("--processes", type=count, help="rendering processes; default: one per core")
     parser.add_argument(
         "--patience",
         type=seconds,
         default=0.0,
-        help="seconds to wait for training.rendering, instead of rendering",
+        help="seconds to wait for training.rendering to finish, instead of rendering here",
     )
     parser.add_argument("--eager", action="store_true", help="do not capture the step into a CUDA graph")
     parser.add_argument("--resume", action="store_true")
@@ -409,8 +409,8 @@ def main() -> None:
     checkpoint.check_folder(folder)
     if not options.resume and (folder / "last.pt").exists():
         raise UsageError(
-            f"{folder / 'last.pt'} is there, of an earlier training",
-            remedy="--resume goes on with it; else choose another --out, or remove it",
+            f"{folder / 'last.pt'} of an earlier training exists",
+            remedy="continue it with --resume, choose another --out, or remove it",
         )
     if not options.patience:
         for what in recipe.everything:

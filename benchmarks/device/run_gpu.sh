@@ -118,8 +118,8 @@ long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
 
 run_tests() {
     # shellcheck disable=SC2086 # several
-    step tests 280 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -m gpu --tb=short --continue-on-collection-errors \
-        --durations=10 $TESTS
+    step tests 280 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -p benchmarks.device.gpu_tests -q -m gpu --tb=short \
+        --continue-on-collection-errors --durations=10 $TESTS
 }
 
 run_network() {

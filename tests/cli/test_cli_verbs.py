@@ -76,7 +76,7 @@ def test_doctor_names_the_extra_of_an_engine_that_is_absent() -> None:
         found = rows[f"engine {package}"]
         assert (found["status"], found["remedy"]) == ("ABSENT", f"pip install 'framefuse[{extra}]'")
         assert package in found["detail"]
-    assert rows["onnxruntime packages"]["remedy"] == "install it again"
+    assert rows["onnxruntime packages"]["remedy"] == "reinstall it"
 
 
 def test_doctor_in_words(run: Any) -> None:
@@ -154,4 +154,5 @@ def test_config_init_writes_a_file_that_changes_nothing(run: Any, tmp_path: Path
 def test_the_committed_option_reference_is_up_to_date(run: Any) -> None:
     code, out, _ = run("config", "reference")
     assert (code, out) == (0, markdown())
-    assert (ROOT / "docs/reference/options.md").read_text() == out, "framefuse config reference > docs/reference/options.md"
+    page = "docs/reference/options.md"
+    assert (ROOT / page).read_text() == out, f"framefuse config reference > {page}"

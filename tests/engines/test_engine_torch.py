@@ -1,6 +1,6 @@
 """The torch engine on the CPU: ONNX as calls of PyTorch, modules, exported programs, TorchScript; and what it refuses.
 
-Run where PyTorch is installed: pip install torch (CPU); it is left out of CI, where it would be the largest download.
+Skipped where PyTorch is not installed; .ci/run has an environment with it.
 """
 
 from __future__ import annotations

@@ -27,6 +27,11 @@ def clips(folder: Path, count: int, frames: int = 12) -> list[Path]:
     return [video(folder / f"clip{number}.mp4", frames=frames) for number in range(count)]
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return video(tmp_path_factory.mktemp("long") / "long.mp4", frames=3000)
+
+
 def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> None:
     files = clips(tmp_path, 5)
     fleet = Fleet(files, devices=["cpu", "cpu"], project=tmp_path / "runs", save_jsonl=True, engine="null")
@@ -75,8 +80,8 @@ def test_inputs_of_a_worker_that_cannot_start_are_done_by_others(tmp_path: Path)
     assert report.frames == 6 * 60 and len(other.inputs) == 6
 
 
-def test_a_terminated_worker_completes_what_it_wrote(tmp_path: Path) -> None:
-    fleet = Fleet(video(tmp_path / "long.mp4", frames=3000), devices=["cpu"], project=tmp_path, save_jsonl=True)
+def test_a_terminated_worker_completes_what_it_wrote(long: Path, tmp_path: Path) -> None:
+    fleet = Fleet(long, devices=["cpu"], project=tmp_path, save_jsonl=True)
     sent: list[int] = []
 
     def terminate(frames: int) -> None:
@@ -124,9 +129,8 @@ def test_what_a_killed_worker_had_not_taken_is_done_by_the_others(tmp_path: Path
     assert len(dead.inputs) + len(alive.inputs) == len(files)
 
 
-def test_an_interruption_completes_what_is_written(tmp_path: Path) -> None:
-    clip = video(tmp_path / "long.mp4", frames=3000)
-    fleet = Fleet(clip, devices=["cpu"], project=tmp_path / "runs", save_jsonl=True)
+def test_an_interruption_completes_what_is_written(long: Path, tmp_path: Path) -> None:
+    fleet = Fleet(long, devices=["cpu"], project=tmp_path / "runs", save_jsonl=True)
 
     def interrupt(frames: int) -> None:
         if frames:

@@ -294,7 +294,7 @@ def test_models_that_find_nothing_or_are_not_trained_are_refused(models: dict[st
     def build(model: Path) -> None:
         build_model(model, precision="int8", calib=FRAMES, frames=64, allow_loss=True)
 
-    with pytest.raises(UsageError, match=r"finds nothing on 20 frames of .*: there is nothing to judge by"):
+    with pytest.raises(UsageError, match=r"finds nothing on 20 frames of .*, so its accuracy cannot be measured"):
         build(filled("/model.8/m", 0, -20))
     with pytest.raises(NonFiniteError, match="NaN or infinity"):
         build(filled("/model.3/", np.nan, 0))
@@ -347,7 +347,7 @@ def test_a_model_that_puts_out_no_numbers_is_not_lowered(models: dict[str, Path]
         if values.ndim == 4:
             tensor.CopyFrom(numpy_helper.from_array(np.full_like(values, np.nan), tensor.name))
     onnx.save(model, tmp_path / "broken.onnx")
-    with pytest.raises((ModelError, NonFiniteError), match=r"(put.* out|returned) NaN or infinity"):
+    with pytest.raises((ModelError, NonFiniteError), match=r"(gives|returned) NaN or infinity"):
         build_model(tmp_path / "broken.onnx", precision="fp16", calib=calib, frames=8)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.onnx"]
 
@@ -399,7 +399,7 @@ def test_outputs_are_checked_before_the_work(models: dict[str, Path], tmp_path: 
         build(models["tiny_v5"], exist_ok=True)
     with pytest.raises(UsageError, match=r"not named \.onnx"):
         build(tmp_path / "out.engine")
-    with pytest.raises(SinkError, match="nothing can be written"):
+    with pytest.raises(SinkError, match="cannot write into"):
         build(tmp_path / "no" / "out.onnx")
     build(tmp_path / "there.onnx", exist_ok=True)
     onnx.checker.check_model(onnx.load(tmp_path / "there.onnx"))

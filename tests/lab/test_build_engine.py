@@ -132,7 +132,7 @@ def test_a_quantised_model_is_int8_as_it_is(tmp_path: Path) -> None:
             device="cpu",
             output=tmp_path / f"{engine}.onnx",
         )
-        assert "the model is quantised: it stays as it is" in built.reasons
+        assert "the model is already quantised: left unchanged" in built.reasons
 
 
 def test_a_build_that_fails_leaves_neither_model_nor_card(model: Path, tmp_path: Path) -> None:

@@ -246,8 +246,8 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
         (lambda c: c["categories"][1].update(id=40), "categories has the id 40 2 times"),
         (lambda c: c["categories"][1].update(name="RED"), "two categories are called 'RED'"),
         (lambda c: c["categories"][1].update(name=" "), "no id or no name"),
-        (lambda c: c["categories"][1].update(name="\ud800"), r"a name that nothing can write: '\\ud800'"),
-        (lambda c: c["images"][1].update(file_name="a\0b"), r"a file_name that nothing can write: 'a\\x00b'"),
+        (lambda c: c["categories"][1].update(name="\ud800"), r"a name that is not valid text: '\\ud800'"),
+        (lambda c: c["images"][1].update(file_name="a\0b"), r"a file_name that is not valid text: 'a\\x00b'"),
         (lambda c: c["images"][1].update(file_name="a" * 5000), r"1 of 6 images of bad\.json are missing: .*aaa\.\."),
         (lambda c: c["images"][0].update(file_name="a" * 5000), r"names 'aaaa.*\.\.\., which is in none of"),
         (lambda c: c["images"][5].pop("height"), "image 'frame 5.png' has width 640 and height None"),
@@ -268,8 +268,8 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
             lambda c: [row.update(file_name="x" + row["file_name"]) for row in c["images"]],
             "'xframe 0.png', which is in",
         ),
-        (lambda c: c["images"][0].update(width=100), "is 640x384, but the data say 100x384"),
-        (lambda c: c["images"][0].update(width=384, height=640), "640x384, but the data say 384x640"),
+        (lambda c: c["images"][0].update(width=100), "is 640x384, but the data give 100x384"),
+        (lambda c: c["images"][0].update(width=384, height=640), "640x384, but the data give 384x640"),
         (lambda c: c["images"][0].pop("width"), "has width None and height 384"),
     ],
 )
@@ -293,7 +293,7 @@ def test_objects_outside_their_images_are_said(squares: tuple[Path, Coco]) -> No
         content["annotations"][number]["bbox"] = box
     (folder / "outside.json").write_text(json.dumps(content))
     assert open_data(folder / "outside.json").notes == [
-        "3 annotations lie wholly outside their images: nothing can find them"
+        "3 annotations lie entirely outside their images and cannot be found"
     ]
 
 
@@ -324,7 +324,7 @@ def test_a_background_is_no_class_in_common(squares: tuple[Path, Coco]) -> None:
     for row in content["annotations"]:
         row["segmentation"] = [[0, 0, 9, 0, 9, 9]]
     (folder / "outlined.json").write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="no class in common, but for the background"):
+    with pytest.raises(UsageError, match="no class in common except the background"):
         validate("body-n", folder / "outlined.json")
 
 
@@ -339,7 +339,7 @@ def test_what_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="File name too long"):
         open_data("a" * 5000)
     for data in ("rtsp://camera", "", 3):
-        with pytest.raises(UsageError, match="no data with known truth"):
+        with pytest.raises(UsageError, match="is not data with known ground truth"):
             open_data(data)
 
 
@@ -374,8 +374,8 @@ def test_classes_are_matched_by_name(squares: tuple[Path, Coco]) -> None:
     scores = validate("squares", folder / "other.json")
     assert scores.names == ["red"]
     assert scores.notes == [
-        "not scored, as the model does not know them: cat, dog",
-        "not scored, as the data do not have them: green, blue",
+        "not scored, because the model does not have them: cat, dog",
+        "not scored, because the data do not have them: green, blue",
     ]
     content["categories"][0]["name"] = "cow"
     (folder / "other.json").write_text(json.dumps(content))
@@ -418,7 +418,7 @@ def test_several_data_follow_each_other(tmp_path: Path, squares: tuple[Path, Coc
     assert (scores.frames, scores.boxes and scores.boxes.objects) == (6, _count(both, both.spread(6)))
     with pytest.raises(UsageError, match="have different classes"):
         open_data([STREET, str(squares[0] / "annotations.json")])
-    with pytest.raises(SourceError, match=r"frame 0\.png is in two of the data"):
+    with pytest.raises(SourceError, match=r"frame 0\.png is in two of the data sets"):
         validate("squares", [squares[0] / "annotations.json"] * 2)
 
 
@@ -437,7 +437,7 @@ def test_a_detector_on_the_world(tmp_path: Path) -> None:
     assert scores.boxes is not None
     assert sum(split.frames for split in scores.boxes.by_complexity.values()) == 9
     assert scores.map50_95 is not None and scores.map50_95 < 0.3
-    assert "not scored, as the model does not know them: bus, bicycle" in scores.notes[0]
+    assert "not scored, because the model does not have them: bus, bicycle" in scores.notes[0]
 
 
 def test_perfect_answers_on_the_world_score_1() -> None:

@@ -416,7 +416,9 @@ def test_a_peer_is_compared_stage_by_stage(fault: str, wrong: str | None, tmp_pa
 
 def test_a_layout_that_ultralytics_does_not_read(models: dict[str, str], clip: Path) -> None:
     certificate = certify(models["yolov5"], clip, engines=["onnxruntime"], frames=1, peer_python=Path("/none"))
-    assert "does not read the layout yolov5" in certificate.peer and certificate.peer in "".join(certificate.summary())
+    assert "does not support the layout yolov5" in certificate.peer and certificate.peer in "".join(
+        certificate.summary()
+    )
 
 
 # --- the command

@@ -125,7 +125,7 @@ def test_an_int8_file_is_int8_on_every_engine(tmp_path: Path, monkeypatch: pytes
     code, out, err = run(capsys, "scout-n-int8", *words, "--engine", "onnxruntime,openvino")
     assert code == 0, err
     assert [line.split()[1:3] for line in out.splitlines()[1:3]] == [["onnxruntime", "fp32"], ["openvino", "int8"]]
-    assert "note     int8 was asked for; engine onnxruntime multiplies in fp32" in err
+    assert "note     int8 was requested; engine onnxruntime multiplies in fp32" in err
     code, _, err = run(capsys, "scout-s", *words, "--engine", "onnxruntime,openvino")
     assert code == 2 and "framefuse build MODEL --precision int8 --calib SOURCE" in err
 

@@ -166,7 +166,7 @@ def test_a_coco_folder_with_outlines_is_scored(tmp_path: Path) -> None:
     assert scores.pixels is not None
     assert min(value or 0 for value in scores.pixels.by_class.values()) > 0.95
     assert scores.miou == scores.value
-    assert scores.notes == ["not scored, as the model does not know them: blue"]
+    assert scores.notes == ["not scored, because the model does not have them: blue"]
 
     for outline in ({"size": [4, 4], "counts": [16]}, {"counts": "?"}, "none", [["a"] * 6]):
         content["annotations"][0]["segmentation"] = outline
@@ -236,7 +236,7 @@ def test_joined_files_share_their_supercategories(tmp_path: Path) -> None:
 
 def test_more_categories_than_a_mask_tells_apart(tmp_path: Path) -> None:
     path = coco(tmp_path, RED, GREEN, *({"name": f"other {number}"} for number in range(253)))
-    with pytest.raises(UsageError, match="has 255 categories, and masks tell 254 apart"):
+    with pytest.raises(UsageError, match="has 255 categories, but masks hold at most 254"):
         validate(write_segmenter(tmp_path / "seg.onnx"), path)
 
 

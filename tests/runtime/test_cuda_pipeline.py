@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import media
+from benchmarks.gpu_accuracy import Boxes, pairs
+from framefuse.cli.synth import write_clip
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.models.card import read_card
 from framefuse.models.squares import squares_clip, write_squares
@@ -18,10 +21,15 @@ from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import HostProgram, Selection
 from framefuse.sources import SourceOptions, open_source
+from framefuse.world import World
 
 pytestmark = pytest.mark.gpu
 
 FRAMES = 50
+# GPU machines may lack OpenVINO (benchmarks/device/bundle.sh).
+HOST_ENGINE = "openvino" if find_spec("openvino") else "onnxruntime"
+REFERENCE: dict[str, Any] = {"device": "cpu", "engine": HOST_ENGINE, "precision": "fp32"}
+ON_THE_GPU: dict[str, Any] = {"device": "cuda", "engine": "cudnn"}
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +258,55 @@ def test_pipelines_leave_no_memory_on_the_gpu(clip: Path, model: Path) -> None:
         gc.collect()
         used.append(cupy.get_default_memory_pool().used_bytes())
     assert max(used) - used[0] < 2 << 20, used
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = World.parse("synthetic://street?complexity=1&split=test&seed=5&frames=40&size=1280x720")
+    return write_clip(world, tmp_path_factory.mktemp("crowd"))[0]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_crowd_has_the_boxes_of_the_cpu_reference(crowd: Path, batch: int) -> None:
+    """Every decoder, kernel and network is the real one: NVDEC and cuDNN against FFmpeg and a CPU engine in FP32."""
+
+    def found(**options: Any) -> list[Boxes]:
+        with Pipeline(crowd, "scout-n", conf=0.25, **options) as pipeline:
+            detections = [result.detections for result in pipeline]
+        return [Boxes(each.xyxy, each.confidence, each.class_id) for each in detections]
+
+    expected, given = found(**REFERENCE), found(batch=batch, **ON_THE_GPU)
+    counts = np.array([[len(frame.xyxy) for frame in frames] for frames in (expected, given)])
+    assert counts.shape == (2, 40) and counts[0].min() >= 8, counts
+    assert np.abs(counts[0] - counts[1]).max() <= 2, counts
+    assert abs(counts[0].sum() - counts[1].sum()) <= 0.01 * counts[0].sum(), counts
+    sure, alone = 0, []
+    for number, frames in enumerate(zip(expected, given, strict=True)):
+        _, *unpaired = pairs(*frames, least=0.9)
+        for boxes, left in zip(frames, unpaired, strict=True):
+            sure += int((boxes.confidence >= 0.3).sum())
+            alone += [(number, boxes.xyxy[i], boxes.confidence[i]) for i in left if boxes.confidence[i] >= 0.3]
+    assert sure >= 2 * 400
+    assert len(alone) <= 0.01 * sure, alone
+
+
+def test_bodies_have_the_masks_of_the_cpu_reference(tmp_path: Path) -> None:
+    world = World.parse("synthetic://bodies?split=test&seed=5&frames=24&size=1280x720")
+    clip, _ = write_clip(world, tmp_path)
+    with Pipeline(clip, "body-n", **REFERENCE) as host:
+        expected = [result.masks for result in host]
+    with Pipeline(clip, "body-n", batch=3, **ON_THE_GPU) as pipeline:
+        given = [result.masks for result in pipeline]
+        copies = {(copy.stage, copy.direction, copy.kind) for copy in pipeline.report.copies}
+    assert len(expected) == len(given) == world.frames
+    body, classes = [], set()
+    for first, second in zip(expected, given, strict=True):
+        assert first is not None and second is not None
+        assert first.class_id.shape == second.class_id.shape == (720, 1280)
+        assert (first.class_id == second.class_id).mean() > 0.99
+        either = (first.class_id > 0) | (second.class_id > 0)
+        assert (first.class_id == second.class_id)[either].mean() > 0.95
+        body.append(float((second.class_id > 0).mean()))
+        classes |= set(np.unique(second.class_id).tolist())
+    assert np.mean(body) > 0.1 and len(classes) >= 5, (body, classes)
+    assert ("postprocess", "d2h", "results") in copies

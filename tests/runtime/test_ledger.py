@@ -110,11 +110,11 @@ def test_nvdec_frames_never_cross_the_bus(tmp_path: Path) -> None:
     for copy, size in ledger.totals().items():
         booked[copy.direction] += size - before.get(copy, 0)
     (on_the_gpu,) = (copy for copy in pipeline.report.copies if copy.direction == "d2d")
-    assert on_the_gpu.bytes_per_frame == pytest.approx(seen.copied["d2d"] / count, rel=0.03)
+    assert on_the_gpu.bytes_per_frame == pytest.approx(seen.copied["d2d"] / count, rel=0.01)
     pixels = 1280 * 720 * 3 // 2
     assert seen.copied["h2d"] + seen.copied["d2h"] < count * pixels / 50
     for way in ("h2d", "d2h"):
-        assert seen.copied[way] == pytest.approx(booked[way], rel=0.03), way
+        assert seen.copied[way] == pytest.approx(booked[way], rel=0.01), way
     calls = seen.of_launching_threads()
     launches = sum(number for name, number in calls.items() if "GraphLaunch" in name)
     assert count - 3 <= launches <= count + 3

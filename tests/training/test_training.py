@@ -139,7 +139,7 @@ def test_other_files_are_no_checkpoints(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no checkpoint"):
         trainer(cache, tmp_path).resume()
     torch.save({"weights": torch.zeros(3)}, tmp_path / "last.pt")
-    with pytest.raises(ModelError, match="nothing that this version"):
+    with pytest.raises(ModelError, match="was not written by this version"):
         trainer(cache, tmp_path).resume()
 
 
@@ -170,11 +170,11 @@ def _first(weights: dict[str, Any]) -> str:
         (lambda s: s.update(optimizer="x"), "its optimizer is x"),
         (lambda s: s.update(net="x"), "its net is x"),
         (lambda s: s["net"].update({_first(s["net"]): 3}), "its net is OrderedDict"),
-        (lambda s: s["net"].pop(_first(s["net"])), r"does not fit scout-n .* Missing key\(s\)"),
-        (lambda s: s["net"].update({_first(s["net"]): torch.zeros(3)}), "does not fit scout-n .* size mismatch"),
-        (lambda s: s["optimizer"]["param_groups"].pop(), "does not fit scout-n .* parameter groups"),
-        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "holds NaN or infinity, in backbone"),
-        (lambda s: s["net"][_first(s["net"])].fill_(float("inf")), "holds NaN or infinity, in backbone"),
+        (lambda s: s["net"].pop(_first(s["net"])), r"does not fit scout-n: .* Missing key\(s\)"),
+        (lambda s: s["net"].update({_first(s["net"]): torch.zeros(3)}), "does not fit scout-n: .* size mismatch"),
+        (lambda s: s["optimizer"]["param_groups"].pop(), "does not fit scout-n: .* parameter groups"),
+        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "has NaN or infinity in backbone"),
+        (lambda s: s["net"][_first(s["net"])].fill_(float("inf")), "has NaN or infinity in backbone"),
         (lambda s: s.update(names={0: "cat"}), "trained with another names: names {0: 'cat'}"),
         (lambda s: s["facts"].update(world=1), "trained with another world: world 1, now"),
         (lambda s: s["recipe"].update(name="scout-s"), "trained with another name: name 'scout-s', now 'scout-n'"),
@@ -242,12 +242,12 @@ def test_a_damaged_rendering_is_a_clear_error(cache: Path, tmp_path: Path) -> No
 COMMANDS = [
     ("train", ("scout-n", "--steps", "0"), 2, "error: steps is 0\n  -> --steps takes a whole number from 1"),
     ("train", ("scout-n", "--device", "tpu"), 2, "error: device is 'tpu'"),
-    ("train", ("scout-n", "--device", "cpu", "--out", "/proc/x"), 1, "nothing can be written into /proc/x/scout-n"),
-    ("train", ("scout-n", "--device", "cpu", "--processes", "0"), 2, "'0' is no whole number from 1"),
-    ("train", ("scout-n", "--device", "cpu", "--patience", "-1"), 2, "'-1' is no number of seconds"),
+    ("train", ("scout-n", "--device", "cpu", "--out", "/proc/x"), 1, "cannot write into /proc/x/scout-n"),
+    ("train", ("scout-n", "--device", "cpu", "--processes", "0"), 2, "'0' is not a whole number from 1"),
+    ("train", ("scout-n", "--device", "cpu", "--patience", "-1"), 2, "'-1' is not a number of seconds"),
     ("train", ("scout-n", "--device", "cpu", "--patience", "0.1"), 1, "is not complete after 0 s"),
     ("rendering", ("scout-n", "--cache", "/proc/x"), 1, "4000 frames cannot be rendered into /proc/x"),
-    ("rendering", ("scout-n", "--processes", "-1"), 2, "'-1' is no whole number from 1"),
+    ("rendering", ("scout-n", "--processes", "-1"), 2, "'-1' is not a whole number from 1"),
     ("export", ("none.pt",), 1, "there is no checkpoint none.pt"),
     ("export", ("text.pt",), 1, "checkpoint text.pt is truncated or damaged"),
 ]
@@ -271,9 +271,9 @@ def test_a_training_writes_over_no_other(cache: Path, tmp_path: Path, monkeypatc
     trainer(cache, tmp_path / "scout-n").run(until=2)
     before = (tmp_path / "scout-n" / "last.pt").read_bytes()
     monkeypatch.setattr(sys, "argv", ["train", "scout-n", "--device", "cpu", "--out", str(tmp_path)])
-    with pytest.raises(UsageError, match=r"last\.pt is there, of an earlier training") as caught:
+    with pytest.raises(UsageError, match=r"last\.pt of an earlier training exists") as caught:
         train.main()
-    assert "--resume goes on with it" in str(caught.value.remedy)
+    assert "continue it with --resume" in str(caught.value.remedy)
     assert (tmp_path / "scout-n" / "last.pt").read_bytes() == before
 
 
@@ -282,7 +282,7 @@ def test_a_full_disk_keeps_the_checkpoint_of_before(cache: Path, full_disk: Path
     trained.run(until=2)
     before = (full_disk / "last.pt").read_bytes()
     (full_disk / "others").write_bytes(bytes(3_000_000))
-    with pytest.raises(SinkError, match=r"last\.pt cannot be written: .*; .*last\.pt of before is kept"):
+    with pytest.raises(SinkError, match=r"last\.pt cannot be written: .*; the previous .*last\.pt is kept"):
         trained.run(until=4)
     assert sorted(os.listdir(full_disk)) == ["last.pt", "others"] and (full_disk / "last.pt").read_bytes() == before
 
@@ -299,11 +299,11 @@ def test_what_is_shipped_is_finite_and_of_our_networks(cache: Path, tmp_path: Pa
     path = trained.release({"test": {"map50_95": 0.5, "by_class": {}}})
     state = torch.load(path, weights_only=True)
     for change, message in (
-        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "holds NaN or infinity"),
-        (lambda s: s["average"].pop(_first(s["average"])), "does not fit the networks"),
-        (lambda s: s.update(name="scout-xl"), "does not fit the networks"),
-        (lambda s: s.update(scores={}), "does not fit the networks"),
-        (lambda s: s.pop("scores"), "nothing that this version"),
+        (lambda s: s["average"][_first(s["average"])].fill_(float("nan")), "has NaN or infinity"),
+        (lambda s: s["average"].pop(_first(s["average"])), "does not fit the current networks"),
+        (lambda s: s.update(name="scout-xl"), "does not fit the current networks"),
+        (lambda s: s.update(scores={}), "does not fit the current networks"),
+        (lambda s: s.pop("scores"), "was not written by this version"),
     ):
         changed = copy.deepcopy(state)
         change(changed)

@@ -1,1 +1,1 @@
-"""What judges the product: benchmarks, parity, evaluation, lowering, doctor. The product never imports it."""
+"""Tools that judge the product: benchmarks, parity, evaluation, lowering, doctor. The product never imports them."""

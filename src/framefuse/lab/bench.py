@@ -1,10 +1,10 @@
-"""One ONNX on every engine that is here, by one protocol: who computes what, how fast, and at what cost to build.
+"""One ONNX model on every available engine under one protocol: outputs, speed and build cost.
 
-All engines are open at the same time, and runs are interleaved: in every round each engine does a few, in an order that
-is shuffled anew, so that a busy minute of the machine is everybody's. Wall clock times are from a full slot in host
-memory to the outputs in host memory, one request at a time; device times are by the GPU's clock, of the model alone on
-memory of the GPU, captured in a graph where that is possible. Decoding inside the model is run by every engine, and all
-outputs are compared with those of the first row in FP32, so that nobody is fast by computing something else.
+All engines are open at once and their runs are interleaved: in each round every engine does a few runs, in a newly
+shuffled order, so that load from other processes affects all of them alike. Wall-clock times run from a full slot in
+host memory to the outputs in host memory, one request at a time. Device times come from the GPU's clock and cover the
+model alone on GPU memory, captured in a graph where possible. Every engine runs the decoding that is part of the model,
+and all outputs are compared with those of the first FP32 row, so that no engine is fast by computing something else.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ PACKAGES = (
     "framefuse", "numpy", "onnx", "openvino", "onnxruntime", "onnxruntime-gpu", "torch", "apache-tvm", "tensorrt-rtx",
     "tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13",
 )  # fmt: skip
-"""Whose versions are told."""
+"""Packages whose versions are reported."""
 
 Array = NDArray[Any]
 
 
 @dataclass
 class _Peer:
-    """A row, and what runs it."""
+    """A row and what runs it."""
 
     row: Row
     engine: Engine
     pool: RequestPool
     slot: Slot
     execution: DeviceExecution | None
-    """What `device_run` runs: kept, since a captured graph does not keep its memory."""
+    """What `device_run` runs; kept because a captured graph does not keep its memory alive."""
     device_run: Callable[[], float] | None
     wall: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
@@ -93,16 +93,16 @@ def bench_engines(
 
     Args:
         model: ONNX file, or the name of a shipped model.
-        engines: names; default: every one that is known. One that cannot run gets a row that says why.
-        devices: auto: cuda where there is a usable GPU, else cpu.
-        precision: one for all, or several to try each engine in; auto: each engine's own choice. Two that come to the
-            same have one row.
-        imgsz: height and width; default: what the model states, or 640x640.
-        seconds: for the runs of one engine; one that is slower has fewer runs, and its `Timing.runs` says how many.
-        say: called with a line at each step.
+        engines: names; default: every known engine. An engine that cannot run gets a row with the reason.
+        devices: auto: cuda if there is a usable GPU, else cpu.
+        precision: one for all engines, or several to try on each; auto: each engine's own choice. Precisions that
+            resolve to the same one share a row.
+        imgsz: height and width; default: the model's own, or 640x640.
+        seconds: time limit for the runs of one engine; a slow engine makes fewer runs, see `Timing.runs`.
+        say: called with a line of progress at each step.
 
     Raises:
-        UsageError: an engine that nobody knows, or numbers that make no sense.
+        UsageError: an unknown engine or an invalid number.
         ModelError: the model cannot be read.
     """
     path = find_model(model)
@@ -128,7 +128,7 @@ def bench_engines(
                 peers += _open(row, path, shape, image, number_format, rows)
             except FramefuseError as error:
                 row.not_run = error.message
-            except Exception as error:  # an engine that fails has a row too
+            except Exception as error:  # an engine that fails gets a row too
                 row.not_run = f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
             if row.key not in {other.key for other in rows}:
                 rows.append(row)
@@ -144,7 +144,7 @@ def bench_engines(
 
 
 def machine() -> dict[str, str]:
-    """Without which numbers mean nothing."""
+    """Hardware and package versions; numbers mean nothing without them."""
     from framefuse.lab.doctor import facts
 
     found = facts() | {"platform": platform.platform()}
@@ -200,7 +200,7 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
 def _open(
     row: Row, path: Path, shape: tuple[int, int, int, int], image: Array, precision: Precision, rows: Sequence[Row]
 ) -> list[_Peer]:
-    """What runs a row; nothing where one of `rows` is the same engine in the same precision."""
+    """The peer of a row; empty if one of `rows` is the same engine in the same precision."""
     started = time.perf_counter()
     engine = open_engine(row.engine, path, EngineOptions(cast(Device, row.device), precision, streams=1))
     row.precision = engine.precision
@@ -225,17 +225,16 @@ def _open(
 
 
 def on_device(execution: DeviceExecution) -> Callable[[], float]:
-    """A run of the model on memory of the GPU, which gives its milliseconds by the GPU's clock. The execution must live
-    as long as that.
+    """A function that runs the model on GPU memory and returns milliseconds by the GPU's clock.
 
-    The input is whatever lies there: an image of noise is put there first, since zeros can be faster.
+    The execution must outlive that function. The input is noise, because zeros can run faster.
     """
     from framefuse.cuda import device
 
     cp = device.cupy()
     noise = np.random.default_rng(1).random(execution.input.shape)
     if execution.memory_format == "nhwc":
-        noise[..., 3:] = 0  # channels behind the image's
+        noise[..., 3:] = 0  # padding channels
     execution.input.set(np.ascontiguousarray(noise.astype(execution.input.dtype)))
     stream = cp.cuda.Stream(non_blocking=True)
     begun, ended = cp.cuda.Event(), cp.cuda.Event()
@@ -265,7 +264,7 @@ def on_device(execution: DeviceExecution) -> Callable[[], float]:
 
 
 def _compare(peers: Sequence[_Peer]) -> str:
-    """Run each once and write how far its outputs are from the reference's; the name of that row."""
+    """Run each peer once and record its error against the reference; returns the name of the reference row."""
     outputs: list[list[Array]] = []
     for peer in peers:
         peer.pool.submit(peer.slot)
@@ -278,7 +277,7 @@ def _compare(peers: Sequence[_Peer]) -> str:
     for number in real:
         pairs = list(zip(outputs[number], outputs[first], strict=False))
         if len(outputs[number]) != len(outputs[first]) or any(a.shape != b.shape for a, b in pairs):
-            peers[number].row.reasons.append("its outputs have other shapes than the reference's")
+            peers[number].row.reasons.append("its outputs differ in shape from the reference's")
             continue
         away = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
         peers[number].row.error = float(np.sqrt(away / max(sum(float((b**2).sum()) for _, b in pairs), 1e-30)))
@@ -287,13 +286,12 @@ def _compare(peers: Sequence[_Peer]) -> str:
 
 
 def _floats(output: Array) -> Array:
-    """An output whose bfloat16 NumPy knows as uint16."""
+    """An output as floats; NumPy holds bfloat16 as uint16."""
     return (output.astype(np.uint32) << 16).view(np.float32) if output.dtype == np.uint16 else output
 
 
 def _measure(peers: Sequence[_Peer], warmups: int, runs: int, seconds: float) -> None:
-    """Warm up, then measure: rounds, in each of which every peer does a few runs, in a new order. One that has used up
-    its `seconds` does no more."""
+    """Warm up, then measure in rounds: each peer does a few runs per round, in a new order, within its `seconds`."""
     shuffle = random.Random(0).shuffle
     order = list(peers)
     for total, rounds in ((warmups, 2), (runs, ROUNDS)):

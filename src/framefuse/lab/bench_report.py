@@ -1,4 +1,4 @@
-"""What `framefuse bench engines` found: one row an engine, as a table and as JSON."""
+"""The results of `framefuse bench engines`: one row per engine, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from framefuse.errors import CapabilityError
 
 @dataclass(frozen=True)
 class Timing:
-    """Statistics of some runs, milliseconds."""
+    """Statistics of several runs, in milliseconds."""
 
     runs: int
     min: float
@@ -38,18 +38,18 @@ class Row:
     engine: str
     device: str
     precision: str = ""
-    """What ran; of a row that did not run what was asked for, empty where that was the engine's own choice."""
+    """The precision that ran. If the row did not run: the requested one, or empty for auto."""
     build_seconds: float = 0.0
-    """From the ONNX to an engine that is ready for this shape; a cache may have helped (`reasons`)."""
+    """From the ONNX to an engine that is ready for this shape; `reasons` tell whether a cache was used."""
     artifact_bytes: int = 0
-    """Of the file that the engine runs: what it built, or the ONNX itself."""
+    """Size of the file that the engine runs: its own build, or the ONNX itself."""
     wall: Timing | None = None
     device_time: Timing | None = None
     error: float | None = None
-    """Norm of the difference to the reference's outputs over that of the reference's."""
+    """Norm of the difference from the reference's outputs, divided by the norm of those outputs."""
     reasons: list[str] = field(default_factory=list)
     not_run: str = ""
-    """Why it did not run here; empty where it did."""
+    """Why it did not run on this machine; empty if it did."""
 
     @property
     def title(self) -> str:
@@ -57,13 +57,13 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Rows of one key say the same."""
+        """Rows with the same key are duplicates."""
         return self.engine, self.device, self.not_run or self.precision
 
 
 @dataclass
 class BenchReport:
-    """What was measured, and where."""
+    """All rows, and the machine that they were measured on."""
 
     model: str
     shape: tuple[int, int, int, int]
@@ -77,7 +77,7 @@ class BenchReport:
         return json.dumps(asdict(self), indent=2)
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Header and rows for people; a row that did not run has one sentence."""
+        """Header and rows of text; a row that did not run is a single sentence."""
         header = ("engine", "device", "precision", "median ms", "min", "mean", "p90", "p99", "std", "device ms",
                   "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
         ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
@@ -99,10 +99,10 @@ class BenchReport:
         return header, lines
 
     def check(self, engines: Sequence[str] = ()) -> None:
-        """Whether everything that was asked for by name was measured, and anything at all.
+        """Check that every engine in `engines` was measured, and at least one engine in all.
 
         Raises:
-            CapabilityError: it was not; the message says why.
+            CapabilityError: one was not; the message says why.
         """
         ran = {row.engine for row in self.rows if row.wall is not None}
         for name in engines:
@@ -111,11 +111,11 @@ class BenchReport:
                 raise CapabilityError(f"engine {name} was not measured: {why}", remedy="framefuse doctor")
         if not ran - {"null"} and "null" not in engines:
             raise CapabilityError(
-                f"no engine could be measured on {self.model}: the table says why of each", remedy="framefuse doctor"
+                f"no engine could be measured on {self.model}; the table gives each reason", remedy="framefuse doctor"
             )
 
 
 def fastest(row: Row) -> float:
-    """Median of the model alone, where a GPU's clock tells; of the whole request elsewhere."""
+    """Median device time if there is one, else median wall-clock time of a request."""
     timing = row.device_time or row.wall
     return timing.median if timing else 0.0

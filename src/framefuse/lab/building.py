@@ -1,12 +1,12 @@
-"""One call from a PyTorch model, or an ONNX, to an engine that is ready: export, lower, build, check.
+"""From a PyTorch model or an ONNX file to a ready engine in one call: export, lower, build, check.
 
     built = build_engine(model, shapes={"min": (1, 3, 320, 320), "opt": (1, 3, 640, 640), "max": (8, 3, 640, 640)},
                          precision="fp16", engine="onnxruntime", device="cuda", output="model-fp16.onnx")
     Pipeline("video.mp4", built.path, engine=built.engine, device="cuda")
 
-Every engine begins with an ONNX, so that is what is written, with the profile of shapes in its metadata, which
-`open_engine` holds every engine to. The plan of TensorRT goes into the cache, where its engine finds it; it is built
-without a GPU where TensorRT for RTX is installed.
+The output is an ONNX file, which every engine reads. Its metadata hold the profile of shapes, which `open_engine`
+enforces for every engine. A TensorRT plan goes into the cache, where the engine finds it; TensorRT for RTX builds it
+without a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from framefuse.runtime.choices import select
 
 OPSET = 17
 FOLLOW_THE_FILE = ("tensorrt",)
-"""Engines whose precision is the file's."""
+"""Engines that run in the precision of the file."""
 AXES = ("batch", "channels", "height", "width")
 Lowered = Literal["fp16", "int8"]
 
@@ -44,11 +44,11 @@ class BuiltEngine:
     engine: str
     device: str
     precision: str
-    """What really runs."""
+    """The precision that runs."""
     profile: Profile
     bytes: int
     seconds: float
-    """From the call to an engine that has run once (a plan of TensorRT: that is built)."""
+    """From the call until the engine has run once; for TensorRT, until the plan is built."""
     reasons: list[str] = field(default_factory=list)
     """Each choice, with its reason."""
 
@@ -66,23 +66,23 @@ def build_engine(
     exist_ok: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> BuiltEngine:
-    """Make an engine of a model: PyTorch -> ONNX -> lowered -> built for a profile of shapes, and run once.
+    """Make an engine from a model: export to ONNX, lower, build for a profile of shapes, and run once.
 
     Args:
         model: an `nn.Module`, an ONNX file, or the name of a shipped model.
         shapes: input shapes (batch, 3, height, width): one, or `{"min", "opt", "max"}`.
-        precision: of the engine; int8 needs `calib`, unless the model is quantised already.
-        output: file to write; default: the model's name in the current folder, with the precision.
-        engine: name; auto: the fastest one here that has the precision on the device.
-        device: auto: a GPU where there is one that can be used.
+        precision: of the engine; int8 needs `calib`, unless the model is already quantised.
+        output: file to write; default: NAME-PRECISION.onnx in the current folder.
+        engine: name; auto: the fastest installed one that has the precision on the device.
+        device: auto: a usable GPU if there is one.
         calib: any source of frames like those that the model will see.
-        metadata: entries of the ONNX to write, as exporters write them: names, stride, ... Those of an ONNX that is
-            given stay, but for the ones named here.
-        exist_ok: write over an existing file.
-        say: called with a line at each step.
+        metadata: entries to add to the ONNX, as exporters write them (names, stride, ...); they replace existing
+            entries of the same name, and all others stay.
+        exist_ok: overwrite an existing file.
+        say: called with a line of progress at each step.
 
     Raises:
-        UsageError: shapes that make no sense or that the model excludes, an unknown engine, an output that exists.
+        UsageError: invalid shapes or shapes that the model rules out, an unknown engine, an output that exists.
         ModelError: the model cannot be exported, or has operators that the engine lacks.
         CapabilityError: PyTorch, the engine or the device is missing.
         QualityError: int8 loses too much accuracy.
@@ -110,7 +110,9 @@ def build_engine(
     name, reasons = backend.name, [choice]
     target = _target(model, output, precision)
     if target.suffix != ".onnx":
-        raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="an ONNX is what is written: NAME.onnx")
+        raise UsageError(
+            f"output {str(output)!r} is not named .onnx", remedy="name it NAME.onnx: the output is an ONNX file"
+        )
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
     if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
@@ -118,7 +120,8 @@ def build_engine(
     quantised = precision == "int8" and not _is_module(model) and is_quantised(find_model(model))
     if precision == "int8" and calib is None and not quantised:
         raise UsageError(
-            "int8 needs frames to calibrate with", remedy="pass calib: a video, images, ... like those to come"
+            "int8 needs frames to calibrate with",
+            remedy="pass calib: a video, images, ... like those that the model will see",
         )
     card = target.with_suffix(".yaml")
     before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
@@ -133,7 +136,7 @@ def build_engine(
         _state(path, metadata or {})
         _check_sizes(path, profile)
         if quantised:
-            reasons.append("the model is quantised: it stays as it is")
+            reasons.append("the model is already quantised: left unchanged")
         elif precision == "int8" or (precision == "fp16" and name in FOLLOW_THE_FILE):
             from framefuse.lab.lowering import build_model
 
@@ -159,7 +162,7 @@ def build_engine(
         for place, content in before.items():
             if content is None:
                 place.unlink(missing_ok=True)
-            else:  # what was there stays
+            else:  # restore the previous file
                 place.write_bytes(content)
         raise
     return BuiltEngine(
@@ -168,7 +171,7 @@ def build_engine(
 
 
 def export_onnx(module: Any, path: Path, profile: Profile) -> None:
-    """Write an `nn.Module` as ONNX; axes that the profile leaves open are free.
+    """Write an `nn.Module` as ONNX; axes that vary in the profile are dynamic.
 
     Raises:
         ModelError: PyTorch cannot export it.
@@ -182,7 +185,7 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
     options: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch, to those who write exporters
+            warnings.simplefilter("ignore")  # PyTorch addresses them to exporter developers
             module.eval()
             if parameter is not None:
                 example = example.to(parameter.device, parameter.dtype)
@@ -213,7 +216,7 @@ def _tensors(outputs: Any) -> list[Any]:
 
 
 def _is_module(model: Any) -> bool:
-    """Whether it is a module of PyTorch, which is only imported by those who pass one."""
+    """Whether it is a PyTorch module, found out without importing PyTorch."""
     return any(
         f"{kind.__module__}.{kind.__qualname__}" == "torch.nn.modules.module.Module" for kind in type(model).__mro__
     )
@@ -240,22 +243,21 @@ def _target(model: Any, output: str | Path | None, precision: str) -> Path:
 
 
 def _copy(model: Any, path: Path) -> None:
-    """The ONNX with its weights inside."""
+    """Copy the ONNX with its weights embedded, and its card."""
     import onnx
 
     found = find_model(model)
     read_onnx(found)
     onnx.save(load(found), path)
-    for card in [found.with_suffix(".yaml")]:
-        if card.exists():
-            path.with_suffix(".yaml").write_bytes(card.read_bytes())
+    if (card := found.with_suffix(".yaml")).exists():
+        path.with_suffix(".yaml").write_bytes(card.read_bytes())
 
 
 def _check_sizes(path: Path, profile: Profile) -> None:
     """
     Raises:
-        ModelError: the model has not one input of four axes.
-        UsageError: an axis that the model fixes has other sizes in the profile.
+        ModelError: the model does not have exactly one input with four axes.
+        UsageError: the profile contradicts an axis that the model fixes.
     """
     inputs = read_onnx(path).inputs
     if len(inputs) != 1 or len(inputs[0].shape) not in (0, len(AXES)):
@@ -267,13 +269,13 @@ def _check_sizes(path: Path, profile: Profile) -> None:
     for axis, fixed, low, high in zip(AXES, stated, profile.min, profile.max, strict=True):
         if fixed is not None and (low, high) != (fixed, fixed):
             raise UsageError(
-                f"the profile {profile} leaves {axis} {low} to {high}, but the model fixes it at {fixed}",
-                remedy=f"ask for {axis} {fixed}, or export the model with a free {axis}",
+                f"the profile {profile} has {axis} {low} to {high}, but the model fixes it at {fixed}",
+                remedy=f"use {axis} {fixed}, or export the model with a dynamic {axis}",
             )
 
 
 def _state(path: Path, metadata: Mapping[str, str]) -> None:
-    """Write metadata into an ONNX; other entries that it has stay."""
+    """Write metadata into an ONNX file; its other entries stay."""
     import onnx
 
     network = onnx.load(path)
@@ -292,7 +294,7 @@ def _write(path: Path, target: Path) -> None:
 
 
 def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
-    """Build the plan of TensorRT into the cache."""
+    """Build the TensorRT plan into the cache."""
     from framefuse.engines.tensorrt.build import Shapes, bindings, precision_of
     from framefuse.engines.tensorrt.plans import build
 
@@ -305,7 +307,7 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
 
 
 def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -> tuple[str, list[str]]:
-    """Open the engine and run it at the usual shape, so that it is known to work, and its caches are filled."""
+    """Open the engine and run it once at the optimal shape, which shows that it works and fills its caches."""
     built = open_engine(name, path, options)
     with contextlib.closing(built):
         pool = built.request_pool(profile.opt[0], *profile.opt[2:], 1)

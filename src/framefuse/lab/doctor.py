@@ -1,4 +1,4 @@
-"""Doctor: a tiny job on every part of an installation, so that what works is known and not assumed."""
+"""Doctor: runs a tiny job on every part of an installation to find out what works."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CPU_FEATURES: Final = (
 
 @dataclass(frozen=True)
 class Check:
-    """What one tiny job found."""
+    """The outcome of one tiny job."""
 
     name: str
     status: Status
@@ -54,11 +54,11 @@ class Check:
     """What works, or why it does not."""
     remedy: str = ""
     core: bool = False
-    """Whether framefuse cannot do its main job without it."""
+    """Whether framefuse cannot work without it."""
 
 
 def facts() -> dict[str, str]:
-    """What this machine and installation are: versions, CPU, cores."""
+    """Facts about this machine and installation: versions, CPU, cores."""
     from framefuse.common.machine import available_cores
     from framefuse.common.version import __version__
 
@@ -73,10 +73,10 @@ def facts() -> dict[str, str]:
 
 
 def checks() -> Iterator[Check]:
-    """Run the tiny jobs one after the other; each Check comes as soon as its job is done."""
+    """Run the tiny jobs in turn and yield each Check as soon as its job is done."""
     yield _try("kernels", _kernels, core=True)
     yield _try("decode", partial(_video, "mpeg4"), core=True)
-    yield _try("encode libx264", partial(_video, "libx264"), remedy="use another one: --encoder mpeg4")
+    yield _try("encode libx264", partial(_video, "libx264"), remedy="use another encoder: --encoder mpeg4")
     driver = _try("nvidia driver", _driver, remedy="needed for --device cuda only")
     for backend in backends():
         device = backend.capabilities.devices[0]
@@ -94,7 +94,7 @@ def checks() -> Iterator[Check]:
 
 
 def cpu_features() -> list[str]:
-    """The instruction sets of this CPU that matter here, where the system tells (Linux)."""
+    """The relevant instruction sets of this CPU; empty where the system does not list them (not Linux)."""
     words = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
     return [name for name in CPU_FEATURES if name in words]
 
@@ -108,13 +108,13 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
         return Check(name, "ABSENT", str(error), remedy, core)
     except FramefuseError as error:
         return Check(name, "FAIL", error.message, error.remedy or remedy, core)
-    except Exception as error:  # whatever goes wrong in a part is what the doctor is asked about
+    except Exception as error:  # any failure of a part is a finding
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
 
 
 def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[cuda13]'") -> Check:
-    """A check of what runs on NVIDIA GPUs only: without one, installing a package is no remedy."""
+    """A check of what runs on NVIDIA GPUs only: without a GPU, installing a package does not help."""
     if check.status != "ABSENT" or driver.status == "PASS":
         return check
     return replace(check, detail=driver.detail, remedy=f"for machines with an NVIDIA GPU: {install}")
@@ -122,7 +122,7 @@ def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[
 
 def _shipped_models() -> str:
     files = [shipped_model(name) for name in SHIPPED]
-    return f"{len(files)} files are as they were shipped ({files[0].parent})"
+    return f"{len(files)} files are intact ({files[0].parent})"
 
 
 def _kernels() -> str:
@@ -157,7 +157,7 @@ def _kernels() -> str:
 
 
 def _video(encoder: str) -> str:
-    """Encode a few images in memory and decode them again."""
+    """Encode a few frames in memory and decode them again."""
     import av
     import numpy as np
 
@@ -197,7 +197,7 @@ def _onnxruntime_packages() -> Check:
             providers = onnxruntime("ort").get_available_providers()
         except CapabilityError as error:
             why = f"{found} cannot be imported: {error.__cause__}"
-            return Check("onnxruntime packages", "FAIL", why, "install it again")
+            return Check("onnxruntime packages", "FAIL", why, "reinstall it")
         names = (name.removesuffix("ExecutionProvider") for name in providers)
         found += f"; providers {', '.join(names)}"
     return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
@@ -210,17 +210,17 @@ def _driver() -> str:
         raise CapabilityError("no NVIDIA driver (libcuda.so.1 is missing)") from error
     code = cuda.cuInit(0)
     if code:
-        raise RuntimeError(f"the NVIDIA driver does not start (cuInit gives {code})")
+        raise RuntimeError(f"the NVIDIA driver does not start (cuInit returns {code})")
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda.cuDeviceGetCount(ctypes.byref(count))
     if not count.value:
         raise CapabilityError("the NVIDIA driver finds no GPU", remedy="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES")
-    return f"knows CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
+    return f"supports CUDA {number.value // 1000}.{number.value % 1000 // 10}, {count.value} GPU"
 
 
 def _cuda() -> str:
-    """A kernel of ours, compiled and launched; which CUDA everything is of."""
+    """One of our kernels, compiled and launched; reports the CUDA versions in use."""
     import numpy as np
 
     from framefuse.cuda import device, nvrtc
@@ -230,7 +230,7 @@ def _cuda() -> str:
     runtime = cp.cuda.runtime
     scores = np.random.default_rng(0).random((1, 3, 8, 8), np.float32)
     if not (cp.asnumpy(masks.argmax(cp.asarray(scores))) == scores.argmax(1)).all():
-        raise RuntimeError("the kernel of arg-max gives other classes than NumPy")
+        raise RuntimeError("the arg-max kernel gives other classes than NumPy")
     properties = runtime.getDeviceProperties(runtime.getDevice())
     free, total = runtime.memGetInfo()
     compiler = ".".join(map(str, nvrtc.find().version))
@@ -242,7 +242,7 @@ def _cuda() -> str:
 
 
 def _device_auto() -> str:
-    """What is chosen for a model that every engine can run."""
+    """What auto chooses for a model that every engine can run."""
     from framefuse.runtime.choices import choose_device
 
     return choose_device(settings_from({}), lambda backend: None)[1].removeprefix("device ")
@@ -255,11 +255,11 @@ def _nvenc() -> str:
     why = nvenc_refuses(0)
     if why:
         raise CapabilityError(why)
-    return f"{NVENC}: device cuda encodes with it"
+    return f"{NVENC}, used with device cuda"
 
 
 def _nvdec() -> str:
-    """A few images, encoded here and decoded by the GPU."""
+    """A few frames, encoded on the CPU and decoded by the GPU."""
     import av
     import numpy as np
 
@@ -290,7 +290,7 @@ def _nvdec() -> str:
     worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
     if len(levels) != 8 or worst > 8:
         raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
-    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into the GPU's memory"
+    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into GPU memory"
 
 
 def _version(package: str) -> str | None:
@@ -305,7 +305,7 @@ def _cpu_model() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """First value of a key in /proc/cpuinfo; empty where there is none."""
+    """First value of a key in /proc/cpuinfo; empty if there is none."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")

@@ -1,9 +1,9 @@
-"""Evaluation: how right a model is, through the real pipeline, on data whose truth is known.
+"""Evaluation: the accuracy of a model, through the real pipeline, on data with known ground truth.
 
     open_data("annotations.json") -> Dataset        validate("yolov8n.onnx", data) -> Scores
 
-data.py, coco.py and world.py read data; classes.py matches names; boxes.py and pixels.py count; compare.py and plots.py
-are for people.
+data.py, coco.py and world.py read data; classes.py matches class names; boxes.py and pixels.py count; compare.py and
+plots.py present the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Boxes against the truth. faster-coco-eval counts as COCO defines it; the confusion matrix is counted here."""
+"""Boxes against the ground truth: COCO metrics by faster-coco-eval, and a confusion matrix."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, Sp
 
 SIZES = ("all", "small", "medium", "large")
 COMPLEXITIES = {"crowded": 2 / 3, "busy": 1 / 3, "calm": 0.0}
-"""Least complexity of each, from the highest."""
+"""Lower bound of complexity of each group, highest first."""
 
 
 class BoxCounter:
-    """Takes frames one by one.
+    """Counts boxes frame by frame.
 
     Args:
         names: the classes that are compared.
-        max_det: detections a frame that count, the surest first.
+        max_det: maximum number of detections per frame, most confident first.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -38,7 +38,7 @@ class BoxCounter:
         self._names = list(names)
         self._max_det = max_det
         self._frames: list[float | None] = []
-        self._sure: list[int] = []
+        self._confident: list[int] = []
         self._truth: list[dict[str, Any]] = []
         self._found: list[dict[str, Any]] = []
         self._confusion = np.zeros((len(names) + 1, len(names) + 1), np.int64)
@@ -47,7 +47,7 @@ class BoxCounter:
         """Count one frame.
 
         Args:
-            xyxy, confidence, class_id: (n, 4), (n,), (n,): what was found, in classes of `names`.
+            xyxy, confidence, class_id: detections, (n, 4), (n,), (n,); classes index `names`.
         """
         self._frames.append(labels.complexity)
         image = len(self._frames)
@@ -57,12 +57,14 @@ class BoxCounter:
             record = {"id": len(self._truth) + 1, "image_id": image, "category_id": number, "iscrowd": int(crowd)}
             self._truth.append({**record, "bbox": box, "area": area})
         for box, score, number in zip(_xywh(xyxy), confidence.tolist(), class_id.tolist(), strict=True):
-            # The empty segmentation keeps the library from making a polygon of each box.
+            # With an empty segmentation the library does not make a polygon of each box.
             record = {"image_id": image, "category_id": number, "bbox": box, "score": score, "segmentation": []}
             self._found.append(record)
-        sure = confidence >= CONF
-        self._sure.append(int(sure.sum()))
-        self._confusion += confusion(labels, xyxy[sure], confidence[sure], class_id[sure], len(self._names))
+        confident = confidence >= CONF
+        self._confident.append(int(confident.sum()))
+        self._confusion += confusion(
+            labels, xyxy[confident], confidence[confident], class_id[confident], len(self._names)
+        )
 
     def scores(self) -> BoxScores:
         truth = self._coco.COCO(
@@ -77,8 +79,8 @@ class BoxCounter:
         precision = self._precision(truth, found, images)
         single = [row for row in self._truth if not row["iscrowd"]]
         objects = Counter(row["category_id"] for row in single)
-        right, there = int(np.trace(self._confusion[:-1, :-1])), int(self._confusion[:-1].sum())
-        said = int(self._confusion[:, :-1].sum())
+        right, true_objects = int(np.trace(self._confusion[:-1, :-1])), int(self._confusion[:-1].sum())
+        predicted = int(self._confusion[:, :-1].sum())
         parts: dict[str, list[int]] = {name: [] for name in COMPLEXITIES if None not in self._frames}
         for image, value in zip(images if parts else [], self._frames, strict=False):
             parts[next(name for name, least in COMPLEXITIES.items() if (value or 0.0) >= least)].append(image)
@@ -89,7 +91,7 @@ class BoxCounter:
             by_complexity[name] = Split(
                 frames=len(part),
                 objects=sum(row["image_id"] in held for row in single),
-                detections=sum(self._sure[image - 1] for image in part),
+                detections=sum(self._confident[image - 1] for image in part),
                 map50_95=_mean(values[:, :, :, 0]),
                 map50=_mean(values[0, :, :, 0]),
             )
@@ -98,8 +100,8 @@ class BoxCounter:
             map50=_mean(precision[0, :, :, 0]) or 0.0,
             map75=_mean(precision[5, :, :, 0]) or 0.0,
             objects=len(single),
-            precision=right / said if said else 0.0,
-            recall=right / there if there else 0.0,
+            precision=right / predicted if predicted else 0.0,
+            recall=right / true_objects if true_objects else 0.0,
             by_size={size: _mean(precision[..., at]) for at, size in enumerate(SIZES) if at},
             by_class={
                 name: ClassScore(objects[number], _mean(precision[:, :, number, 0]), _mean(precision[0, :, number, 0]))
@@ -115,7 +117,7 @@ class BoxCounter:
         )
 
     def _precision(self, truth: Any, found: Any, images: list[int]) -> NDArray[np.float64]:
-        """(10 overlaps, 101 recalls, classes, 4 sizes); -1 where there is no object."""
+        """(10 IoU thresholds, 101 recalls, classes, 4 sizes); -1 where there is no object."""
         count = self._coco.COCOeval_faster(truth, found, "bbox", print_function=_silent)
         count.params.imgIds = images
         count.params.maxDets = [self._max_det]
@@ -131,9 +133,9 @@ def confusion(
 ) -> NDArray[np.int64]:
     """(classes + 1, classes + 1) counts [truth][found] of one frame.
 
-    Pairs with an overlap of at least IOU are taken from the greatest overlap down, whatever their classes; each object
-    and each detection is in one pair at most. What is then left of the objects was missed (last column), what is left
-    of the detections is wrong (last row), unless half of it lies in a crowd.
+    Objects and detections are paired greedily by IoU, from the highest down to IOU, whatever their classes. Unpaired
+    objects were missed (last column); unpaired detections are false (last row), unless at least half of a detection
+    lies in a crowd region.
     """
     table = np.zeros((classes + 1, classes + 1), np.int64)
     single = np.flatnonzero(~labels.crowd)
@@ -153,7 +155,7 @@ def confusion(
 
 
 def _overlaps(truth: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(objects, detections): intersection over union, and over the area of the detection."""
+    """(objects, detections) each: intersection over union, and intersection over the area of the detection."""
     first, second = truth[:, None].astype(np.float64), found[None].astype(np.float64)
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
     both = sides.clip(0).prod(axis=2)
@@ -163,7 +165,7 @@ def _overlaps(truth: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.floa
 
 
 def _mean(precision: NDArray[np.float64]) -> float | None:
-    """Mean over what exists, None where nothing does."""
+    """Mean of the valid values; None if there are none."""
     valid = precision[precision > -1]
     return float(valid.mean()) if valid.size else None
 

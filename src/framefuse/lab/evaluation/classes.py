@@ -1,4 +1,4 @@
-"""The classes that a model and the data have in common, by their names."""
+"""The classes that a model and the data share, matched by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from framefuse.prediction import Detections
 
 
 class BoxClasses:
-    """Labels and detections in the classes that both have.
+    """Maps labels and detections to the shared classes.
 
     Args:
-        asked: names by number of those classes of the model that are compared.
+        asked: number -> name of the model's classes to compare.
 
     Raises:
-        UsageError: they have none in common.
+        UsageError: model and data share no class.
     """
 
     def __init__(self, asked: Mapping[int, str], data: Dataset, card: Card) -> None:
@@ -31,7 +31,7 @@ class BoxClasses:
         self._model_to, self._data_to = _table(model_to, -1), _table(data_to, -1)
 
     def labels(self, labels: Labels) -> Labels:
-        """The objects of classes that the model has; `class_id` counts `names`."""
+        """The objects of shared classes; `class_id` indexes `names`."""
         number = self._data_to[labels.class_id]
         kept = number >= 0
         return replace(
@@ -43,17 +43,17 @@ class BoxClasses:
         )
 
     def found(self, found: Detections) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-        """xyxy, confidence and class of the detections of classes that the data have; classes count `names`."""
+        """xyxy, confidence and class of the detections of shared classes; classes index `names`."""
         number = self._model_to[found.class_id]
         kept = number >= 0
         return found.xyxy[kept], found.confidence[kept], number[kept]
 
 
 class PixelClasses:
-    """Values of class masks in the classes that both have: `truth` and `found` are (256,) tables, OTHER elsewhere.
+    """Maps class masks to the shared classes: `truth` and `found` are (256,) tables, OTHER for all other values.
 
     Raises:
-        UsageError: the data have no masks, or no class in common with the model.
+        UsageError: the data have no masks or share no class with the model.
     """
 
     def __init__(self, card: Card, data: Dataset) -> None:
@@ -76,16 +76,16 @@ class PixelClasses:
 def match_names(
     model: Mapping[int, str], data: Mapping[int, str], card: Card
 ) -> tuple[list[str], dict[int, int], dict[int, int], list[str]]:
-    """The classes that model and data share, by their names.
+    """The classes that model and data share, matched by name.
 
-    Case and the difference between blank, - and _ do not count; numbers of the same name are one class.
+    Case is ignored, and blank, - and _ are equal; class numbers with the same name are one class.
 
     Returns:
-        their names in the order of the data; number in the model -> position there; number in the data -> position
-        there; notes.
+        shared names in the order of the data; model class number -> index of the shared name; the same for the data;
+        notes.
 
     Raises:
-        UsageError: there are none.
+        UsageError: model and data share no class.
     """
     known = {plain(name) for name in model.values()}
     shared: dict[str, str] = {}
@@ -95,7 +95,7 @@ def match_names(
     position = {name: number for number, name in enumerate(shared)}
     if set(shared) <= {NOTHING}:
         raise UsageError(
-            f"{card.path.name} and the data have no class in common{', but for the background' if shared else ''}: "
+            f"{card.path.name} and the data have no class in common{' except the background' if shared else ''}: "
             f"the model has {_some(model)}, the data {_some(data)}",
             remedy=f"correct names in the card {card.path.with_suffix('.yaml')}, or use other data",
         )
@@ -105,9 +105,9 @@ def match_names(
         for names in (model, data)
     )
     if unknown := {number: name for number, name in data.items() if number not in data_to}:
-        notes.append(f"not scored, as the model does not know them: {_some(unknown)}")
+        notes.append(f"not scored, because the model does not have them: {_some(unknown)}")
     if extra := {number: name for number, name in model.items() if number not in model_to}:
-        notes.append(f"not scored, as the data do not have them: {_some(extra)}")
+        notes.append(f"not scored, because the data do not have them: {_some(extra)}")
     return list(shared.values()), model_to, data_to, notes
 
 
@@ -117,7 +117,7 @@ def _some(names: Mapping[int, str]) -> str:
 
 
 def _table(numbers: Mapping[int, int], other: int) -> NDArray[np.int64]:
-    """numbers[i] for any class number i; `other` where there is none."""
+    """(65536,) table of `numbers`, `other` for every class number that it lacks."""
     table = np.full(65536, other, np.int64)
     for number, position in numbers.items():
         table[number] = position

@@ -1,7 +1,7 @@
-"""COCO files as data: images and annotations, checked before anything runs.
+"""COCO files as data sets: images and annotations, checked before anything runs.
 
-Category ids may have gaps; class numbers count them in ascending order. Annotations with `iscrowd` are regions that
-count neither way. Where `images` is a video, each image of the file is the frame whose number is in its key `frame`.
+Category ids may have gaps; class numbers follow them in ascending order. Annotations with `iscrowd` are regions that
+count neither for nor against a model. If `images` is a video, `frame` of each image entry is its frame number.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Record = dict[str, Any]
 NAMED = 3
 """Examples in a message."""
 MOST_MASKED = 254
-"""Categories that a mask of bytes tells apart."""
+"""Maximum number of categories in a mask of bytes."""
 REPORT = "report.json"
-"""In the folder of every run that wrote something."""
+"""Marks the output folder of a run."""
 
 
 def open_coco(path: Path, images: Path | None = None) -> Dataset:
     """Read a COCO file.
 
     Args:
-        images: folder or video; the folder is looked for beside the file when left out.
+        images: folder or video; default: looked for beside the file.
 
     Raises:
         DecodeError: not JSON, or not COCO.
-        SourceError: a missing file or image, an unknown or repeated id, or nothing to find in it.
+        SourceError: a missing file or image, an unknown or repeated id, or no usable annotation.
     """
     records = _read(path)
     entries, categories = _by_id(path, records, "images"), _by_id(path, records, "categories")
@@ -80,9 +80,9 @@ def _read(path: Path) -> Mapping[str, list[Any]]:
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DecodeError(f"{path} is no COCO file: it has no list {key!r}", remedy=remedy)
+            raise DecodeError(f"{path} is not a COCO file: it has no list {key!r}", remedy=remedy)
         if not rows:
-            raise SourceError(f"{path} has no {key}: there is nothing to compare with", remedy=remedy)
+            raise SourceError(f"{path} has no {key}, so there is nothing to compare with", remedy=remedy)
     found: Mapping[str, list[Any]] = content
     return found
 
@@ -93,18 +93,18 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
         if not _is_id(record.get("id")) or not isinstance(record.get(text), str) or not record[text].strip():
             raise DecodeError(
                 f"{path}: an entry of {kind} has no id or no {text}: {_short(record)}",
-                remedy=f"give it a whole number as id, and a text as {text}",
+                remedy=f"give it an integer id and a string {text}",
             )
         if re.search(UNWRITABLE if kind == "images" else "[\0\ud800-\udfff]", record[text]):
             raise DecodeError(
-                f"{path}: an entry of {kind} has a {text} that nothing can write: {_short(record[text])}",
+                f"{path}: an entry of {kind} has a {text} that is not valid text: {_short(record[text])}",
                 remedy=f"give it a {text} in UTF-8",
             )
     counts = Counter(record["id"] for record in records[kind])
     if repeated := [number for number, count in counts.items() if count > 1]:
         raise SourceError(
             f"{path}: {kind} has the id {repeated[0]} {counts[repeated[0]]} times",
-            remedy="give each its own",
+            remedy="give each entry its own id",
         )
     return {record["id"]: record for record in records[kind]}
 
@@ -116,7 +116,7 @@ def _check_images(path: Path, images: Iterable[Record]) -> None:
             raise DecodeError(
                 f"{path}: image {_short(record['file_name'])} has width {_short(sides[0])} and height "
                 f"{_short(sides[1])}",
-                remedy="give it both, in pixels",
+                remedy="give both in pixels",
             )
         complexity = record.get("complexity")
         if complexity is not None and not (_is_length(complexity) and 0 <= complexity <= 1):
@@ -140,7 +140,7 @@ def _class_names(path: Path, categories: Mapping[int, Record]) -> dict[int, str]
 def _objects(
     path: Path, annotations: Iterable[Record], images: Mapping[int, Record], categories: Mapping[int, Record]
 ) -> tuple[dict[int, list[Record]], list[str]]:
-    """Annotations by image id, and what was left out."""
+    """Annotations by image id, and notes on those left out."""
     found: dict[int, list[Record]] = defaultdict(list)
     seen: set[int] = set()
     flat = outside = 0
@@ -155,7 +155,9 @@ def _objects(
         number = record.get("id")
         if _is_id(number):
             if number in seen:
-                raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own")
+                raise SourceError(
+                    f"{path}: two annotations have the id {number}", remedy="give each annotation its own id"
+                )
             seen.add(int(number or 0))
         _check_values(path, record)
         box, image = record["bbox"], images[record["image_id"]]
@@ -169,14 +171,14 @@ def _objects(
         raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
     notes = [f"{flat} annotations without an area were left out"] if flat else []
     if outside:
-        notes.append(f"{outside} annotations lie wholly outside their images: nothing can find them")
+        notes.append(f"{outside} annotations lie entirely outside their images and cannot be found")
     return found, notes
 
 
 def _check_values(path: Path, record: Record) -> None:
     """
     Raises:
-        DecodeError: what an annotation says of an object cannot be.
+        DecodeError: an annotation has an invalid box, area or iscrowd.
     """
     box, area, crowd = (record.get(key) for key in ("bbox", "area", "iscrowd"))
     which = f"{path}: an annotation (id {_short(record.get('id'))}) of image {record['image_id']}"
@@ -197,7 +199,7 @@ def _is_length(value: Any) -> bool:
 
 
 def _find_folder(path: Path, images: Mapping[int, Record]) -> Path:
-    """The first folder near the file that holds the first image, or else the video beside it that has its name."""
+    """The first folder near the file that contains the first image, else the video beside the file with its stem."""
     name = next(iter(images.values()))["file_name"]
     split = path.stem.removeprefix("instances_")
     near = [path.parent / "images", path.parent, path.parent.parent / "images", path.parent.parent / split]
@@ -205,14 +207,14 @@ def _find_folder(path: Path, images: Mapping[int, Record]) -> Path:
     found = next((folder for folder in near if _is_file(folder / name)), video if _is_file(video) else None)
     if found is not None and found in (path.parent, video) and (path.parent / REPORT).exists():
         raise SourceError(
-            f"the images beside {path} are those of a run, with boxes drawn on them",
-            remedy="say where those are that it read, with --images",
+            f"the images beside {path} are the output of a run, with boxes drawn on them",
+            remedy="pass the original images with --images",
         )
     if found is not None:
         return found
     tried = ", ".join(map(str, near))
     raise SourceError(
-        f"{path} names {_short(name)}, which is in none of {tried}", remedy="say where with --images FOLDER"
+        f"{path} names {_short(name)}, which is in none of {tried}", remedy="pass the folder with --images FOLDER"
     )
 
 
@@ -225,7 +227,7 @@ def _files_of(path: Path, folder: Path, images: Mapping[int, Record]) -> dict[Ke
     if missing := [_short(file)[1:-1] for file in files if not _is_file(Path(str(file)))]:
         raise SourceError(
             f"{len(missing)} of {len(files)} images of {path.name} are missing: {_some(missing)}",
-            remedy="check --images, or take them out of the file",
+            remedy="check --images, or remove them from the file",
         )
     return files
 
@@ -233,7 +235,7 @@ def _files_of(path: Path, folder: Path, images: Mapping[int, Record]) -> dict[Ke
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no file can have this name
+    except (OSError, ValueError):  # not a possible file name
         return False
 
 
@@ -243,9 +245,9 @@ def _frames_of(path: Path, video: Path, images: Mapping[int, Record]) -> dict[Ke
         number = record.get("frame")
         if not _is_id(number) or number < 0:
             raise SourceError(
-                f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}: it does not say which "
-                f"image of {video} it means",
-                remedy="give each image its number in the video: frame: 0, ..., or name a folder with --images",
+                f"{path}: image {_short(record['file_name'])} has the frame {_short(number)}, which is not the "
+                f"number of a frame of {video}",
+                remedy="add the frame number to each image (frame: 0, ...), or pass a folder with --images",
             )
         if number in frames:
             raise SourceError(f"{path}: two images are frame {number} of {video}", remedy="name each frame once")
@@ -260,7 +262,7 @@ def _open_images(keys: Sequence[Key]) -> Source:
 
 
 def _open_video(video: Path, keys: Sequence[Key]) -> Source:
-    """The video, without the frames that were not asked for."""
+    """The video, reduced to the requested frames."""
     from framefuse.sources import open_source
 
     inner, wanted = open_source(video), set(keys)
@@ -306,13 +308,13 @@ def _labels(
 
 
 def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[str, Any]:
-    """What a class mask painted from annotations means, as in `Dataset`.
+    """The mask fields of `Dataset` for class masks painted from annotations.
 
-    Some writers name a category background, though nothing is of it: it is what no annotation covers. A category
-    belongs to the group that its supercategory names: "head" to "person", as "person" itself does.
+    Some writers list a category "background" that no annotation has; it stands for the uncovered pixels. A category
+    belongs to the group named by its supercategory: "head" to "person", as does "person" itself.
     """
     if len(categories) > MOST_MASKED:
-        return {"no_masks": f"{len(categories)} categories, and masks tell {MOST_MASKED} apart"}
+        return {"no_masks": f"{len(categories)} categories, but masks hold at most {MOST_MASKED}"}
     names = {values[category]: str(record["name"]) for category, record in categories.items() if values[category]}
     groups: dict[str, set[int]] = defaultdict(set)
     for category, record in categories.items():
@@ -326,10 +328,10 @@ def _masks(categories: Mapping[int, Record], values: Mapping[int, int]) -> dict[
 
 
 def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record) -> NDArray[np.uint8]:
-    """Outlines painted from the largest to the smallest, so that what lies within another is seen.
+    """Outlines painted from the largest to the smallest, so that inner objects stay visible.
 
     Args:
-        values: category id -> value in the mask, 0 where nothing is.
+        values: category id -> value in the mask; 0 is the background.
     """
     height, width = int(image["height"]), int(image["width"])
     mask = np.zeros((height, width), np.uint8)
@@ -343,20 +345,20 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record
             if isinstance(outline, list) or isinstance(outline.get("counts"), list):
                 outline = tools.frPyObjects(outline, height, width)
             decoded = tools.decode(outline).reshape(height, width, -1).any(axis=2)
-        except Exception as error:  # the library raises nearly anything on outlines that are none
+        except Exception as error:  # the library raises almost any exception on invalid outlines
             raise DecodeError(
                 f"image {image['file_name']!r} has a segmentation that cannot be read: {_short(row['segmentation'])}",
-                remedy="it is a list of polygons [[x1, y1, x2, y2, ...]], or run lengths {size, counts}",
+                remedy="use a list of polygons [[x1, y1, x2, y2, ...]] or run lengths {size, counts}",
             ) from error
         mask[decoded] = values[row["category_id"]]
     return mask
 
 
 def _check_outline(outline: Any, size: list[int]) -> None:
-    """What the library would take for an outline of nothing.
+    """Reject outlines that the library would silently read as empty.
 
     Raises:
-        ValueError: a polygon without three points or of no numbers; run lengths of another size.
+        ValueError: a polygon with fewer than three points or with non-numbers; run lengths of the wrong size.
     """
     if isinstance(outline, list):
         for polygon in outline:
@@ -367,7 +369,7 @@ def _check_outline(outline: Any, size: list[int]) -> None:
 
 
 def mask_tools() -> Any:
-    """Run lengths and polygons of COCO to pixels.
+    """The library's module that turns COCO run lengths and polygons into pixels.
 
     Raises:
         CapabilityError: the extra `val` is not installed.

@@ -1,4 +1,4 @@
-"""Several runs in one table, for people: text, Markdown and JSON."""
+"""Several runs in one table: text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from framefuse.errors import FramefuseError, SinkError
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores
 
 SCHEMA = 1
-"""Version of scores.json; it grows when a field changes its meaning or goes away."""
+"""Version of scores.json; increased when a field changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model, an engine and a precision that were asked for."""
+    """The requested model, engine and precision."""
 
     model: str
     engine: str
@@ -25,7 +25,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of it: scores, or the reason why there are none."""
+    """The outcome of one request: scores, or the error."""
 
     wanted: Wanted
     scores: Scores | None = None
@@ -33,21 +33,20 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Model, engine and precision: what ran, or what was to run."""
+        """Model, engine and precision that ran, or that were requested."""
         ran = self.scores
         return " ".join((ran.model, ran.engine, ran.precision) if ran else vars(self.wanted).values())
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Header and one line a row; numbers are percent, the last column is the difference to the first row in points."""
+    """Header and one line per row, in percent; the last column is the difference from the first row in points."""
     scored = [row.scores for row in rows if row.scores]
     first = scored[0] if scored else None
     columns = ["model", "engine", "precision", "input", "MB"]
     if any(scores.boxes for scores in scored):
         columns += ["mAP50-95", "mAP50", "small", "medium", "large"]
         splits = next((list(s.boxes.by_complexity) for s in scored if s.boxes and s.boxes.by_complexity), [])
-        columns += [name for name in splits]
-        columns += ["P", "R"]
+        columns += [*splits, "P", "R"]
     if any(scores.pixels for scores in scored):
         columns += ["mIoU", "pixels"]
     columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]
@@ -83,7 +82,7 @@ def percent(value: float | None) -> str:
 
 
 def class_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Header and one line a class: mAP50-95 or IoU of each run, in percent."""
+    """Header and one line per class: mAP50-95 or IoU of each run, in percent."""
     scored = [row for row in rows if row.scores]
     names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
     titles = [row.title for row in scored]
@@ -104,7 +103,7 @@ def class_table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
-    """The whole comparison as a page."""
+    """The comparison as a Markdown page."""
     scored = [row.scores for row in rows if row.scores]
     page = ["# Accuracy", ""]
     if scored:
@@ -122,19 +121,23 @@ def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
 
 
 def legend(scored: Sequence[Scores]) -> list[str]:
-    """What the columns of `table` mean, a sentence each."""
-    said = []
+    """The meaning of the columns of `table`, a sentence each."""
+    sentences = []
     if any(scores.boxes for scores in scored):
-        said.append(
+        sentences.append(
             "Percent. mAP is COCO's, by size of the objects in source pixels (small < 32 x 32, large > 96 x 96); "
             f"P and R are precision and recall at confidence {CONF} and overlap {IOU}."
         )
     if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
-        said.append("Crowded, busy and calm frames: the thirds of the scene's stated complexity.")
+        sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):
-        said.append("Percent. mIoU is the mean over the classes, pixels the part of all pixels that is right.")
-    said.append("CPU ms: processor time of the engine a frame, a hint only. Points: difference to the first row.")
-    return said
+        sentences.append(
+            "Percent. mIoU is the mean over the classes, pixels is the share of all pixels that are right."
+        )
+    sentences.append(
+        "CPU ms: processor time of the engine per frame, a hint only. Points: difference from the first row."
+    )
+    return sentences
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Open data whose truth is known, of any kind."""
+"""Opens data with known ground truth: COCO files, synthetic worlds, or several of these."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from framefuse.sources.pull import Frames, PullSource
 
 
 def open_data(data: Any, images: str | Path | None = None) -> Dataset:
-    """Open data whose truth is known.
+    """Open data with known ground truth.
 
     Args:
-        data: a COCO file (annotations.json), a folder with one JSON file in it, or in its folder `annotations`, a
-            `synthetic://...` address, or a list of these, whose images follow each other; a Dataset is returned as
-            it is.
-        images: folder of the images that the COCO file names, or the video whose frames it numbers; looked for beside
-            the file when left out.
+        data: a COCO file (annotations.json); a folder with exactly one JSON file, directly or in `annotations`; a
+            `synthetic://...` address; or a list of these, which are joined. A Dataset is returned unchanged.
+        images: folder of the images that the COCO file names, or the video whose frames it numbers; default: looked
+            for beside the file.
 
     Raises:
-        SourceError: a file is missing, or says something that cannot be; a folder has none, or several.
-        DecodeError: it is no COCO file.
-        UsageError: `data` is of no known kind.
+        SourceError: a file is missing or contradictory; a folder has no JSON file or several.
+        DecodeError: the file is not a COCO file.
+        UsageError: `data` is of an unknown kind.
     """
     if images is not None and not isinstance(images, str | Path):
         raise UsageError(f"images is {brief(images)}", remedy="pass the path of a folder, or of a video")
@@ -46,14 +45,15 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         return open_world(data)
     if not isinstance(data, str | Path) or not str(data).strip() or "://" in str(data):
         raise UsageError(
-            f"{data!r} is no data with known truth", remedy="pass a COCO file (annotations.json) or synthetic://street"
+            f"{data!r} is not data with known ground truth",
+            remedy="pass a COCO file (annotations.json) or synthetic://street",
         )
     return open_coco(_annotations(Path(data)), None if images is None else Path(images))
 
 
 def _annotations(path: Path) -> Path:
-    """The COCO file of a folder; any other path as it is."""
-    if not os.path.isdir(path):  # Path.is_dir raises where no file can have the name
+    """The COCO file of a folder; any other path unchanged."""
+    if not os.path.isdir(path):  # unlike Path.is_dir, it does not raise on an impossible file name
         return path
     found = sorted(path.glob("*.json")) or sorted((path / "annotations").glob("*.json"))
     if len(found) == 1:
@@ -61,12 +61,12 @@ def _annotations(path: Path) -> Path:
     names = ", ".join(str(file.relative_to(path)) for file in found[:5]) + (", ..." if len(found) > 5 else "")
     raise SourceError(
         f"{path} has {f'{len(found)} JSON files ({names})' if found else 'no JSON file'}, not one with annotations",
-        remedy="name the COCO file itself; --images takes the folder of its images",
+        remedy="pass the COCO file itself; --images takes the folder of its images",
     )
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one; an image's key is (number of the part, key in it).
+    """Several data sets as one; the key of an image is (number of the part, key in that part).
 
     Raises:
         UsageError: they have different classes.
@@ -95,7 +95,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                             return
                         if part_of.setdefault(frame.source_id, number) != number:
                             raise SourceError(
-                                f"{frame.source_id} is in two of the data: {uri}", remedy="name each image once"
+                                f"{frame.source_id} is in two of the data sets: {uri}", remedy="name each image once"
                             )
                         yield frame
                 finally:

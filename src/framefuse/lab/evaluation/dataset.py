@@ -1,4 +1,4 @@
-"""Dataset: images whose truth is known, in the order in which the pipeline will see them."""
+"""Dataset: images with known ground truth, in the order in which the pipeline sees them."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from framefuse.prediction import FrameInfo
 from framefuse.sources import Source
 
 Key = Any
-"""What names an image: the path of a file, the index of a frame, or (number of the part, key) in joined data."""
+"""Identifies an image: the path of a file, the index of a frame, or (number of the part, key) in joined data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The truth of one image: n objects, in pixels of the image as it is shown."""
+    """The ground truth of one image: n objects, in pixels of the image as displayed."""
 
     xyxy: NDArray[np.float64]
     """(n, 4): x1, y1, x2, y2."""
     class_id: NDArray[np.int64]
     """(n,) numbers of `Dataset.names`."""
     crowd: NDArray[np.bool_]
-    """(n,): a region that holds an unknown number of objects; what is found in it counts neither way."""
+    """(n,): a region with an unknown number of objects; detections in it count neither as right nor as wrong."""
     area: NDArray[np.float64]
     """(n,) pixels; it decides whether an object is small, medium or large."""
     size: tuple[int, int]
     """Width and height of the image."""
     class_mask: Callable[[], NDArray[np.uint8]] | None = None
-    """Gives (height, width): the class of each pixel, a value of `Dataset.mask_names`, for data with masks."""
+    """Returns (height, width): the class of each pixel, a key of `Dataset.mask_names`; None without masks."""
     complexity: float | None = None
-    """How crowded the scene is, 0..1, where the data say it."""
+    """How crowded the scene is, 0..1; None if unknown."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and their truth. Nothing is read before it is asked for."""
+    """Images and their ground truth, read on demand."""
 
     uri: str
     names: Mapping[int, str]
     """Class names of the objects, by class number."""
     keys: Sequence[Key]
-    """One for each image."""
+    """One per image."""
     open: Callable[[Sequence[Key]], Source]
-    """A source that shows the images of these keys, in this order."""
+    """Returns a source that yields the images of these keys, in this order."""
     key_of: Callable[[FrameInfo], Key]
-    """The key of a frame that such a source has shown."""
+    """The key of a frame from such a source."""
     labels: Callable[[Key], Labels]
-    """The truth of an image; asked for once a frame, after the source has shown it."""
+    """The ground truth of an image; called once per frame, after the source has yielded it."""
     mask_names: Mapping[int, str] = field(default_factory=dict)
     """Class names of the values of `Labels.class_mask`; empty for data without masks."""
     mask_groups: Mapping[str, Collection[int]] = field(default_factory=dict)
-    """Values of `Labels.class_mask` that a model may know under one name: {"person": head, torso, ...}."""
+    """Values of `Labels.class_mask` that a model may have as one class: {"person": head, torso, ...}."""
     mixed: bool = False
-    """Whether the images may be of many sizes."""
+    """Whether the images may differ in size."""
     no_masks: str = "no masks"
-    """What data without masks have."""
+    """Why there are no masks, for messages."""
     notes: Sequence[str] = ()
-    """What was found odd, or left out."""
+    """Oddities of the data, and what was left out."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def spread(self, limit: int | None) -> Sequence[Key]:
-        """At most `limit` keys, evenly spread over all of them, so that every part of a video is seen.
+        """At most `limit` keys, evenly spread, so that every part of a video is represented.
 
         Raises:
-            UsageError: the limit is no whole number from 1.
+            UsageError: the limit is not a positive integer.
         """
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
             raise UsageError(f"limit is {limit!r}", remedy="limit takes a whole number from 1")
@@ -81,9 +81,9 @@ class Dataset:
 
 
 NOTHING = "background"
-"""What pixels of no class are called."""
+"""Class name of pixels that belong to no object."""
 
 
 def plain(name: str) -> str:
-    """A name as it is compared with others."""
+    """A name normalised for comparison."""
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())

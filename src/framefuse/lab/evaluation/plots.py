@@ -1,4 +1,4 @@
-"""One image a run: the confusion matrix; beside it precision over recall (boxes), or each class's IoU (pixels)."""
+"""One plot per run: the confusion matrix, and precision over recall (boxes) or the IoU of each class (pixels)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from framefuse.lab.evaluation.coco import missing
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores
 
 LEGEND = 12
-"""Classes named beside their curves at most; the mean is always."""
+"""Maximum number of classes in the legend, besides the mean."""
 
 
 def plot(scores: Scores, title: str, path: Path) -> Path:
-    """Draw and write a PNG.
+    """Write a plot as PNG.
 
     Raises:
         CapabilityError: matplotlib is not installed.
@@ -44,19 +44,19 @@ def _confusion(axes: Any, scores: Scores) -> None:
         table = np.array(scores.boxes.confusion, np.float64)
         rows.append("nothing")
         columns.append("missed")
-        axes.set_title(f"what is there, and what is found (confidence {CONF}, overlap {IOU})", fontsize=9)
+        axes.set_title(f"confusion matrix (confidence {CONF}, IoU {IOU})", fontsize=9)
     else:
         table = np.array(scores.pixels.confusion if scores.pixels else [], np.float64)
         columns.append("other")
-        axes.set_title("what is there, and what is found, pixels", fontsize=9)
+        axes.set_title("confusion matrix, pixels", fontsize=9)
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     if scores.boxes:
         shares[-1] = table[-1] / max(table[-1].sum(), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set_xlabel("found")
-    axes.set_ylabel("there")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
     if len(rows) <= 16:
         for (row, column), share in np.ndenumerate(shares):
             if table[row, column]:
@@ -74,7 +74,7 @@ def _curves(axes: Any, scores: Scores) -> None:
         axes.plot(recall, np.mean(list(curves.values()), axis=0), "k", linewidth=2, label="mean")
     axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
     axes.set_title(
-        f"overlap {IOU}: mAP50 {100 * scores.boxes.map50:.1f}, mAP50-95 {100 * scores.boxes.map50_95:.1f}", fontsize=9
+        f"IoU {IOU}: mAP50 {100 * scores.boxes.map50:.1f}, mAP50-95 {100 * scores.boxes.map50_95:.1f}", fontsize=9
     )
     axes.grid(alpha=0.3)
     if curves:

@@ -1,4 +1,4 @@
-"""Scores: what one model got right on one set of data."""
+"""Scores: the accuracy of one model on one data set."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 CONF = 0.25
-"""Confidence at which precision, recall and the confusion matrix are taken: what `predict` keeps."""
+"""Confidence threshold of precision, recall and the confusion matrix: the default of `predict`."""
 IOU = 0.5
-"""Overlap that they ask for."""
+"""IoU threshold of precision, recall and the confusion matrix."""
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class ClassScore:
     """One class."""
 
     objects: int
-    """In the truth."""
+    """In the ground truth."""
     map50_95: float | None
     map50: float | None
-    """None where the data have no object of it."""
+    """None if the data have no object of this class."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A part of the frames."""
+    """A subset of the frames."""
 
     frames: int
     objects: int
@@ -37,52 +37,52 @@ class Split:
 
 @dataclass(frozen=True)
 class BoxScores:
-    """Average precision as COCO defines it: mean over classes and over the overlaps 0.50, 0.55, ..., 0.95."""
+    """Average precision as COCO defines it: mean over classes and over the IoU thresholds 0.50, 0.55, ..., 0.95."""
 
     map50_95: float
     map50: float
     map75: float
     objects: int
-    """In the truth, crowds left out."""
+    """In the ground truth, without crowd regions."""
     precision: float
-    """Of the detections with confidence >= CONF, the part that is right: its class, at an overlap >= IOU."""
+    """Share of the detections with confidence >= CONF that match an object: same class, IoU >= IOU."""
     recall: float
-    """The part of the objects that those detections find."""
+    """Share of the objects that those detections find."""
     by_size: Mapping[str, float | None]
-    """map50_95 of small (< 32 x 32 pixels), medium and large (> 96 x 96) objects; None where there are none."""
+    """map50_95 of small (< 32 x 32 pixels), medium and large (> 96 x 96) objects; None if there are none."""
     by_class: Mapping[str, ClassScore]
     by_complexity: Mapping[str, Split]
-    """Frames that are crowded (complexity >= 2/3), busy, calm (< 1/3); empty where the data do not say it."""
+    """Crowded (complexity >= 2/3), busy and calm (< 1/3) frames; empty if the data have no complexity."""
     confusion: Sequence[Sequence[int]]
-    """[truth][found] counts at CONF; the last row is found but not there, the last column there but not found."""
+    """[truth][found] counts at CONF; the last row counts false detections, the last column missed objects."""
     curves: Mapping[str, Sequence[float]]
-    """Precision of each class at recall 0, 0.01, ..., 1, at IOU."""
+    """Precision of each class at recall 0, 0.01, ..., 1, with IoU threshold IOU."""
 
 
 @dataclass(frozen=True)
 class PixelScores:
-    """Intersection over union of each class, over all pixels of all frames together."""
+    """Intersection over union by class, over the pixels of all frames together."""
 
     miou: float
-    """Mean over the classes that are in the truth."""
+    """Mean over the classes that occur in the ground truth."""
     accuracy: float
-    """Part of the pixels whose class is right."""
+    """Share of the pixels whose class is right."""
     by_class: Mapping[str, float | None]
-    """None where neither truth nor model has a pixel of it."""
+    """None if neither the ground truth nor the model has a pixel of the class."""
     confusion: Sequence[Sequence[int]]
-    """[truth][found] pixels; the last column is classes that are not compared."""
+    """[truth][found] pixels; the last column is predictions of classes that are not compared."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One model, engine and precision on one set of data."""
+    """One model, engine and precision on one data set."""
 
     model: str
     data: str
     task: str
     engine: str
     precision: str
-    """What really ran."""
+    """The precision that ran."""
     input: str
     """Width x height of the model input."""
     frames: int
@@ -91,9 +91,9 @@ class Scores:
     boxes: BoxScores | None = None
     pixels: PixelScores | None = None
     file_mb: float = 0.0
-    """Size of the model file, 10^6 bytes."""
+    """Size of the model file in 10^6 bytes."""
     cpu_ms: float | None = None
-    """Processor time of the engine a frame, milliseconds; a hint, not a benchmark. None where it is not known."""
+    """Processor time of the engine per frame in milliseconds, a hint only; None if unknown."""
     notes: Sequence[str] = field(default_factory=list)
     """What was left out, and why."""
 
@@ -111,7 +111,7 @@ class Scores:
 
     @property
     def value(self) -> float:
-        """The one number of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter."""
+        """The main score of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter."""
         return self.pixels.miou if self.pixels else self.boxes.map50_95 if self.boxes else 0.0
 
     def to_dict(self) -> dict[str, Any]:

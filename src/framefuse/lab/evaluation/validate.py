@@ -1,4 +1,4 @@
-"""validate: the real pipeline over data whose truth is known."""
+"""validate: run the real pipeline over data with known ground truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
 
 DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
-"""How detections are kept here: nearly all of them, because average precision looks at every confidence."""
+"""Keeps nearly all detections, because average precision needs every confidence."""
 
 
 def validate(
@@ -34,25 +34,25 @@ def validate(
     on_frame: Callable[[int, int], None] = lambda done, frames: None,
     **options: Any,
 ) -> Scores:
-    """Run a model over data and count what it got right.
+    """Run a model over data and score its results.
 
         scores = validate("scout-n", "synthetic://street?split=test&frames=300", precision="fp32")
 
-    Classes of model and data are matched by their names. Those that only one of them has are left out, and named in
+    Classes of model and data are matched by name. Classes that only one of them has are left out and listed in
     `Scores.notes`.
 
     Args:
         model: path of an ONNX file, or the name of a shipped model.
-        data, images: what `open_data` takes.
-        limit: frames at most, evenly spread.
-        engine: name of an engine, or one that is already open.
-        settings: all options as one object; else the defaults of Settings with DEFAULTS.
-        on_frame: called after each frame with the frames done and those there are.
+        data, images: as for `open_data`.
+        limit: maximum number of frames, evenly spread.
+        engine: name of an engine, or an open engine.
+        settings: all options as one object; default: `Settings` with DEFAULTS.
+        on_frame: called after each frame with the numbers of frames done and in all.
         options: fields of `Settings`.
 
     Raises:
-        UsageError: model and data have no class in common, or the data have no masks for a segmenter.
-        SourceError: an image cannot be read, or is not of the size that the data say.
+        UsageError: model and data share no class, or the data have no masks for a segmenter.
+        SourceError: an image cannot be read, or its size differs from that in the data.
         CapabilityError: the extra `val` is not installed.
     """
     opened = open_data(data, images)
@@ -76,14 +76,14 @@ def validate(
     if lost := [f"frame {key}" if isinstance(key, int) else str(key) for key in keys if key not in done]:
         raise SourceError(
             f"{len(lost)} of {len(keys)} images of {opened.uri} could not be read: {', '.join(lost[:3])}",
-            remedy="repair them, or take them out of the data",
+            remedy="repair them, or remove them from the data",
         )
     scores = counter.scores()
     engine_ms = next((stage.cpu_ms for stage in report.stages if stage.name == "inference"), None)
     ran = report.model
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
-        notes.append(f"{chosen.precision} was asked for; engine {ran.engine} multiplies in {ran.precision}")
+        notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
     return Scores(
         model=pipeline.card.path.stem,
         data=opened.uri,
@@ -136,9 +136,9 @@ def _check_size(result: Result, labels: Labels) -> None:
         return
     turned = shown == labels.size[::-1]
     raise SourceError(
-        f"{result.frame.source_id}, frame {result.frame.index}, is {shown[0]}x{shown[1]}, but the data say "
+        f"{result.frame.source_id}, frame {result.frame.index}, is {shown[0]}x{shown[1]}, but the data give "
         f"{labels.size[0]}x{labels.size[1]}",
-        remedy="it is turned by its EXIF tag, and the annotations are not: save it upright"
+        remedy="its EXIF tag rotates it, but the annotations are not rotated: save it upright"
         if turned
-        else "the annotations are of another image or of another size of it",
+        else "use annotations of this very image, at this size",
     )

@@ -1,4 +1,4 @@
-"""The synthetic world as data: its truth is exact, so nothing but the model can be wrong."""
+"""The synthetic world as a data set: its ground truth is exact, so only the model can be wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framefuse.world import Truth, World
 
 
 def open_world(uri: str) -> Dataset:
-    """The world of an address `synthetic://scene?seed=...&frames=...`; what it calls no fair question is a crowd.
+    """The world of an address `synthetic://scene?seed=...&frames=...`; ignored objects count as crowd regions.
 
     Raises:
         UsageError: the address has an unknown scene or key, or a wrong value.
@@ -39,7 +39,7 @@ def open_world(uri: str) -> Dataset:
 
 
 class _Drawn:
-    """Draws each frame once: its truth is kept from the moment that the source shows it until it is asked for."""
+    """Draws each frame once: keeps its ground truth from the source's yield until `labels` is called."""
 
     def __init__(self, world: World, uri: str) -> None:
         self._world, self._uri = world, uri

@@ -1,8 +1,8 @@
-"""Lowering: a model in FP32 becomes one file in FP16 or INT8 that every engine reads, judged before it is written.
+"""Lowering: turns an FP32 model into an FP16 or INT8 file that every engine reads, and checks its accuracy first.
 
     build_model("yolov8n.onnx", precision="int8", calib="video.mp4") -> BuildReport, and yolov8n-int8.onnx
 
-frames.py gets the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py says what that costs and gives.
+frames.py reads the frames, models/fp16.py and models/int8.py rewrite the graph, judge.py measures accuracy and speed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
 
 Precision = Literal["fp16", "int8"]
 MAX_LOSS = 1.0
-"""Points of accuracy that a model may lose."""
+"""Maximum loss of accuracy in points."""
 GIVEN_BACK = (0.0, 0.1, 0.25, 0.5)
-"""Parts of the layers that stay in floating point, the most sensitive first, until the accuracy is good enough."""
+"""Fractions of the layers kept in floating point, most sensitive first, tried until the accuracy is good enough."""
 SAMPLES = 2
-"""Frames on which the sensitivity of layers is measured."""
+"""Number of frames for measuring the sensitivity of layers."""
 
 
 def build_model(
@@ -49,25 +49,25 @@ def build_model(
     calibration: Calibration = "percentile",
     say: Callable[[str], None] = lambda line: None,
 ) -> BuildReport:
-    """Lower a model and write it, with its card, if it loses no more than `MAX_LOSS` points of accuracy.
+    """Lower a model and write it with its card, unless it loses more than `MAX_LOSS` points of accuracy.
 
     Args:
         model: ONNX file, or the name of a shipped model, in FP32.
         calib: any source of frames like those that the model will see; default: a part of `data`.
-        data, images: what `evaluation.open_data` takes: images with known truth, to judge by. Without, the detections
-            of the FP32 model on frames of `calib` are the truth.
-        out: default: beside the model (a shipped one: in the current folder), name-int8.onnx or name-fp16.onnx.
-        allow_loss: write it whatever it loses, and give no layer back for the sake of accuracy.
-        exist_ok: write over an existing file.
-        frames: to calibrate with.
-        calibration: how the range of a tensor follows from its values on them.
-        say: called with a line at each step.
+        data, images: as for `evaluation.open_data`: images with known ground truth to measure accuracy on. Without
+            them, the detections of the FP32 model on frames of `calib` serve as ground truth.
+        out: default: NAME-int8.onnx or NAME-fp16.onnx beside the model, or in the current folder for a shipped model.
+        allow_loss: write the model whatever its loss, and keep no layer in FP32 for the sake of accuracy.
+        exist_ok: overwrite an existing file.
+        frames: number of frames to calibrate with.
+        calibration: how the range of a tensor follows from its values on these frames.
+        say: called with a line of progress at each step.
 
     Raises:
-        QualityError: it loses more accuracy than that; nothing is written.
-        ModelError: the model is lowered already, of an unsupported opset, or no known detector.
-        UsageError: no frames to calibrate with, too few, or all alike; the output exists, or is no name of a file.
-        SourceError: they cannot be read.
+        QualityError: the loss is too large; nothing is written.
+        ModelError: the model is already lowered, of an unsupported opset, or not a known detector.
+        UsageError: no calibration frames, too few, or all alike; the output exists or is not a file name.
+        SourceError: the frames cannot be read.
         SinkError: the output cannot be written.
         CapabilityError: the extra `build` is not installed.
     """
@@ -76,7 +76,9 @@ def build_model(
     if calibration not in get_args(Calibration):
         raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
-        raise UsageError(f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most")
+        raise UsageError(
+            f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most models"
+        )
     if out is not None and not isinstance(out, str | Path):
         raise UsageError(f"out is a {type(out).__name__}", remedy="pass the path of the file to write")
     path = find_model(model)
@@ -93,7 +95,7 @@ def build_model(
             accuracy, layers, islands = work.int8(judge, calibration, allow_loss)
         _check_loss(accuracy, layers, precision, path, allow_loss)
         say("measuring speed")
-        speed, notes = work.speed()
+        speed = work.speed()
         _deliver(work.path, target)
     return BuildReport(
         source=path,
@@ -108,12 +110,12 @@ def build_model(
         bytes_after=target.stat().st_size,
         accuracy=accuracy,
         speed_ms=speed,
-        notes=notes,
+        notes=[],
     )
 
 
 class _Work:
-    """One model on its way; `path` is where the lowered file lies while it is judged."""
+    """A model being lowered; `path` is the lowered file in a temporary folder."""
 
     def __init__(
         self, source: Path, card: Card, prepared: Any, footage: Footage | None, path: Path, say: Callable[[str], None]
@@ -152,14 +154,14 @@ class _Work:
     def _check_finite(self, largest: Mapping[str, float]) -> None:
         """
         Raises:
-            ModelError: the model puts out NaN or infinity, where there is nothing to lower.
+            ModelError: the model gives NaN or infinity.
         """
         if all(np.isfinite(largest[name]) for name in self._card.outputs):
             return
         first = next(name for name, value in largest.items() if not np.isfinite(value))
         raise ModelError(
-            f"{self._source} puts out NaN or infinity on the first frames ({self.calibration}), from tensor {first} on",
-            remedy="check the model: it is damaged, or not trained",
+            f"{self._source} gives NaN or infinity on the first frames ({self.calibration}), from tensor {first} on",
+            remedy="check the model: it is damaged or untrained",
         )
 
     def int8(
@@ -171,7 +173,7 @@ class _Work:
         self.calibration = f"{calibration} ranges over {self._footage.note}"
         self._say(f"calibrating: {self.calibration}")
         ranges = calibrate(self._model, name, inputs, method=calibration)
-        self._say(f"measuring how sensitive each of {len(candidates)} layers is")
+        self._say(f"measuring the sensitivity of {len(candidates)} layers")
         errors = sensitivities(
             self._model, ranges, candidates, name, inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
         )
@@ -192,18 +194,18 @@ class _Work:
         layers = _int8_layers(OnnxGraph(self._model), candidates, fixed, back, errors)
         return accuracy, layers, {}
 
-    def speed(self) -> tuple[dict[str, float], list[str]]:
-        """Milliseconds of FP32, of the FP32 file by default, and of the lowered one; and what there is to say."""
+    def speed(self) -> dict[str, float]:
+        """Milliseconds of the FP32 file in fp32 and in its default precision, and of the lowered file."""
         from framefuse.lab.lowering.judge import measure_speed
 
         spec = self._card.preprocess
         size = self._footage.inputs[0].shape[2:] if self._footage else (spec.height, spec.width)
         models = {"fp32": (self._source, "fp32"), "auto": (self._source, "auto"), "lowered": (self.path, "auto")}
-        return measure_speed(models, self._card, (size[0], size[1])), []
+        return measure_speed(models, self._card, (size[0], size[1]))
 
 
 def _card_of(text: bytes, source: Path) -> bytes:
-    """The card of what is made: that of its source, without the scores, which were measured on the source."""
+    """The card of the lowered model: that of its source without the scores, which were measured on the source."""
     import yaml
 
     facts = {key: value for key, (value, _) in read_mapping(text).items()}
@@ -239,22 +241,22 @@ def _int8_layers(
 
 
 def _target(model: str | Path, path: Path, precision: str, out: str | Path | None, exist_ok: bool) -> Path:
-    """Where the lowered model goes; checked before any work is done."""
+    """The output path, checked before any work is done."""
     folder = path.parent if str(model) == str(path) else Path()
     target = folder / f"{path.stem}-{precision}.onnx" if out is None else Path(out)
     if target.suffix != ".onnx":
         better = target.with_suffix(".onnx") if target.name else f"{path.stem}-{precision}.onnx"
         raise UsageError(f"the output {str(out)!r} is not named .onnx", remedy=f"--out {better}")
     if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
-        remedy = "name another file with --out" + (
-            "" if target.samefile(path) else ", or write over it with --exist-ok"
+        remedy = "choose another file with --out" + (
+            "" if target.samefile(path) else ", or overwrite it with --exist-ok"
         )
         raise UsageError(f"the output {target} exists", remedy=remedy)
     try:
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
         raise SinkError(
-            f"nothing can be written into {target.parent}: {error.strerror}", remedy="name another file with --out"
+            f"cannot write into {target.parent}: {error.strerror}", remedy="choose another file with --out"
         ) from error
     return target
 
@@ -262,7 +264,7 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
 def _frames(
     card: Card, precision: str, calib: Any, data: Any, images: str | Path | None, count: int, say: Callable[[str], None]
 ) -> tuple[Footage | None, Any]:
-    """The frames to calibrate with, and the labelled data to judge by (None: there are none)."""
+    """The frames to calibrate with, and the labelled data to measure accuracy on; None for either if there are none."""
     from framefuse.lab.evaluation import open_data
 
     labelled = None if data is None else open_data(data, images)
@@ -270,19 +272,19 @@ def _frames(
         say("reading calibration frames")
         return read_footage(calib, card, count, judges=labelled is None), labelled
     if labelled is not None:
-        say("reading calibration frames: a part of the data, which then does not judge")
+        say("reading calibration frames: a part of the data, which is left out of the scores")
         footage = read_data(labelled, card, count)
         return footage, footage.data
     if precision == "int8":
         raise UsageError(
             "int8 needs frames to calibrate with",
-            remedy="--calib SOURCE: a video, images or a camera that show what the model will see",
+            remedy="--calib SOURCE: a video, images or a camera that shows what the model will see",
         )
     return None, None
 
 
 def _judge(path: Path, footage: Footage | None, labelled: Any, say: Callable[[str], None]) -> Any:
-    """None where there is nothing to judge by."""
+    """None if there are no frames to measure accuracy on."""
     if footage is None:
         return None
     from framefuse.lab.lowering.judge import Judge
@@ -302,12 +304,12 @@ def _check_loss(
         f"{path.name} in {precision} loses {accuracy.loss:.2f} points of {accuracy.measure} "
         f"({accuracy.fp32:.2f} -> {accuracy.lowered:.2f} on {accuracy.data}, truth: {accuracy.truth}); "
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
-        remedy="calibrate with more frames, or with some more like those to come; --allow-loss writes it all the same",
+        remedy="calibrate with more or more typical frames; --allow-loss writes the model anyway",
     )
 
 
 def _deliver(made: Path, target: Path) -> None:
-    """Model and card under their names: others see each file either not at all or complete, and no card alone."""
+    """Copy model and card into place; readers see each file either complete or not at all."""
     sources = {target.with_suffix(".yaml"): made.with_suffix(".yaml"), target: made}
     partials = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in sources if sources[place].exists()}
     try:
@@ -317,7 +319,7 @@ def _deliver(made: Path, target: Path) -> None:
             partial.replace(place)
     except OSError as error:
         raise SinkError(
-            f"{target} cannot be written: {error.strerror}", remedy="name another file with --out"
+            f"{target} cannot be written: {error.strerror}", remedy="choose another file with --out"
         ) from error
     finally:
         for partial in partials.values():

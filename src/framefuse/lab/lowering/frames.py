@@ -1,5 +1,7 @@
-"""Frames to lower a model with: half of them calibrate, the other half judge, so that nothing is judged by what it was
-fitted to. They come from any source, through the model's own preprocessing."""
+"""Frames to lower a model with, from any source, through the model's own preprocessing.
+
+Half of them calibrate and the other half measure accuracy, so that no model is scored on frames that it was fitted to.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,25 @@ from framefuse.sources.pull import Frames, PullSource
 
 @dataclass(frozen=True)
 class Footage:
-    """Frames of a source: model inputs to calibrate with, and the keys of others to judge by."""
+    """Frames of a source: model inputs to calibrate with, and the keys of other frames to measure accuracy on."""
 
     uri: str
     inputs: Sequence[NDArray[Any]]
     """(batch, 3, h, w) each."""
     data: Dataset
-    """The frames to judge by. Their truth is not known: it has no labels."""
+    """The frames to measure accuracy on; it has labels only if it comes from `read_data`."""
     note: str
-    """How many frames were taken, and what was passed over."""
+    """How many frames were taken and how many were skipped."""
 
 
 def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) -> Footage:
-    """About `count` different frames to calibrate with, evenly spread, and as many between them to judge by.
+    """About `count` distinct, evenly spread frames to calibrate with, and as many between them to measure accuracy on.
 
     Args:
-        judges: the frames between will be shown again; a camera cannot do that.
+        judges: the frames between are needed, and read again later, which a camera cannot do.
 
     Raises:
-        UsageError: too few frames, or all of them show nothing or the same; a camera that would have to judge.
+        UsageError: too few frames, or all are blank or alike; a live source with `judges`.
         SourceError: the source cannot be read.
     """
     opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
@@ -48,8 +50,8 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
     opened.close()
     if info.live and judges:
         raise UsageError(
-            f"{info.uri} is live: it cannot show both models the same frames",
-            remedy="record a clip and calibrate with that, or judge by labelled images (--data)",
+            f"{info.uri} is live, so it cannot show both models the same frames",
+            remedy="record a clip and calibrate with that, or pass labelled images (--data)",
         )
     step = stride(info, 2 * count)
     data = _reopenable(source, info, step)
@@ -73,7 +75,7 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
 
 
 def read_data(data: Dataset, card: Card, count: int) -> Footage:
-    """The same from data whose truth is known: the images that calibrate are taken out of those that judge."""
+    """The same from data with known ground truth; calibration images are excluded from those that measure accuracy."""
     chosen = list(data.spread(min(count, max(1, len(data) // 2))))
     picker = Picker(card)
     inputs = []
@@ -122,7 +124,7 @@ def _no_labels(key: Key) -> Labels:
 
 
 def noise(card: Card) -> Iterator[NDArray[Any]]:
-    """Inputs of uniform noise, for what depends on the size of values only."""
+    """Two inputs of uniform noise, for checks that only depend on the magnitude of values."""
     spec, random = card.preprocess, np.random.default_rng(0)
     shape = (card.batch, 3, spec.height, spec.width)
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))

@@ -1,4 +1,4 @@
-"""What a lowered model loses in accuracy and gains in speed, both through the real pipeline and engine."""
+"""The accuracy and speed of a lowered model, measured through the real pipeline and engine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from framefuse.pipeline import Pipeline
 
 MOST_FRAMES = 300
 CONFIDENCE = 0.25
-"""From here on a detection of the FP32 model counts as true, where nothing else says what is."""
+"""Detections of the FP32 model from this confidence on count as ground truth if there are no labels."""
 ROUNDS = 25
 
 
 class Judge:
-    """Knows the truth and the score of the FP32 model; gives the scores of what is made of it.
+    """Scores lowered models against the FP32 model.
 
-    With labels the score is mAP50-95 of a detector, mean IoU of a segmenter. Without, what the FP32 model finds (a
-    detector at confidence 0.25) is the truth, and a detector's score is mAP50: the FP32 model has 100 then, and finer
-    overlaps would count fractions of a pixel. That is a stricter measure than labels: what both models get wrong in
-    different ways counts.
+    With labels the score is mAP50-95 of a detector or mean IoU of a segmenter. Without labels, the results of the FP32
+    model (of a detector, at confidence 0.25) are the ground truth, and a detector is scored by mAP50: the FP32 model
+    then has 100, and higher IoU thresholds would count fractions of a pixel. This is stricter than labels, because an
+    object that both models get wrong in different ways counts as a loss.
     """
 
     def __init__(self, model: Path, footage: Footage, labelled: Dataset | None) -> None:
@@ -53,10 +53,10 @@ class Judge:
 
 
 def pseudo_truth(model: Path, data: Dataset) -> Dataset:
-    """The data with what the model finds in FP32 as truth: boxes, or the class of each pixel.
+    """The data with the results of the FP32 model as ground truth: boxes, or the class of each pixel.
 
     Raises:
-        UsageError: it finds nothing.
+        UsageError: the model finds nothing.
     """
     found: dict[Key, Labels] = {}
     with Pipeline(data.open(data.keys), model, precision="fp32", conf=CONFIDENCE) as pipeline:
@@ -74,16 +74,17 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
         names, task = pipeline.card.names, pipeline.card.task
     if task == "detect" and not any(len(labels.class_id) for labels in found.values()):
         raise UsageError(
-            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}: there is nothing to judge by",
-            remedy="give frames that show what it detects, or labelled images (--data)",
+            f"the FP32 model finds nothing on {len(found)} frames of {data.uri}, so its accuracy cannot be measured",
+            remedy="pass frames that show what it detects, or labelled images (--data)",
         )
     mask_names = names if task == "semantic" else {}
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 
 
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
-    """Milliseconds of processor time that a frame takes of one core in OpenVINO: the best of interleaved runs. Other
-    processes change neither much.
+    """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs.
+
+    Processor time and minimum are both robust against load from other processes.
 
     Args:
         models: name -> file and precision.
@@ -100,7 +101,7 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
     for _ in range(ROUNDS):
         for name, pool in pools.items():
             slot = pool.acquire()
-            assert slot is not None, "the one slot of the pool was released"
+            assert slot is not None, "the only slot was released"
             started = process_time()
             pool.submit(slot)
             pool.wait(slot)

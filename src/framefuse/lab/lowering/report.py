@@ -1,4 +1,4 @@
-"""What lowering a model did to each layer, and what it cost and gave."""
+"""Report of a lowering: the precision of each layer, and the change in size, accuracy and speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TARGET_SPEEDUP = 1.5
-"""INT8 against FP32 on the CPU; less is said to be less."""
+"""Expected speed-up of INT8 over FP32 on the CPU; the summary says if it is missed."""
 TARGET_SIZE = 3.1
 
 
@@ -23,17 +23,17 @@ class LayerReport:
     """int8, fp16 or fp32."""
     why: str
     error: float | None = None
-    """Noise / signal (rms) that this layer alone, in INT8, brings into what the head puts out; None: not measured."""
+    """RMS noise / signal in the head's outputs if only this layer is INT8; None: not measured."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """FP32 and lowered model on the same frames, in points (100 is perfect)."""
+    """Scores of the FP32 and the lowered model on the same frames, in points (100 is perfect)."""
 
     measure: str
     data: str
     truth: str
-    """Where the truth comes from: labels, or the detections of the FP32 model."""
+    """Origin of the ground truth: labels, or the detections of the FP32 model."""
     frames: int
     fp32: float
     lowered: float
@@ -50,16 +50,16 @@ class BuildReport:
     precision: str
     inputs: str
     outputs: str
-    """Names and types: what is before and after the model does not change."""
+    """Names and types, the same as before."""
     calibration: str
     layers: Sequence[LayerReport]
     islands: Mapping[str, int]
-    """FP16 only: why nodes stay FP32 -> how many."""
+    """FP16 only: reason why nodes stay in FP32 -> number of nodes."""
     bytes_before: int
     bytes_after: int
     accuracy: Accuracy | None
     speed_ms: Mapping[str, float]
-    """Milliseconds a frame of one CPU core in OpenVINO: fp32, auto (what the FP32 file runs in by default), lowered."""
+    """Milliseconds per frame on one CPU core in OpenVINO: fp32, auto (the FP32 file's default precision), lowered."""
     notes: Sequence[str]
 
     @property
@@ -68,7 +68,7 @@ class BuildReport:
 
     @property
     def speedup(self) -> float | None:
-        """Against the same model in FP32."""
+        """Relative to the same model in FP32."""
         return self.speed_ms["fp32"] / self.speed_ms["lowered"] if self.speed_ms else None
 
     def to_json(self) -> str:
@@ -78,7 +78,7 @@ class BuildReport:
         return json.dumps(content, indent=2, default=str)
 
     def summary(self) -> str:
-        """Some lines for a person."""
+        """The report as a few lines of text."""
         counts = Counter(layer.precision for layer in self.layers)
         lines = [
             f"{self.output}",
@@ -94,7 +94,7 @@ class BuildReport:
                 f"on {found.frames} frames of {found.data}; truth: {found.truth}"
             )
         else:
-            lines.append("accuracy  not measured: no frames to judge by (--calib SOURCE or --data DATA)")
+            lines.append("accuracy  not measured: no frames (--calib SOURCE or --data DATA)")
         if self.speedup:
             fp32, auto, lowered = (self.speed_ms[name] for name in ("fp32", "auto", "lowered"))
             lines.append(

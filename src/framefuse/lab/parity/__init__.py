@@ -1,14 +1,15 @@
-"""Parity: does this installation give the pixels and boxes that it should, and if not, at which stage does it begin?
+"""Parity: does this installation give the right pixels and boxes, and if not, at which stage does it go wrong?
 
     certificate = certify("yolov8n.onnx", "video.mp4")
     print(certificate.markdown())
 
-compare.py       how far pixels and boxes are apart, and how far they may be
-clip.py          a clip to compare on
-chain.py         the reference path, and each stage of ours in its place
+compare.py       differences of pixels and boxes, and their limits
+clip.py          the default clip
+chain.py         the stages of the reference, and ours in their place
 certificate.py   every engine of this machine, stage by stage
-peer.py          the same against ultralytics, in a Python of its own (peer_script.py runs there)
-result.py        what came of it
+peer.py          the same against ultralytics, in a separate Python (which runs peer_script.py)
+findings.py      the results as data
+result.py        the results with their pages
 report.py        one page: text, Markdown, HTML
 """
 

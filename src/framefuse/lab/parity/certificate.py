@@ -49,12 +49,12 @@ from framefuse.runtime.choices import check_cuda, choose_preprocess
 from framefuse.sources import SourceOptions, open_source
 
 KERNEL = 0.5
-"""Grey levels that our float32 kernels may be off the float64 reference: half a step of 8 bits."""
+"""Grey levels that our float32 kernels may differ from the float64 reference: half a step of 8 bits."""
 EXACT = Limits(0.999, 0.0001)
-"""Post-processing of the same raw outputs."""
+"""Limits for post-processing of the same raw outputs."""
 CLIP_FRAMES = 6
 PEER_LAYOUTS = ("yolov8", "end2end")
-"""Layouts that ultralytics' own post-processing reads."""
+"""Layouts that ultralytics' own post-processing supports."""
 
 
 def certify(
@@ -72,18 +72,18 @@ def certify(
     """Compare every engine with the reference, and ultralytics with every engine.
 
     Args:
-        source: a video file, or anything else that `open_source` takes; default: a clip of the synthetic world (for
-            the model squares: of squares), encoded as H.264 for this.
-        engines: default: all but null; those that this machine lacks are told with the reason.
+        source: a video file, or anything else that `open_source` takes; default: an H.264 clip of the synthetic world
+            (for the model squares: of squares).
+        engines: default: all but null; engines that this machine lacks are listed with the reason.
         precisions: tried with every engine.
-        frames: the first of the source.
-        peer_python: a Python that has ultralytics.
-        settings, options: as `Pipeline`.
+        frames: number of frames, from the start of the source.
+        peer_python: a Python interpreter with ultralytics.
+        settings, options: as for `Pipeline`.
 
     Raises:
-        UsageError: the model finds no boxes, or an engine has no such name.
+        UsageError: the model gives no boxes, or an engine is unknown.
         CapabilityError: ONNX Runtime, which is the reference, is not installed.
-        SourceError: the source shows nothing.
+        SourceError: the source has no frames.
     """
     if frames < 1:
         raise UsageError(f"frames is {frames}", remedy="use 1 or more")
@@ -96,7 +96,7 @@ def certify(
         check_cuda(settings.gpu)
     card = read_card(find_model(model))
     if card.task == "semantic":
-        raise UsageError(f"{card.path.name} finds no boxes", remedy="give a detector")
+        raise UsageError(f"{card.path.name} finds no boxes", remedy="pass a detector")
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
     with gpus.current(settings.gpu), tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ def certify(
             return Certificate(
                 model=card.path.stem,
                 layout=card.layout,
-                video="a clip made for this" if source is None else str(source),
+                video="the default clip" if source is None else str(source),
                 size=(first.width, first.height),
                 input=work.placements[0].size,
                 frames=len(work.frames),
@@ -129,7 +129,7 @@ def certify(
 
 
 class _Work:
-    """The reference of every stage, computed once."""
+    """The reference results of every stage, computed once."""
 
     def __init__(self, chain: Chain, video: Any, frames: int, settings: Settings) -> None:
         self.chain, self._video, self.settings = chain, video, settings
@@ -154,11 +154,11 @@ class _Work:
 
     @property
     def file(self) -> Path | None:
-        """The video, where it is a file."""
+        """The path of the source if it is a video file."""
         return self._file
 
     def pixel(self, row: int) -> float:
-        """Size of a pixel of the model's input in pixels of the image."""
+        """Size of a pixel of the model input in frame pixels."""
         return self.frames[row].width / self.placements[row].content[2]
 
     def pixel_checks(self) -> list[Check]:
@@ -167,17 +167,17 @@ class _Work:
             colour.add(self.chain.colour(frame, ours=True), self.chain.colour(frame, ours=False))
         return [
             self._decode_check("decode", self._decoded, self.frames),
-            pixel_check("colour", colour, KERNEL, "at the image's own size, against float64"),
+            pixel_check("colour", colour, KERNEL, "at the frame's own size, against float64"),
         ]
 
     def _again(self, like: list[Frame]) -> list[Frame]:
-        """The same frames by FFmpeg's decoder on the CPU; the very list, where the source is no video file."""
+        """The same frames by FFmpeg's decoder on the CPU; `like` itself if the source is not a video file."""
         found = decoded(self._file, like) if self._file is not None else []
         return found if len(found) == len(like) else like
 
     def _decode_check(self, stage: str, ours: list[Frame], theirs: list[Frame]) -> Check:
         if ours is theirs:
-            return Check(stage, "", "", "not compared", "the source is no video file")
+            return Check(stage, "", "", "not compared", "the source is not a video file")
         difference = PixelDifference()
         for mine, other in zip(ours, theirs, strict=True):
             for one, two in zip(mine.planes, other.planes, strict=True):
@@ -185,14 +185,14 @@ class _Work:
         return pixel_check(stage, difference, 0.0, "planes as we read them, against FFmpeg's")
 
     def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
-        """Raw outputs of the reference on what our decoder gave; computed again only where that is another image."""
+        """Raw outputs of the reference on frames of our decoder; recomputed only for frames that differ."""
         return [
             raw if _same(mine, other) else self._reference.run(self.chain.pixels(mine)[0])
             for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
         ]
 
     def _by_gpu(self) -> tuple[list[Frame], list[Raw], Check]:
-        """What the GPU's decoder gives, copied to the host; the reference on that; and how far it is from FFmpeg's."""
+        """Frames of the GPU's decoder on the host, the reference's raw outputs on them, and a check against FFmpeg."""
         with closing(open_source(self._video, SourceOptions(device="cuda"))) as source:
             ours = [on_host(frame) for frame in islice(source, len(self.frames))]
         theirs = self._again(ours)
@@ -217,7 +217,7 @@ class _Work:
             try:
                 with closing(Stage(pipeline.engine, self.chain.card)) as stage:
                     self._stages(result, stage, pipeline, peer)
-            except Exception as error:  # an engine that breaks down is what a certificate has to say
+            except Exception as error:  # an engine that fails is a finding
                 result.checks.append(_broken(name, error))
         return result
 
@@ -240,7 +240,7 @@ class _Work:
                 )
 
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
-            resize.add(self._grey(pixels), self._grey(self.pixels[row]))
+            resize.add(chain.grey(pixels), chain.grey(self.pixels[row]))
             if self.frames is not own:
                 pixels, _ = stage.preprocess(chain.spec, ours)
             add(alone, stage.run(self.pixels[row]), False)
@@ -251,7 +251,7 @@ class _Work:
             add(steps["engine"], raw, False)
             add(steps["post-process"], raw, True)
         theirs = run_ours(chain, peer, stage) if peer else []
-        # Last: a pipeline that has come to the end of its source has closed its engine.
+        # Last, because a pipeline closes its engine at the end of its source.
         whole = [_boxes(found) for found in islice(pipeline, len(self.frames))]
         for row, (expected, boxes) in enumerate(zip(self.expected, whole, strict=True)):
             steps["the whole pipeline"].add(
@@ -260,10 +260,10 @@ class _Work:
         self.shown = self.shown or whole[0]
         kernel = pixel_check(
             "resize and padding", resize, KERNEL + GRID[number_format] * self._scale(),
-            f"as {'bfloat16' if number_format == 'uint16' else number_format}, which is what the engine reads",
+            f"as {'bfloat16' if number_format == 'uint16' else number_format}, which the engine reads",
         )  # fmt: skip
         if result.device == "cuda":
-            kernel = Check(kernel.stage, "", "", "not compared", "inside the CUDA graph: see the whole pipeline")
+            kernel = Check(kernel.stage, "", "", "not compared", "part of the CUDA graph: see the whole pipeline")
         result.checks = [
             *checks,
             kernel,
@@ -277,11 +277,8 @@ class _Work:
     def _limits(self, precision: str) -> Limits:
         return LIMITS["int8" if self._quantised and precision != "fp8" else precision]
 
-    def _grey(self, values: Image) -> Image:
-        return values * np.asarray(self.chain.spec.std, np.float32)[:, None, None]
-
     def _scale(self) -> float:
-        """Largest number of the model's input over that of 0..1, in which GRID is stated."""
+        """Range of the model input relative to 0..1, for which GRID is stated."""
         spec = self.chain.spec
         highest = max(max(abs(0 - mean), abs(255 - mean)) / std for mean, std in zip(spec.mean, spec.std, strict=True))
         return highest * max(spec.std) / 255
@@ -292,9 +289,9 @@ def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple
         return None, ""
     chain, settings = work.chain, work.settings
     if work.file is None:
-        return None, "ultralytics was not compared: the source is no video file"
+        return None, "ultralytics was not compared: the source is not a video file"
     if chain.card.layout not in PEER_LAYOUTS:
-        return None, f"ultralytics was not compared: it does not read the layout {chain.card.layout}"
+        return None, f"ultralytics was not compared: it does not support the layout {chain.card.layout}"
     say("ultralytics")
     spec = chain.spec
     options = {
@@ -305,7 +302,7 @@ def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple
 
 
 def _devices(name: str, asked: str) -> list[str]:
-    """Where an engine is tried: engines of both devices on the GPU only where there is one."""
+    """Devices to try an engine on; engines of both devices run on the GPU only if there is one."""
     if asked != "auto":
         return [asked.partition(":")[0]]
     devices = list(find_backend(name).capabilities.devices)
@@ -320,7 +317,7 @@ def _devices(name: str, asked: str) -> list[str]:
 
 
 def _absent(error: Exception) -> str:
-    """Why an engine does not run here; empty where it breaks down, which is what a certificate has to say."""
+    """Why an engine does not run on this machine; empty if it failed, which is a finding."""
     if isinstance(error, CapabilityError):
         return error.message
     if isinstance(error, EngineError) and not isinstance(error, (GpuMemoryError, HostMemoryError)):

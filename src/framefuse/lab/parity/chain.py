@@ -1,7 +1,7 @@
-"""The reference path from compressed video to boxes, and each stage of ours in the place of its stage.
+"""The reference path from compressed video to boxes, and our stages in place of its own.
 
 The reference: FFmpeg's decoder on the CPU, read plane by plane; the float64 preprocessing kernel; ONNX Runtime in FP32,
-or in what the file is written in; the plain NumPy post-processing.
+or in the precision of the file; the plain NumPy post-processing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Image = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which boxes are kept."""
+    """Thresholds that decide which boxes are kept."""
 
     conf: float
     iou: float
@@ -39,11 +39,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Raw:
-    """What an engine put out for one image."""
+    """Raw outputs of an engine for one image."""
 
     outputs: tuple[NDArray[Any], ...]
     layout: str | None
-    """None: the model's own."""
+    """None: the layout of the model."""
 
 
 class Chain:
@@ -53,7 +53,7 @@ class Chain:
         self.card, self.spec, self.selection = card, spec, selection
 
     def pixels(self, frame: Frame) -> tuple[Image, Placement]:
-        """The model's input in float64 arithmetic, (3, height, width) float32."""
+        """The model input, computed in float64, as (3, height, width) float32; and its placement."""
         placement = self.spec.place(frame.width, frame.height)
         out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
         spec = self.spec
@@ -64,7 +64,7 @@ class Chain:
         return out, placement
 
     def colour(self, frame: Frame, *, ours: bool) -> Image:
-        """The image at its own size as RGB in 0..255, (3, height, width): no resizing, no padding."""
+        """The frame at its own size as RGB in 0..255, (3, height, width), without resizing or padding."""
         out = np.empty((3, frame.height, frame.width), np.float32)
         plain = Preprocess(frame.width, frame.height, fit="stretch", mean=(0.0,) * 3, std=(1.0,) * 3)
         if ours:
@@ -76,8 +76,12 @@ class Chain:
         )  # fmt: skip
         return out
 
+    def grey(self, values: Image) -> Image:
+        """A model input in grey levels, except for an offset."""
+        return values * np.asarray(self.spec.std, np.float32)[:, None, None]
+
     def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Boxes:
-        """Post-processing by NumPy, or by our kernels."""
+        """Post-processing by the NumPy reference, or by our kernels."""
         card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout
         units = "relative" if raw.layout is not None else card.box_units
         if ours:
@@ -96,14 +100,14 @@ class Chain:
 
 
 class Stage:
-    """An engine, alone: an image in, raw outputs out."""
+    """An engine alone: an image in, raw outputs out."""
 
     def __init__(self, engine: Engine, card: Card) -> None:
         self.engine, self._card = engine, card
         self._pools: dict[tuple[int, int], RequestPool] = {}
 
     def preprocess(self, spec: Preprocess, frame: Frame) -> tuple[Image, str]:
-        """Our kernel's pixels as this engine reads them, as float32 (3, height, width); and the number format."""
+        """Our kernel's pixels in the engine's number format, as float32 (3, height, width); and that format."""
         height, width = spec.place(frame.width, frame.height).size[::-1]
         slot = self._slot(height, width)
         spec(frame, slot.input[0], memory_format=slot.memory_format)
@@ -116,7 +120,7 @@ class Stage:
         """Raw outputs of one image.
 
         Raises:
-            EngineError: the engine has no slot.
+            EngineError: the engine has no free slot.
         """
         height, width = image.shape[1:]
         slot = self._slot(height, width)
@@ -132,7 +136,7 @@ class Stage:
         return raw
 
     def close(self) -> None:
-        """Free the request pools; the engine stays."""
+        """Free the request pools; the engine stays open."""
         while self._pools:
             self._pools.popitem()[1].close()
 
@@ -153,7 +157,7 @@ def require_reference() -> None:
     """
     if find_spec("onnxruntime") is None:
         raise CapabilityError(
-            "package onnxruntime is not installed, and it is what engines are compared with",
+            "package onnxruntime is not installed; it is the reference for all engines",
             remedy="pip install 'framefuse[ort]'",
         )
 
@@ -168,7 +172,7 @@ def reference_stage(card: Card) -> Stage:
 
 
 def write_input(slot: Slot, image: Image) -> None:
-    """A float32 image into a slot, in the slot's number format and order."""
+    """Write a float32 image into a slot, in the slot's number format and memory order."""
     values: NDArray[Any] = image
     if slot.input.dtype == np.uint16:
         bits = image.view(np.uint32)
@@ -183,7 +187,7 @@ def write_input(slot: Slot, image: Image) -> None:
 
 
 def read_input(slot: Slot) -> Image:
-    """A slot's first image as float32."""
+    """The first image of a slot as float32."""
     values = slot.input[0, ..., :3].transpose(2, 0, 1) if slot.memory_format == "nhwc" else slot.input[0]
     if values.dtype == np.uint16:
         return np.ascontiguousarray(values.astype(np.uint32) << 16).view(np.float32)
@@ -191,7 +195,7 @@ def read_input(slot: Slot) -> Image:
 
 
 def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
-    """The same frames by FFmpeg's decoder on the CPU, copied plane by plane; planes only are replaced."""
+    """The frames `like` with their planes replaced by those of FFmpeg's decoder on the CPU."""
     import av
 
     found = []
@@ -204,7 +208,7 @@ def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
 
 
 def on_host(frame: Frame) -> Frame:
-    """A copy of the frame in host memory, which stays when the decoder goes on."""
+    """A copy of the frame in host memory, independent of the decoder."""
     if frame.ready is not None:
         frame.ready.synchronize()
     planes = tuple(plane.copy() if isinstance(plane, np.ndarray) else plane.get() for plane in frame.planes)
@@ -214,7 +218,7 @@ def on_host(frame: Frame) -> Frame:
 
 
 def _planes(image: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
-    """Planes without the padding of lines."""
+    """Planes without row padding."""
     planes = []
     for plane, ours in zip(image.planes, frame.planes, strict=True):
         rows, width = ours.shape[0], int(np.prod(ours.shape[1:])) * ours.dtype.itemsize

@@ -1,4 +1,4 @@
-"""A clip to compare on, where nobody gave one."""
+"""The clip that is compared if no source is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from framefuse.models.card import Card
 
 
 def default_clip(card: Card, folder: Path, frames: int) -> Path:
-    """A short H.264 clip that has something in it for most detectors."""
+    """A short H.264 clip with objects for most detectors."""
     path = folder / "clip.mp4"
     if card.path.stem == "squares":
         from framefuse.models.clip import squares_clip

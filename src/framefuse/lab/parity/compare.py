@@ -1,4 +1,4 @@
-"""How far pixels and boxes are apart, and how far they may be."""
+"""Differences of pixels and boxes, and the limits on them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from numpy.typing import NDArray
 Verdict = Literal["exact", "within", "outside", "not compared"]
 
 EXACT_PIXELS = 0.01
-"""Grey levels below which a difference is the rounding of float32 arithmetic."""
+"""Grey levels; smaller differences are float32 rounding."""
 EXACT_BOXES = 0.01
-"""The same in pixels of the image."""
+"""The same for box coordinates, in frame pixels."""
 EXACT_SCORES = 1e-4
 
 
 class Boxes(NamedTuple):
-    """What was found in one frame."""
+    """The boxes of one frame."""
 
     xyxy: NDArray[np.float32]
-    """(n, 4), pixels of the shown image."""
+    """(n, 4) x1 y1 x2 y2 in pixels of the frame as displayed."""
     scores: NDArray[np.float32]
     classes: NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the boxes of an engine may be from those of FP32.
+    """How far the boxes of an engine may differ from those of FP32.
 
-    A box whose score is within `score` of the confidence threshold may be missing or surplus: any rounding decides it.
+    A box whose score is within `score` of the confidence threshold may be missing or surplus, because rounding decides.
     """
 
     iou: float
-    """Of every pair."""
+    """Minimum of every pair."""
     score: float
     edge: float = 0.0
-    """Pixels of the model's input. A box with a side below `SMALL` may overlap less, where all edges are this close."""
+    """Pixels of the model input. A box with a side below `SMALL` may overlap less if all its edges are this close."""
     most: float = 0.0
-    """IoU of 99 % of the boxes whose sides are `SMALL` or more."""
+    """Minimum IoU of 99 % of the boxes with both sides `SMALL` or more."""
     median: float = 0.0
-    """IoU of half of them."""
+    """Minimum median IoU of these boxes."""
 
     def __str__(self) -> str:
         parts = [f"IoU >= {self.iou:g}" + (f" or edges +-{self.edge:g} px of the input" if self.edge else "")]
@@ -52,11 +52,11 @@ class Limits:
 
 
 SMALL = 16
-"""Pixels of the model's input: of a box this large on both sides, IoU can be asked for; half a pixel on each edge of a
-smaller one is more than a tenth of its area."""
+"""Pixels of the model input. IoU is meaningful for boxes at least this large on both sides; half a pixel on each edge
+of a smaller box is more than a tenth of its area."""
 HALF = 0.5
-"""The step of float16 between 512 and 1024, where the edges of an image of 640 pixels lie: what numbers of reduced
-precision can tell apart at best."""
+"""The step of float16 between 512 and 1024, where edges in an input of 640 pixels may lie: the best resolution of
+reduced precision."""
 LIMITS = {
     "fp32": Limits(0.98, 0.01),
     "fp16": Limits(0.90, 0.02, HALF, most=0.95, median=0.99),
@@ -64,24 +64,23 @@ LIMITS = {
     "int8": Limits(0.75, 0.20, HALF),
     "fp8": Limits(0.70, 0.25, HALF),
 }
-"""By the precision that the engine says it runs in. A file with quantisers is INT8 for every engine: where FP32 rounds
-in the last bit, a quantiser may take the next step."""
+"""By the precision that the engine reports. A file with quantisers counts as INT8 on every engine, because a last-bit
+difference in FP32 can move a quantiser to its next step."""
 GRID = {"float32": 0.0, "float16": 255 / 2**12, "uint16": 255 / 2**9, "uint8": 0.5}
-"""Half a step of a model input's number format near white, grey levels; uint16 holds bfloat16."""
+"""Half a step of the model input's number format near white, in grey levels; uint16 holds bfloat16."""
 EDGE = np.array((-0.5, -0.5, 0.5, 0.5), np.float32)
-"""Pixels that boxes are grown by before they are paired: of one that the image's edge cuts to nothing, something is
-left to overlap."""
+"""Boxes grow by these pixels before they are paired, so that a box cut to nothing at the frame's edge can overlap."""
 PAIR = 0.5
-"""IoU from which on two boxes are of one object."""
+"""Minimum IoU of two boxes of the same object."""
 FEW = 0.01
-"""Part of the large boxes that may overlap less than `Limits.most`, and of all that may be of another class."""
+"""Share of the large boxes that may overlap less than `Limits.most`, and of all pairs that may differ in class."""
 SUPPRESSION = 0.05
-"""Overlaps that are this close to the threshold of suppression may be decided either way."""
+"""An IoU this close to the suppression threshold may be decided either way."""
 
 
 @dataclass
 class PixelDifference:
-    """Absolute differences, grey levels."""
+    """Absolute differences in grey levels."""
 
     mean: float = 0.0
     worst: float = 0.0
@@ -103,30 +102,30 @@ class PixelDifference:
 
 @dataclass
 class BoxDifference:
-    """Two lists of boxes, frame by frame."""
+    """Differences between two lists of boxes, added up frame by frame."""
 
     matched: int = 0
     missing: int = 0
-    """Found by the reference only, and not near any threshold."""
+    """Only in the reference, and not near a threshold."""
     surplus: int = 0
-    """Found by the other only, and not near any threshold."""
+    """Only in the other list, and not near a threshold."""
     unsure: int = 0
-    """Found by one of them, with a score so close to the threshold that rounding decides."""
+    """In one list only, with a score so close to the threshold that rounding decides."""
     tied: int = 0
-    """Found by one of them, and overlapped by a stronger box about as much as suppression asks for."""
+    """In one list only, with an IoU to a stronger box near the suppression threshold."""
     renamed: int = 0
-    """Pairs whose classes differ, though scores are alike: a network may give two classes the same score, and then
-    rounding decides. Few may be so: classes that an engine mixes up are no rounding."""
+    """Pairs of similar score but different class: if a network scores two classes alike, rounding decides. Only a few
+    are allowed, because an engine that mixes up classes is wrong."""
     fine: int = 0
-    """Pairs of small boxes that overlap too little for the limit, but whose edges are within it."""
+    """Pairs of small boxes with an IoU below the limit, but edges within theirs."""
     large: list[float] = field(default_factory=list)
-    """IoU of each pair whose sides are `SMALL` or more."""
+    """IoU of each pair with both sides `SMALL` or more."""
     shift: float = 0.0
-    """Largest difference of a coordinate, pixels."""
+    """Largest difference of a coordinate in pixels."""
     score: float = 0.0
     """Largest difference of a score."""
     iou: float = 1.0
-    """Smallest overlap of a pair that is not `fine`."""
+    """Smallest IoU of a pair that is not `fine`."""
 
     @property
     def exact(self) -> bool:
@@ -149,8 +148,8 @@ class BoxDifference:
         """Count one frame.
 
         Args:
-            conf, iou: thresholds of confidence and of suppression.
-            pixel: size of a pixel of the model's input in pixels of the image.
+            conf, iou: confidence and suppression thresholds.
+            pixel: size of a pixel of the model input in frame pixels.
         """
         overlaps = overlap(reference.xyxy + EDGE, other.xyxy + EDGE)
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel
@@ -162,10 +161,10 @@ class BoxDifference:
         free = set(range(len(other.scores)))
 
         def paired(rows: list[int], allowed: NDArray[np.bool_]) -> list[int]:
-            """The rows that find no partner; those of the others are free no more."""
+            """Pair rows with free columns; returns the rows that stay unpaired."""
             alone = []
             for row in rows:
-                # Of boxes that overlap alike, as an end-to-end model may have them, the one that scores alike.
+                # End-to-end models may give boxes that overlap alike: take the one with the nearest score.
                 best = max(
                     free,
                     key=lambda column: (round(likeness[row, column] * allowed[row, column], 2), -scored[row, column]),
@@ -193,7 +192,7 @@ class BoxDifference:
         self.surplus += sum(not self._excused(column, other, limits, conf, iou) for column in free)
 
     def _excused(self, row: int, boxes: Boxes, limits: Limits, conf: float, iou: float) -> bool:
-        """Whether rounding decides about a box that only one side has; counts why."""
+        """Whether rounding explains a box that only one list has; counts the reason."""
         unsure = bool(boxes.scores[row] < conf + limits.score)
         tied = not unsure and _close(row, boxes, iou)
         self.unsure, self.tied = self.unsure + unsure, self.tied + tied
@@ -205,15 +204,15 @@ class BoxDifference:
         parts = [f"{self.matched} boxes"]
         if self.matched:
             parts.append(f"{_short(self.shift)} px and {_short(self.score)} of score at most, IoU {self.iou:.3f}")
-        told = (
-            (self.fine, "of few pixels judged by their edges"),
-            (self.renamed, "of another class that scores alike"),
+        counts = (
+            (self.fine, "small ones judged by their edges"),
+            (self.renamed, "of another class with a similar score"),
             (self.missing, "missing"),
             (self.surplus, "surplus"),
-            (self.unsure, "excused: score at the threshold"),
-            (self.tied, "excused: overlap at that of suppression"),
+            (self.unsure, "excused: score near the threshold"),
+            (self.tied, "excused: overlap near the suppression threshold"),
         )
-        for count, what in told:
+        for count, what in counts:
             if count:
                 parts.append(f"{count} {what}")
         return ", ".join(parts)
@@ -221,7 +220,7 @@ class BoxDifference:
 
 @dataclass(frozen=True)
 class Check:
-    """One stage against what it should give."""
+    """The comparison of one stage with its reference."""
 
     stage: str
     found: str
@@ -244,7 +243,7 @@ def box_check(stage: str, difference: BoxDifference, limits: Limits, note: str =
 
 
 def pixel_check(stage: str, difference: PixelDifference, limit: float, note: str = "") -> Check:
-    """A check in grey levels; with a limit of 0 every difference is outside."""
+    """A check in grey levels; with a limit of 0 any difference is outside."""
     verdict: Verdict = "exact" if difference.worst <= min(EXACT_PIXELS, limit) else "within"
     if difference.worst > limit:
         verdict = "outside"
@@ -257,7 +256,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _close(row: int, boxes: Boxes, iou: float) -> bool:
-    """Whether a stronger box of its class overlaps this one almost as much as suppression asks for, or more."""
+    """Whether a stronger box of the same class overlaps this one by nearly the suppression threshold or more."""
     stronger = (boxes.scores >= boxes.scores[row]) & (boxes.classes == boxes.classes[row])
     stronger[row] = False
     return bool((overlap(boxes.xyxy[row : row + 1], boxes.xyxy[stronger]) >= iou - SUPPRESSION).any())

@@ -1,4 +1,4 @@
-"""Against ultralytics: the same video and model in its own Python, compared stage by stage."""
+"""Comparison with ultralytics: the same video and model in a separate Python, stage by stage."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from framefuse.preprocess import Placement
 
 SCRIPT = Path(__file__).with_name("peer_script.py")
 PATIENCE = 600
-"""Seconds."""
+"""Time limit of ultralytics in seconds."""
 RESIZE = 2.0
-"""Grey levels that 8 bit arithmetic in fixed point may be off ours, of one and the same image."""
+"""Grey levels that 8-bit fixed-point resizing of the same image may differ from ours."""
 POSTPROCESS = Limits(0.99, 0.001)
 WHOLE = Limits(0.80, 0.15)
-"""Two decoders' colours, 8 bits against float: boxes move with the pixels."""
+"""Colour conversion differs between the decoders, and 8 bits from float: boxes move with the pixels."""
 
 
 @dataclass(frozen=True)
 class PeerFrame:
-    """What ultralytics made of one frame."""
+    """The intermediate results of ultralytics for one frame."""
 
     image: NDArray[np.uint8]
     """(height, width, 3) BGR, by OpenCV."""
@@ -51,26 +51,26 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
     """Run ultralytics.
 
     Args:
-        python: an interpreter that has it.
-        options: those of its `predict`.
+        python: an interpreter with ultralytics.
+        options: of its `predict`.
 
     Raises:
-        CapabilityError: the interpreter is missing, or lacks it.
-        EngineError: it fails.
+        CapabilityError: the interpreter is missing or lacks ultralytics.
+        EngineError: ultralytics fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": str(model.resolve()), "video": str(video.resolve()), "frames": frames, "out": folder}
-        # Without links resolved: that of a virtual environment would be another Python.
+        # Symbolic links stay: resolved, the Python of a virtual environment is another one.
         called = str(python.absolute()) if python.exists() else str(python)
         words = [called, str(SCRIPT), json.dumps({**asked, "options": options})]
         try:
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
         except OSError as error:
             raise CapabilityError(
-                f"{python} cannot be run: {error.strerror}", remedy="give --peer-python a Python that has ultralytics"
+                f"{python} cannot be run: {error.strerror}", remedy="pass --peer-python a Python with ultralytics"
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise EngineError(f"ultralytics did not end within {PATIENCE} s") from error
+            raise EngineError(f"ultralytics did not finish within {PATIENCE} s") from error
         if "No module named 'ultralytics'" in done.stderr:
             raise CapabilityError(f"{python} has no ultralytics", remedy=f"{python} -m pip install ultralytics")
         versions = Path(folder, "versions.json")
@@ -83,7 +83,7 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
 
 
 def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
-    """What our engine makes of the peer's inputs; None for one of another size than ours would be."""
+    """Raw outputs of our engine on the peer's inputs; None for an input whose size differs from ours."""
     sizes = [chain.spec.place(frame.image.shape[1], frame.image.shape[0]).size for frame in peer.frames]
     return [
         stage.run(frame.input) if frame.input.shape[:0:-1] == size else None
@@ -100,11 +100,11 @@ def compare(
     engine_name: str,
     limits: Limits,
 ) -> list[Check]:
-    """Ours against the peer's, each stage on what the peer's stage before it gave.
+    """Our stages against the peer's, each on the output of the peer's previous stage.
 
     Args:
-        found: our boxes of the same frames, from the whole pipeline.
-        raws: of `run_ours`.
+        found: our boxes for the same frames, from the whole pipeline.
+        raws: from `run_ours`.
         limits: those of the engine's precision.
     """
     selection = chain.selection
@@ -114,7 +114,7 @@ def compare(
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
     for theirs, frame, boxes, mine in zip(peer.frames, frames, found, raws, strict=False):
         colour.add(chain.colour(frame, ours=True), theirs.image[..., ::-1].transpose(2, 0, 1))
-        # `add` matches boxes in the order of the reference, which is the peer here.
+        # The peer is the reference of `add`, which pairs boxes in the order of the reference.
         whole.add(theirs.boxes, boxes, widest, conf=selection.conf, iou=selection.iou)
         image = Frame.from_array(theirs.image)
         placement = chain.spec.place(image.width, image.height)
@@ -122,7 +122,7 @@ def compare(
         if mine is None:
             sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
             continue
-        resize.add(_grey(chain, _pixels(chain, image, placement)), _grey(chain, theirs.input))
+        resize.add(chain.grey(_pixels(chain, image, placement)), chain.grey(theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
         engine.add(
@@ -133,11 +133,13 @@ def compare(
             theirs.boxes, chain.boxes(raw, placement, ours=True), POSTPROCESS, conf=selection.conf, iou=selection.iou
         )
     checks = [
-        Check("decode and colour", str(colour), "told, not judged", "exact" if not colour.worst else "within",
-              "OpenCV converts at full size by 8 bit tables; ours is float")
+        Check("decode and colour", str(colour), "for information", "exact" if not colour.worst else "within",
+              "OpenCV converts at full size with 8-bit tables, framefuse in float")
     ]  # fmt: skip
     if sizes:
-        checks.append(Check("resize", f"input {', '.join(sorted(sizes))}", "the same size", "outside", "another place"))
+        checks.append(
+            Check("resize", f"input {', '.join(sorted(sizes))}", "the same size", "outside", "placed differently")
+        )
         return [*checks, box_check("end to end", whole, widest)]
     return [
         *checks,
@@ -152,11 +154,6 @@ def _pixels(chain: Chain, image: Frame, placement: Placement) -> NDArray[np.floa
     out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
     chain.spec(image, out, placement)
     return out
-
-
-def _grey(chain: Chain, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A model input in grey levels, whatever its mean."""
-    return values * np.asarray(chain.spec.std, np.float32)[:, None, None]
 
 
 def _read(path: Path) -> PeerFrame:

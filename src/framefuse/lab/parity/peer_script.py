@@ -1,8 +1,8 @@
-"""Run by the Python of `--peer-python`, which has ultralytics (AGPL-3.0): framefuse itself never imports that.
+"""Runs in the Python of `--peer-python`, which has ultralytics (AGPL-3.0); framefuse itself never imports it.
 
     python peer_script.py '{"model": ..., "video": ..., "frames": 4, "out": folder, "options": {...}}'
 
-Writes OUT/N.npz for each frame: the image as OpenCV gave it, the model's input, its raw outputs, the boxes; and
+Writes OUT/N.npz for each frame (the image as decoded by OpenCV, the model input, the raw outputs, the boxes) and
 OUT/versions.json.
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
         def inference(self, im, *args, **options):
             raw = super().inference(im, *args, **options)
             parts = raw if isinstance(raw, (list, tuple)) else [raw]
-            # Post-processing works in place.
+            # Copied, because post-processing works in place.
             seen["outputs"] = [np.array(part.cpu()) for part in parts if hasattr(part, "cpu")]
             return raw
 

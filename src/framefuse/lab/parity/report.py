@@ -1,4 +1,4 @@
-"""The certificate on one page: rows for a terminal, Markdown, HTML without scripts, JSON."""
+"""The certificate as rows for a terminal, Markdown, HTML without scripts, or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from framefuse.lab.parity.findings import EngineResult, Findings
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
-LEGEND = "= identical but for rounding   ~ within the limits   X outside the limits   - not compared"
+LEGEND = "= identical except for rounding   ~ within the limits   X outside the limits   - not compared"
 STYLE = """
 :root { --ink:#1c2430; --soft:#5b6675; --line:#d9dfe7; --page:#fbfcfd; --exact:#1b8a5a; --within:#b98400;
         --outside:#c8323c; --none:#9aa5b1; }
@@ -35,12 +35,10 @@ td.exact, td.within, td.outside, td.none { background:none; font-weight:600; whi
 td.exact { color:var(--exact) } td.within { color:var(--within) } td.outside { color:var(--outside) }
 td.none { color:var(--none) } img { max-width:100%; height:auto; border-radius:.3rem; margin-top:.5rem }
 """
-ALONE = "Each stage alone, on the reference's input of that stage"
-STEPS = "Boxes, when the reference's stages are replaced by ours one after the other"
 
 
 def groups(certificate: Findings) -> list[tuple[str, list[Check]]]:
-    """Title and checks of each part of the page."""
+    """Title and checks of each section of the page."""
     found = [("every engine: decoding and colour", certificate.pixels)]
     for engine in certificate.engines:
         if engine.absent:
@@ -114,8 +112,8 @@ def html(certificate: Findings) -> str:
         f'<p class="soft">{escape(head(certificate))}</p>',
         f'<p class="big" style="color:var(--{"exact" if good else "outside"})">{escape(verdict(certificate))}</p>',
         "<h2>Where a difference starts</h2>",
-        '<p class="soft">Ours takes the place of the reference from left to right; the colour is what became of the '
-        "boxes. Green: identical but for rounding. Amber: within the limits. Red: outside. Grey: not compared.</p>",
+        '<p class="soft">From left to right, our stages replace those of the reference; the colour rates the resulting '
+        "boxes. Green: identical except for rounding. Amber: within the limits. Red: outside. Grey: not compared.</p>",
     ]
     for engine in certificate.engines:
         parts.append(f"<p><b>{escape(called(engine))}</b> ")
@@ -130,7 +128,7 @@ def html(certificate: Findings) -> str:
     if certificate.image is not None and certificate.shown is not None:
         parts.append("<h2>The first frame</h2>")
         parts.append(
-            '<p class="soft">White, wide: the reference. Pink, narrow: the whole pipeline of the first engine.'
+            '<p class="soft">Wide white boxes: the reference. Narrow pink boxes: whole pipeline, first engine.'
         )
         parts.append(f'</p><img alt="boxes of both" src="data:image/jpeg;base64,{_drawn(certificate)}">')
     for title, checks in groups(certificate):
@@ -182,7 +180,7 @@ def to_json(certificate: Findings) -> str:
 
 
 def _drawn(certificate: Findings) -> str:
-    """The first frame with both lists of boxes, as JPEG in base64."""
+    """The first frame with both lists of boxes, as a base64 JPEG."""
     from PIL import Image, ImageDraw
 
     assert certificate.image is not None and certificate.shown is not None

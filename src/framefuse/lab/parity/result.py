@@ -1,4 +1,4 @@
-"""Certificate: what was compared, and its pages."""
+"""Certificate: the results of a comparison with their pages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from framefuse.lab.parity.findings import EngineResult, Findings
 
 
 class Certificate(Findings):
-    """What was compared, what came of it, and how it reads."""
+    """The comparison of every engine with the reference, as text, Markdown, HTML and JSON."""
 
     def table(self) -> list[Sequence[str]]:
-        """Rows for `print_table`; a row of one cell is a title."""
+        """Rows for `print_table`; a row with a single cell is a title."""
         return report.table(self)
 
     def summary(self) -> list[str]:
-        """A line for each engine."""
+        """One line per engine, then the verdict."""
         return report.summary(self)
 
     def markdown(self) -> str:

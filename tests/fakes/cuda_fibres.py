@@ -21,7 +21,7 @@ struct Barrier { int size, arrived, turn; };
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
 static int current;
-static dim shape;
+static dim shape, gridDim;
 static void become(int thread) {
   current = thread;
   threadIdx = {thread % shape.x, thread / shape.x % shape.y, thread / (shape.x * shape.y)};
@@ -66,8 +66,8 @@ template <class T> T __shfl_down_sync(unsigned mask, T value, int by, int = 32) 
   int lane = current % 32;
   return __shfl_sync(mask, value, lane + by < 32 ? lane + by : lane);
 }
-static unsigned __ballot_sync(unsigned, int value) {
-  return exchange(unsigned(value != 0), [](uint64_t* shown) {
+static unsigned __ballot_sync(unsigned, bool value) {
+  return exchange(unsigned(value), [](uint64_t* shown) {
     unsigned bits = 0;
     for (int lane = 0; lane < 32; ++lane) bits |= unsigned(shown[lane] & 1) << lane;
     return bits;
@@ -90,6 +90,7 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
   int threads = bx * by * bz;
   parameters = p;
   shape = {{bx, by, bz}};
+  gridDim = {{gx, gy, gz}};
   fibres.resize(threads);
   for (blockIdx.z = 0; blockIdx.z < gz; ++blockIdx.z) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
   for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x) {{

@@ -53,6 +53,7 @@ static unsigned short half_bits(float value) {
   _Float16 half = (_Float16)value; unsigned short bits; memcpy(&bits, &half, 2); return bits;
 }
 static float half_value(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return (float)half; }
+static float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
 #define FRAMEFUSE_HALF_FROM_FLOAT half_bits
 #define FRAMEFUSE_HALF_TO_FLOAT half_value
 """

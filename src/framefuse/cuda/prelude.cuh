@@ -19,15 +19,15 @@ typedef unsigned long long uint64_t;
 #define uchar unsigned char
 #define ushort unsigned short
 
-// How every kernel begins: it may have been launched before those ahead of it on its stream have ended, which hides most
+// Every kernel begins with this: it may be launched before those ahead of it on its stream have ended, which hides most
 // of what a launch costs, and waits here until they have and their results can be read. Small kernels then let the next
-// one in, to wait in turn (`let_next_begin`); those that fill the GPU do not, for its blocks would settle unevenly on what is free. GPUs
-// before Hopper launch no kernel early.
+// one in, to wait in turn (`let_next_begin`); those that fill the GPU do not, for its blocks would settle unevenly on
+// what is free. GPUs before Hopper launch no kernel early.
+static inline __device__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define FRAMEFUSE_BEGIN asm volatile("griddepcontrol.wait;" ::: "memory");
-#else
-#define FRAMEFUSE_BEGIN
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
 
 static inline __device__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

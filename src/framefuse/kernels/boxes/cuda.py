@@ -28,7 +28,7 @@ from framefuse.kernels.boxes import head_cuda, outputs_cuda
 from framefuse.kernels.boxes.reference import Found
 
 WINDOW, CHUNK = 8192, 1024
-"""As in `tir/_boxes_cuda.py`."""
+"""As in `common.cuh`."""
 
 BLOCKS = 264
 """Blocks of the launches that share out what the device counted: two for each multiprocessor of a large GPU."""
@@ -129,12 +129,12 @@ def detections(
             **candidates,
         )
     rows = {
-        "maps_": calls.keep(_uploaded(gpu, maps.shape, maps.tobytes())) if type(maps) is np.ndarray else maps,
-        "out_boxes_": out.boxes,
-        "out_scores_": out.scores,
-        "out_classes_": out.classes,
-        "out_counts_": out.counts,
-        "out_non_finite_": out.non_finite,
+        "maps": calls.keep(_uploaded(gpu, maps.shape, maps.tobytes())) if type(maps) is np.ndarray else maps,
+        "out_boxes": out.boxes,
+        "out_scores": out.scores,
+        "out_classes": out.classes,
+        "out_counts": out.counts,
+        "out_non_finite": out.non_finite,
         "indices": 0,
     }
     _select(work, batch, max(capacity, 1), room, max_det, conf, threshold, agnostic, suppressing, rows, stream)
@@ -191,12 +191,12 @@ def nms(
         del candidates["batch"]
     kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments, **candidates)
     rows = {
-        "maps_": 0,
-        "out_boxes_": 0,
-        "out_scores_": 0,
-        "out_classes_": target,
-        "out_counts_": counted,
-        "out_non_finite_": 0,
+        "maps": 0,
+        "out_boxes": 0,
+        "out_scores": 0,
+        "out_classes": target,
+        "out_counts": counted,
+        "out_non_finite": 0,
         "indices": 1,
     }
     agnostic, suffix = classes is None, "_rotated" if rotated else ""
@@ -262,15 +262,15 @@ def _select(
                 suppressing=int(suppressing),
                 threshold=threshold,
                 agnostic=int(agnostic),
-                counters_=work.at["counters"],
-                progress_=work.at["progress"],
-                keys_=work.at["sorted_keys"],
-                boxes_=work.at["sorted_boxes"],
-                labels_=work.at["sorted_labels"],
-                local_=work.at["local"],
-                dense_=work.at["dense"],
-                removed_=work.at["removed"],
-                kept_=work.at["kept"],
+                counters=work.at["counters"],
+                progress=work.at["progress"],
+                keys=work.at["sorted_keys"],
+                boxes=work.at["sorted_boxes"],
+                labels=work.at["sorted_labels"],
+                local=work.at["local"],
+                dense=work.at["dense"],
+                removed=work.at["removed"],
+                kept=work.at["kept"],
                 **rows,
             )
 

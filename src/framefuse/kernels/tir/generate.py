@@ -22,7 +22,7 @@ DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 TVM_PRELUDE_END = "  #define ushort unsigned short\n#endif\n"
 
 # Where a kernel begins it waits for what runs before it on its stream: `cuda.py` launches it early (see prelude.cuh).
-BEGIN = "  FRAMEFUSE_BEGIN\n"
+BEGIN = "  wait_for_previous();\n"
 
 OPERATORS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%"}
 FUNCTIONS = {"Min": "min", "Max": "max"}

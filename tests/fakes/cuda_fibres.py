@@ -1,4 +1,4 @@
-"""Generated CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
+"""CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
 
 A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffle. All lanes of a warp must take part.
 """
@@ -10,7 +10,7 @@ import re
 from cuda_on_cpu import CALL, SHIM, Compiled
 from framefuse.cuda import cubins
 
-TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot)")
+TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot|any)")
 
 FIBRES = r"""
 #include <ucontext.h>
@@ -73,6 +73,7 @@ static unsigned __ballot_sync(unsigned, bool value) {
     return bits;
   });
 }
+static bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* address, int value) { int old = *address; *address += value; return old; }
 static unsigned atomicOr(unsigned* address, unsigned value) { unsigned old = *address; *address |= value; return old; }

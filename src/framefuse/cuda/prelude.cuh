@@ -35,7 +35,7 @@ static inline __device__ void let_next_begin() {
 #endif
 }
 
-// A storage type: arithmetic on it happens in float. Rounds to nearest, ties to even. (bfloat16 TVM does in integers.)
+// A storage type: arithmetic on it happens in float. Rounds to nearest, ties to even.
 struct half {
   unsigned short bits;
   half() = default;
@@ -55,6 +55,11 @@ struct half {
     return value;
 #endif
   }
+};
+
+struct bfloat16 {
+  unsigned short bits;
+  __device__ operator float() const { return __uint_as_float((uint32_t)bits << 16); }
 };
 
 struct __align__(4) half2 {

@@ -1,5 +1,5 @@
 """Ahead-of-time build of the kernels: TensorIR -> LLVM objects -> one shared library per instruction-set level,
-and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda.py`).
+and TensorIR -> CUDA source, which the user's machine compiles for its GPU. Kernels in .cu files need no build.
 
     python -m framefuse.kernels.build [--machine x86_64|aarch64] [--force]
 
@@ -36,8 +36,8 @@ PACKAGE = "framefuse_tir"
 """Name under which this folder is imported here."""
 
 CPU, CUDA = "tir_cpu", "tir_cuda"
-"""How the names of kernel sources begin: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `boxes/tir_cuda_rank.py`
-family `boxes_rank` for CUDA. What several of them share is in `_tir*.py` beside them and in `tir/`."""
+"""How the names of kernel sources begin: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `geometry/tir_cuda.py`
+family `geometry` for CUDA. What several of them share is in `_tir*.py` beside them and in `tir/`."""
 
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
@@ -212,7 +212,7 @@ def _shared(*, cuda: bool) -> list[Path]:
     """What sources share. Those for the CPU share nothing with what only CUDA's do."""
     found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
     if cuda:
-        return sorted([*found, HERE / "preprocess" / "frame_row.py", HERE / "boxes" / "levels.py"])
+        return sorted([*found, HERE / "preprocess" / "frame_row.py"])
     return sorted(path for path in found if "cuda" not in path.stem and path.stem != "generate")
 
 

@@ -12,7 +12,7 @@ from framefuse.kernels.boxes import head_cuda
 BYTES = 2
 """Of an element of the arena."""
 REACH = 6
-"""Pixels around that a chain of pools of one launch may see; `tir/network_cuda.py`."""
+"""Pixels around that a chain of pools of one launch may see; `kernels/network/network.cu`."""
 POOLS = 3
 
 SYMBOLS = ("network_pack_f16", "network_pack_f32", "network_upsample", "network_pool", "network_decode",

@@ -124,7 +124,7 @@ def detections(
             anchors=heads.anchors,
             classes=heads.classes or (0 if classes is None else table.size),
             confidence=conf,
-            wanted_=table,
+            wanted=table,
             **heads.arguments,
             **candidates,
         )
@@ -170,10 +170,10 @@ def nms(
     target, counted = (device.cupy().empty(room, np.int32), device.cupy().empty(1, np.int32)) if out is None else out
     labels, words = (0, 1) if classes is None else outputs_cuda.integers("classes", classes)
     arguments: dict[str, Any] = {
-        "values_": view.address,
+        "values": view.address,
         "pitch": view.strides[0],
-        "scores_": points.address,
-        "classes_": labels,
+        "scores": points.address,
+        "class_ids": labels,
         "label_words": words,
         "anchors": count,
     }
@@ -181,10 +181,10 @@ def nms(
         arguments |= {
             "image_pitch": 0,
             "scores_image_pitch": 0,
-            "classes_image_pitch": 0,
+            "class_ids_image_pitch": 0,
             "classes": 0,
             "confidence": -np.inf,
-            "wanted_": 0,
+            "wanted": 0,
         }
     candidates = _candidates(work, 1, capacity)
     if rotated:
@@ -212,10 +212,10 @@ def _candidates(work: Scratch, batch: int, capacity: int) -> dict[str, Any]:
     return {
         "batch": batch,
         "capacity": capacity,
-        "counters_": work.at["counters"],
-        "keys_": work.at["keys"],
-        "boxes_": work.at["boxes"],
-        "labels_": work.at["labels"],
+        "counters": work.at["counters"],
+        "keys": work.at["keys"],
+        "boxes": work.at["boxes"],
+        "labels": work.at["labels"],
     }
 
 
@@ -241,9 +241,9 @@ def _select(
         blocks=blocks,
         room=room,
         confidence=confidence,
-        sorted_keys_=work.at["sorted_keys"],
-        sorted_boxes_=work.at["sorted_boxes"],
-        sorted_labels_=work.at["sorted_labels"],
+        sorted_keys=work.at["sorted_keys"],
+        sorted_boxes=work.at["sorted_boxes"],
+        sorted_labels=work.at["sorted_labels"],
         **_candidates(work, batch, capacity),
     )
     bounds = [0, min(room, CHUNK), *range(CHUNK + WINDOW, room, WINDOW), room] if suppressing else [0, room]

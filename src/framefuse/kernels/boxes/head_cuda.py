@@ -111,15 +111,15 @@ def launch(head: Head, conf: float, wanted: Any, candidates: Mapping[str, Any], 
     kernel.launch(
         SYMBOL,
         stream=stream,
-        levels_=table_on_gpu(head),
+        table=table_on_gpu(head),
         levels=len(head.levels),
-        cells_=_cells(device.current_gpu(), head.levels),
+        cells=_cells(device.current_gpu(), head.levels),
         anchors=head.anchors,
         bins=head.bins,
         classes=head.classes,
         confidence=conf,
         logit=logit_below(conf),
-        wanted_=wanted,
+        wanted=wanted,
         **{**candidates, "batch": batch},
     )
 

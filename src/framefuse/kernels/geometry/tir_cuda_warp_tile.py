@@ -9,10 +9,11 @@ a small turn, either way, hardly two lanes meet in a bank. Positions, weights an
 
 from tvm.script import tirx as T
 
-from ..boxes._tir_cuda import LARGE, wide
 from ._tir_cuda_warp import align, blend, joined
 from ._tir_positions import weight_of_fixed, whole_of_fixed
 
+LARGE = 1 << 40
+"""Elements of a buffer whose size nobody needs."""
 SIDE = 32
 COLUMNS, ROWS = 16, 4
 """Threads of a block in x and in y; a thread's pixels lie as far apart."""
@@ -24,6 +25,10 @@ AHEAD = 3
 """Vectors that a thread reads at once."""
 RESIDENT = 16
 """Blocks that a multiprocessor is to hold at once."""
+
+
+def wide(value):
+    return value.astype("int64")
 
 
 @T.prim_func

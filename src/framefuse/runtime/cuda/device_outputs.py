@@ -153,8 +153,8 @@ class MaskOutputs:
         (scores,) = outputs
         self._bad.data.memset_async(0, self._bad.nbytes, stream)
         values = scores[0].size
-        kernel.launch("count_non_finite_f32", stream=stream.ptr, values_=scores, image_pitch=values,
-                    n=self._batch, size=values, counts_=self._bad)  # fmt: skip
+        kernel.launch("count_non_finite_f32", stream=stream.ptr, values=scores, image_pitch=values,
+                    n=self._batch, size=values, counts=self._bad)  # fmt: skip
         for slot in range(self._batch):
             masks.upsample(scores[slot], self._size, content=self._content, out=self._stretched[0])
             masks.argmax(self._stretched, out=self._labels[slot : slot + 1])

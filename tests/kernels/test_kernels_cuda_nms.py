@@ -81,6 +81,17 @@ def test_source_on_the_cpu_against_the_reference() -> None:
         assert kept.tolist() == expected.tolist()
 
 
+@pytest.mark.usefixtures("fibres")
+def test_rotated_boxes_like_each_other() -> None:
+    """All corners of one lie on the sides of the other. With these, rounding makes the clipped polygon one of 10."""
+    shapes = [(12.106407, 25.368269, -1.1371201), (13.374812, 24.215944, 0.40242571)]
+    found = np.array([(100 * place, 50, *shape) for place, shape in enumerate(shapes)] * 3, np.float32)
+    found[4:, 2:] *= np.float32(1 + 2**-23)
+    scores = np.linspace(1, 0.5, len(found), dtype=np.float32)
+    assert boxes.nms(found, scores, iou=0.9).tolist() == [0, 1]
+    assert boxes.nms(on_device(found), on_device(scores), iou=0.9).tolist() == [0, 1]
+
+
 def heads(rng: np.random.Generator, queries: int = 300, classes: int = 80) -> list[tuple[str, list[Any], str | None]]:
     """Every kind of detr output: what it is, arrays, activation."""
     centre = rng.random((1, queries, 2)).astype(np.float32)

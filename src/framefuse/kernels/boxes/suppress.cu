@@ -37,7 +37,8 @@ template <class B>
 static __device__ unsigned compare(
     const B* boxes, const int* labels, const int (&rows)[ROWS], int column, int size, bool first, float threshold,
     bool agnostic) {
-  constexpr int UNROLL = sizeof(B) == sizeof(Box) ? ROWS : 1;  // clipping polygons is long code, and not repeated
+  constexpr bool CLIPS = sizeof(B) > sizeof(Box);
+  constexpr int UNROLL = CLIPS ? 1 : ROWS;  // clipping polygons is long code, and not repeated
   const int lane = threadIdx.x % 32;
   B box[ROWS];
   float areas[ROWS];
@@ -56,7 +57,9 @@ static __device__ unsigned compare(
     const int label = agnostic ? 0 : labels[at];
 #pragma unroll UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      const float part = i < size && classes[r] == label ? intersection(box[r], other, first) : 0;
+      bool rivals = i < size && classes[r] == label;
+      if (CLIPS && first) rivals &= i < rows[r];  // nobody reads the bits of others
+      const float part = rivals ? intersection(box[r], other, first) : 0;
       const float whole = areas[r] + area(other) - part, bound = threshold * whole;
       // A division is slow, and mostly not needed to know on which side of the threshold it falls.
       const bool sure = whole > 0 && part > bound * 1.0001f, open = part > 0 && part >= bound && !sure;
@@ -79,7 +82,7 @@ static __device__ unsigned compare(
 // kernels: suppress <Box>, suppress_rotated <RotatedBox>
 // launch: grid (blocks, batch), block 1024, waits, --fmad=false
 template <class B>
-__global__ void __launch_bounds__(CHUNK) suppress(
+__global__ void __launch_bounds__(CHUNK, 1) suppress(
     const uint64_t* keys, const B* boxes, const int* labels, int* counters, int room, int begin, int end, int words,
     int detections, bool suppressing, bool indices, float threshold, bool agnostic, const float* maps, int* progress,
     unsigned* local, unsigned* dense, unsigned* removed, int* kept, float* out_boxes, float* out_scores,

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py src/framefuse/kernels/*/*tir_*.py src/framefuse/kernels/*/*.cu)
+SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py src/framefuse/kernels/*/*tir_*.py)
 
 .PHONY: demo test lint types wheel docs device-bundle clean
 

@@ -22,7 +22,7 @@ PACKAGE = Path(framefuse.__file__).parent
 """What is imported, which may be a wheel."""
 
 GROUPS = {
-    "kernel": ("kernels/tir/*.py", "kernels/*/*tir_*.py", "kernels/*/*cuda*.py", "cuda/*.*"),
+    "kernel": ("kernels/tir/*.py", "kernels/*/*tir_*.py", "kernels/*/*cuda*.py", "kernels/*/*.cu*", "cuda/*.*"),
     "engine": ("engines/cudnn/*.py",),
     "tvm": ("engines/tvm/*.py",),
     "engines": ("lab/bench*.py", "engines/onnxruntime/*.py", "engines/torch/*.py", "engines/device_requests.py"),

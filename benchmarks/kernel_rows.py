@@ -53,7 +53,7 @@ def source_hash(machine: str = "cpu", directory: Path = KERNELS) -> str:
     result was measured on. Of a GPU, what launches the kernels counts too; those of networks are measured elsewhere."""
     patterns = {
         "cpu": ("tir/base.py", "*/tir_cpu*.py", "*/_tir_[!c]*.py"),
-        "gpu": ("tir/*.py", "*/*tir_cuda*.py", "*/_tir_*.py", "*/*cuda*.py", "*/*.cu", "../cuda/*"),
+        "gpu": ("tir/*.py", "*/*tir_cuda*.py", "*/_tir_*.py", "*/*cuda*.py", "*/*.cu*", "../cuda/*"),
     }[machine]
     files = {path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Generated CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
+"""CUDA kernels whose threads talk to each other, on the CPU: one fibre for each thread of a block.
 
 A fibre runs until it has to wait for others: at a barrier, a ballot or a shuffle. All lanes of a warp must take part.
 """
@@ -10,7 +10,7 @@ import re
 from cuda_on_cpu import CALL, SHIM, Compiled
 from framefuse.cuda import cubins
 
-TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot)")
+TALK = re.compile("__(syncthreads|syncwarp|shfl|ballot|any)")
 
 FIBRES = r"""
 #include <ucontext.h>
@@ -21,7 +21,7 @@ struct Barrier { int size, arrived, turn; };
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
 static int current;
-static dim shape;
+static dim shape, gridDim;
 static void become(int thread) {
   current = thread;
   threadIdx = {thread % shape.x, thread / shape.x % shape.y, thread / (shape.x * shape.y)};
@@ -66,13 +66,14 @@ template <class T> T __shfl_down_sync(unsigned mask, T value, int by, int = 32) 
   int lane = current % 32;
   return __shfl_sync(mask, value, lane + by < 32 ? lane + by : lane);
 }
-static unsigned __ballot_sync(unsigned, int value) {
-  return exchange(unsigned(value != 0), [](uint64_t* shown) {
+static unsigned __ballot_sync(unsigned, bool value) {
+  return exchange(unsigned(value), [](uint64_t* shown) {
     unsigned bits = 0;
     for (int lane = 0; lane < 32; ++lane) bits |= unsigned(shown[lane] & 1) << lane;
     return bits;
   });
 }
+static bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static int atomicAdd(int* address, int value) { int old = *address; *address += value; return old; }
 static unsigned atomicOr(unsigned* address, unsigned value) { unsigned old = *address; *address |= value; return old; }
@@ -90,6 +91,7 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
   int threads = bx * by * bz;
   parameters = p;
   shape = {{bx, by, bz}};
+  gridDim = {{gx, gy, gz}};
   fibres.resize(threads);
   for (blockIdx.z = 0; blockIdx.z < gz; ++blockIdx.z) for (blockIdx.y = 0; blockIdx.y < gy; ++blockIdx.y)
   for (blockIdx.x = 0; blockIdx.x < gx; ++blockIdx.x) {{

@@ -1,4 +1,4 @@
-"""Generated CUDA kernels on the CPU: g++ compiles the source, and loops take the place of blocks and threads.
+"""CUDA kernels on the CPU: g++ compiles the source, and loops take the place of blocks and threads.
 
 `install` puts this in the place of the GPU, for kernels whose threads do not talk to each other.
 """
@@ -31,6 +31,7 @@ using std::min; using std::max;
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __restrict__
 #define __grid_constant__
@@ -53,6 +54,8 @@ static unsigned short half_bits(float value) {
   _Float16 half = (_Float16)value; unsigned short bits; memcpy(&bits, &half, 2); return bits;
 }
 static float half_value(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return (float)half; }
+static unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
+static float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
 #define FRAMEFUSE_HALF_FROM_FLOAT half_bits
 #define FRAMEFUSE_HALF_TO_FLOAT half_value
 """
@@ -123,6 +126,9 @@ class Compiled:
 
 class HostArray(np.ndarray[Any, Any]):
     """A numpy array that passes for one of CuPy."""
+
+    def get(self) -> np.ndarray[Any, Any]:
+        return self.view(np.ndarray)
 
     @property
     def data(self) -> Any:

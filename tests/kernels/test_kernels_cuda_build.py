@@ -79,6 +79,7 @@ def test_every_kernel_compiles_for_every_architecture(requirement: str, capabili
 
 def test_every_kernel_is_described() -> None:
     for symbol, description in cubins.descriptions().items():
+        assert description.waits == ("  wait_for_previous();\n" in description.source), symbol
         assert f"{description.entry}(" in description.source, symbol
         assert 0 < np.prod(description.block) <= 1024
         assert len(description.parameters) <= kernel.SLOTS

@@ -11,7 +11,7 @@ import pytest
 
 from cuda_fibres import Fibres
 from cuda_on_cpu import install, on_device
-from framefuse.cuda import device
+from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import record_launches
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.kernels import reference
@@ -78,6 +78,29 @@ def test_source_on_the_cpu_against_the_reference() -> None:
         expected = reference.nms(found, scores, classes, iou=0.3)
         kept = boxes.nms(on_device(found), on_device(scores), on_device(classes), iou=0.3)
         assert kept.tolist() == expected.tolist()
+
+
+@pytest.mark.usefixtures("fibres")
+def test_rotated_boxes_like_each_other() -> None:
+    """All corners of one lie on the sides of the other. With these, rounding makes the clipped polygon one of 10."""
+    shapes = [(12.106407, 25.368269, -1.1371201), (13.374812, 24.215944, 0.40242571)]
+    found = np.array([(100 * place, 50, *shape) for place, shape in enumerate(shapes)] * 3, np.float32)
+    found[4:, 2:] *= np.float32(1 + 2**-23)
+    scores = np.linspace(1, 0.5, len(found), dtype=np.float32)
+    assert boxes.nms(found, scores, iou=0.9).tolist() == [0, 1]
+    assert boxes.nms(on_device(found), on_device(scores), iou=0.9).tolist() == [0, 1]
+
+
+@pytest.mark.usefixtures("fibres")
+def test_count_of_values_that_are_not_finite() -> None:
+    values = np.random.default_rng(9).normal(size=(3, 20_000)).astype(np.float32)
+    values[0, [0, 9_999, 19_999]] = np.nan, np.inf, -np.inf
+    values[2, 17_000:17_040] = np.nan
+    counts = np.array([0, 5, 0], np.int32)
+    kernel.launch(
+        "count_non_finite_f32", values=on_device(values), image_pitch=20_000, n=3, size=20_000, counts=on_device(counts)
+    )
+    assert counts.tolist() == [3, 5, 40]
 
 
 def heads(rng: np.random.Generator, queries: int = 300, classes: int = 80) -> list[tuple[str, list[Any], str | None]]:

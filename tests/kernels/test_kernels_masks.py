@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cuda_on_cpu import on_device
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS
@@ -24,11 +25,14 @@ Move = Callable[[NDArray[Any]], Any]
 SIZES = [(1, 1), (1, 7), (9, 1), (33, 61), (5, 4097), (135, 240)]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", "fibres", pytest.param("cuda", marks=pytest.mark.gpu)])
 def move(request: pytest.FixtureRequest) -> Move:
     """Puts an array where the kernels under test run; padded rows stay padded."""
     if request.param == "cpu":
         return lambda array: array
+    if request.param == "fibres":
+        request.getfixturevalue("fibres")
+        return on_device
     cupy = pytest.importorskip("cupy")
 
     def to_device(array: NDArray[Any]) -> Any:

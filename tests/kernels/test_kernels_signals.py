@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cuda_on_cpu import on_device
 from framefuse.errors import UsageError
 from framefuse.kernels import reference
 from framefuse.kernels.signals.call import signals
@@ -17,11 +18,14 @@ from framefuse.kernels.signals.call import signals
 Move = Callable[[NDArray[Any]], Any]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", "fibres", pytest.param("cuda", marks=pytest.mark.gpu)])
 def move(request: pytest.FixtureRequest) -> Move:
     """Puts an array where the kernels under test run."""
     if request.param == "cpu":
         return lambda array: array
+    if request.param == "fibres":
+        request.getfixturevalue("fibres")
+        return on_device
     cupy = pytest.importorskip("cupy")
     return lambda array: cupy.asarray(array)
 

@@ -60,6 +60,35 @@ def test_own_kernel_for_cuda(built: Path, tmp_path: Path, monkeypatch: pytest.Mo
         kernel.add(built / "other")
 
 
+NIGHT = """
+// launch: grid ((pixels + 255) / 256), block 256, waits
+extern "C" __global__ void night(const uint8_t* source, uint8_t* target, int pixels, float gain) {
+  wait_for_previous();
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  if (i >= pixels) return;
+  const float luma = source[3 * i] * 0.299f + source[3 * i + 1] * 0.587f + source[3 * i + 2] * 0.114f;
+  const float bright = min(luma * gain, 255.0f);
+  target[3 * i] = target[3 * i + 2] = bright * 0.3f + 0.5f;
+  target[3 * i + 1] = bright + 0.5f;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ stands in for the GPU")
+def test_own_kernel_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict(cubins.descriptions())
+    monkeypatch.setattr(cubins, "descriptions", lambda: known)
+    (tmp_path / "night.cu").write_text(NIGHT)
+    kernel.add(tmp_path)
+    install(monkeypatch)
+    out = np.zeros_like(IMAGE)
+    kernel.launch("night", source=on_device(IMAGE), target=on_device(out), pixels=37 * 53, gain=0.7)
+    assert np.abs(out - wanted(0.7)).max() <= 0.501
+    (tmp_path / "night.cu").write_text(NIGHT.replace("// launch", "//"))
+    with pytest.raises(UsageError, match=r"night\.cu has kernels"):
+        kernel.add(tmp_path)
+
+
 def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "list", "--json"]) == 0
     rows = {(row["kernel"], row["device"]): row["family"] for row in json.loads(capsys.readouterr().out)}
@@ -75,6 +104,7 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
         (["preprocess_semiplanar_u8_nchw_one"], "def preprocess_semiplanar_u8_nchw_one("),
         (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),
         (["draw_overlay", "--emit", "asm"], ".globl"),
+        (["suppress_rotated", "--device", "cuda"], 'using B = RotatedBox;\nextern "C" __global__'),
     ],
 )
 def test_kernels_are_shown(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +116,8 @@ def test_what_cannot_be_shown_is_explained(capsys: pytest.CaptureFixture[str]) -
     assert main(["kernels", "show", "preprocess_gray_u8", "--emit", "ptx"]) == 2
     assert "one for cpu is" in capsys.readouterr().err
     assert main(["kernels", "show", "nonsense"]) == 2
+    assert main(["kernels", "show", "suppress", "--device", "cuda", "--emit", "tir"]) == 2
+    assert "written in CUDA C++" in capsys.readouterr().err
     code = "import sys; sys.modules['tvm'] = None; from framefuse.cli.app import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "kernels", "show", "preprocess_gray_u8_nchw"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

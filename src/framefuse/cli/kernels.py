@@ -52,7 +52,10 @@ def list_(print_json: PrintJson = False) -> int:
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="name of a kernel; see 'framefuse kernels list'")],
-    emit: Annotated[Form, typer.Option(help="TensorIR, CUDA source, PTX, or CPU assembly")] = Form.TIR,
+    emit: Annotated[
+        Form | None,
+        typer.Option(help="TensorIR, CUDA source, PTX, or CPU assembly; default: the source as it was written"),
+    ] = None,
     device: Annotated[Device | None, typer.Option(help="device, if both have a kernel of that name")] = None,
     capability: Annotated[int, typer.Option(help="compute capability for the PTX; 89 means 8.9")] = 90,
 ) -> int:
@@ -61,7 +64,7 @@ def show(
     from framefuse.kernels import cpu
 
     on = {Device.CPU: name in cpu.names(), Device.CUDA: name in cubins.descriptions()}
-    device = FORMS.get(emit) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
+    device = (FORMS.get(emit) if emit else None) or device or (Device.CPU if on[Device.CPU] else Device.CUDA)
     if not on[device]:
         other = next((place.value for place in on if on[place]), None)
         if other is None:
@@ -74,7 +77,10 @@ def show(
             f"no kernel for {device.value} is named {name!r}, only one for {other}",
             remedy="use --emit cuda or ptx for CUDA kernels, and asm for CPU kernels",
         )
-    if emit is Form.CUDA:
+    written = device is Device.CUDA and cubins.describe(name).written
+    if emit is Form.TIR and written:
+        raise UsageError(f"{name} is written in CUDA C++, not in TensorIR", remedy="--emit cuda prints it")
+    if emit is Form.CUDA or (emit is None and written):
         typer.echo(cubins.describe(name).source)
     elif emit is Form.PTX:
         from framefuse.cuda import nvrtc
@@ -88,10 +94,10 @@ def show(
         family = cubins.describe(name).family if on_cuda else cpu.names()[name]
         alone = on_cuda and family == "preprocess"
         function = _preprocess_on_cuda(name) if alone else build.function(name, family, cuda=on_cuda)
-        if emit is Form.TIR:
-            typer.echo(function.script())
-        else:
+        if emit is Form.ASM:
             typer.echo(build.assembly(function, build.own_level(family) or cpu.describe().level))
+        else:
+            typer.echo(function.script())
     return 0
 
 

@@ -1,16 +1,31 @@
 """The list of CUDA kernels and their machine code.
 
-`kernels/build.py` writes the source of each kernel and its launch description to `_lib/cuda`. The first use of a kernel
-compiles it with NVRTC for the GPU's compute capability; the machine code is cached on disk.
+Pixel kernels come from TensorIR: `kernels/build.py` writes the source of each, and how to launch it, to `_lib/cuda`.
+The others are CUDA C++ in `kernels/*/*.cu`; two comments above a kernel say how to launch it:
+
+    // kernels: shrink_u8 <uint8_t>, shrink_u16 <uint16_t>
+    // launch: grid ((n + 255) / 256, batch), block 256, waits
+    template <class Sample>
+    __global__ void __launch_bounds__(256) shrink(const Sample* luma, int n) {
+
+The grid is an expression in the parameters or in further arguments of the launch. `block` is x, or `x * y`; `waits`
+says that the kernel begins with `wait_for_previous()`; options of NVRTC may follow. A kernel without a template is
+`extern "C"`, has its own name and needs no list. `prelude.cuh` comes first; a file includes others by paths relative
+to itself.
+
+The first use of a kernel compiles it with NVRTC for the GPU's compute capability; the machine code is cached on disk.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +35,27 @@ from framefuse.errors import CapabilityError, UsageError
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "_lib" / "cuda"
-"""Folder of the CUDA sources and their descriptions."""
+"""Folder of the generated CUDA sources and their descriptions."""
+WRITTEN = HERE.parent / "kernels"
+"""Its folders hold the kernels in CUDA C++."""
+
+INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
+KERNEL = re.compile(
+    r"(?P<kernels>(?:// kernels: .+\n)*)// launch: grid \((?P<grid>.+)\), block (?P<block>[\d *]+)"
+    r"(?:, shared (?P<shared>\d+))?(?P<waits>, waits)?(?P<options>(?:, -\S+)*)\n"
+    r"(?P<head>(?:template <(?P<formals>.+)>\n|extern \"C\" )__global__ void (?P<bounds>__launch_bounds__\(.+?\)\s)?"
+    r"(?P<name>\w+)\()(?P<parameters>[^{]+)\) \{\n"
+)
+TYPES = {
+    "int": "int32",
+    "unsigned": "uint32",
+    "int64_t": "int64",
+    "uint64_t": "uint64",
+    "uint32_t": "uint32",
+    "float": "float32",
+    "bool": "bool",
+}
+"""Type of a parameter in C -> in the launcher; pointers aside."""
 
 _logger = logging.getLogger(__name__)
 
@@ -31,8 +66,8 @@ class Description:
 
     symbol: str
     family: str
-    folder: Path
-    """Folder of its source."""
+    file: Path
+    """Its source."""
     entry: str
     """Name of the kernel in the source."""
     parameters: tuple[tuple[str, str], ...]
@@ -48,29 +83,49 @@ class Description:
     """Additional options for NVRTC."""
     waits: bool
     """Whether it begins by waiting for the previous kernels on its stream."""
+    head: tuple[str, str] = ("", "")
+    """The head of a template in the source, and that of the kernel that it becomes."""
+
+    @property
+    def written(self) -> bool:
+        """Whether its source is hand-written CUDA C++, not generated from TensorIR."""
+        return bool(self.head[0])
 
     @property
     def source(self) -> str:
         """CUDA C++ that NVRTC compiles without any header."""
-        prelude = (HERE / "prelude.cuh").read_text(encoding="utf-8")
-        return prelude + "\n" + (self.folder / f"{self.symbol}.cu").read_text(encoding="utf-8")
+        seen: set[Path] = set()
+        return _text(HERE / "prelude.cuh", seen) + "\n" + _text(self.file, seen).replace(*self.head)
+
+
+def _text(file: Path, seen: set[Path]) -> str:
+    """A file with what it includes, each once."""
+    seen.add(file)
+
+    def included(match: re.Match[str]) -> str:
+        path = (file.parent / match[1]).resolve()
+        return "" if path in seen else _text(path, seen)
+
+    return INCLUDE.sub(included, file.read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)
 def descriptions() -> dict[str, Description]:
     """Every CUDA kernel by its symbol. Reads files only."""
-    return _read(SOURCES)
+    return _read(SOURCES) | {
+        symbol: found for folder in sorted(WRITTEN.iterdir()) for symbol, found in _read_cu(folder)
+    }
 
 
 def add(folder: Path) -> None:
-    """Add the kernels that `build.build_file` wrote to `folder`, in this process.
+    """Make kernels known to this process: those that `build.build_file` wrote to `folder`, or those of its .cu files.
 
     Raises:
-        UsageError: one of them has the name of a kernel that is known already.
+        UsageError: one of them has the name of a kernel that is known already, or does not say how to launch it.
     """
-    found = _read(folder)
+    found = _read(folder) or dict(_read_cu(folder))
     for symbol in found.keys() & descriptions().keys():
-        if descriptions()[symbol].folder != folder:
+        if descriptions()[symbol].file.parent != folder:
             raise UsageError(f"there is a CUDA kernel named {symbol!r} already", remedy="choose another name")
     descriptions().update(found)
 
@@ -79,12 +134,11 @@ def _read(folder: Path) -> dict[str, Description]:
     found = {}
     for path in sorted(folder.glob("*.json")):
         for symbol, facts in json.loads(path.read_text(encoding="utf-8"))["kernels"].items():
-            texts = [*(text for text, _ in facts["parameters"]), *facts["grid"]]
-            used = {name for text in texts for name in compile(text, symbol, "eval").co_names} - {"min", "max"}
+            used = _names(*(text for text, _ in facts["parameters"]), *facts["grid"])
             found[symbol] = Description(
                 symbol=symbol,
                 family=path.stem,
-                folder=folder,
+                file=folder / f"{symbol}.cu",
                 entry=facts["entry"],
                 parameters=tuple((text, kind) for text, kind in facts["parameters"]),
                 arguments=tuple(sorted({*facts["arguments"], *used})),
@@ -97,6 +151,58 @@ def _read(folder: Path) -> dict[str, Description]:
     return found
 
 
+def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
+    for path in sorted(folder.glob("*.cu")):
+        text = path.read_text(encoding="utf-8")
+        kernels = list(KERNEL.finditer(text))
+        if len(kernels) != len(re.findall("__global__", text)):
+            raise UsageError(
+                f"{path} has kernels that do not say how to launch them",
+                remedy="put a line `// launch: grid (...), block ...` above each",
+            )
+        for kernel in kernels:
+            parameters = tuple(map(_parameter, kernel["parameters"].split(",")))
+            grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body
+            assert isinstance(grid, ast.Call)
+            x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
+            block = [*(int(extent) for extent in kernel["block"].split("*")), 1, 1]
+            for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
+                yield (
+                    symbol,
+                    Description(
+                        symbol=symbol,
+                        family=path.stem if path.stem == folder.name else f"{folder.name}_{path.stem}",
+                        file=path,
+                        entry=symbol,
+                        parameters=parameters,
+                        arguments=tuple(sorted({name for name, _ in parameters} | _names(x, y, z))),
+                        grid=(x, y, z),
+                        block=(block[0], block[1], block[2]),
+                        shared=int(kernel["shared"] or 0),
+                        options=tuple(kernel["options"].split(", ")[1:]),
+                        waits=kernel["waits"] is not None,
+                        head=(kernel["head"], _instance(kernel, symbol, actuals)),
+                    ),
+                )
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    kind, name = text.replace("*", "* ").rsplit(None, 1)
+    return name, "pointer" if "*" in kind else TYPES[kind.strip()]
+
+
+def _instance(kernel: re.Match[str], symbol: str, actuals: str) -> str:
+    """The head of a kernel, after names for its template: `using Sample = uint8_t;` or `constexpr int N = 2;`."""
+    given = zip((kernel["formals"] or "").split(", "), actuals.split(", "), strict=True) if actuals else ()
+    lines = (re.sub("^class", "using", formal) + f" = {actual};\n" for formal, actual in given)
+    names = "".join(line if line.startswith("using") else f"constexpr {line}" for line in lines)
+    return f'{names}extern "C" __global__ void {kernel["bounds"] or ""}{symbol}('
+
+
+def _names(*expressions: str) -> set[str]:
+    return {name for text in expressions for name in compile(text, text, "eval").co_names} - {"min", "max"}
+
+
 def describe(symbol: str) -> Description:
     """The kernel of that symbol.
 
@@ -105,7 +211,7 @@ def describe(symbol: str) -> Description:
         CapabilityError: this installation has no CUDA kernels at all.
     """
     known = descriptions()
-    if not known:
+    if symbol not in known and not any(SOURCES.glob("*.json")):
         raise CapabilityError(
             f"the CUDA kernels are missing: {SOURCES}",
             remedy="in a checkout, run `pip install apache-tvm ziglang && python -m framefuse.kernels.build`; "

@@ -19,15 +19,15 @@ typedef unsigned long long uint64_t;
 #define uchar unsigned char
 #define ushort unsigned short
 
-// Start of every kernel. On Hopper and later a kernel may be launched before the previous one on its stream has ended,
-// which hides most of the launch overhead; it waits here until the results of its predecessors are visible. Small
+// Every kernel begins with this. On Hopper and later a kernel may be launched before the previous one on its stream has
+// ended, which hides most of the launch overhead; it waits here until the results of its predecessors are visible. Small
 // kernels then let the next one start (`let_next_begin`). Kernels that fill the GPU do not: the blocks of the next one
 // would be spread unevenly over the free multiprocessors.
+static inline __device__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define FRAMEFUSE_BEGIN asm volatile("griddepcontrol.wait;" ::: "memory");
-#else
-#define FRAMEFUSE_BEGIN
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
 
 static inline __device__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -35,7 +35,7 @@ static inline __device__ void let_next_begin() {
 #endif
 }
 
-// A storage type: arithmetic is done in float. Rounds to nearest, ties to even. (TVM does bfloat16 in integers.)
+// A storage type: arithmetic is done in float. Rounds to nearest, ties to even.
 struct half {
   unsigned short bits;
   half() = default;
@@ -55,6 +55,11 @@ struct half {
     return value;
 #endif
   }
+};
+
+struct bfloat16 {
+  unsigned short bits;
+  __device__ operator float() const { return __uint_as_float((uint32_t)bits << 16); }
 };
 
 struct __align__(4) half2 {

@@ -1,5 +1,6 @@
 """Ahead-of-time build of the kernels: TensorIR -> LLVM objects -> one shared library per instruction-set level,
-and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda/cubins.py`).
+and TensorIR -> CUDA source, which the user's machine compiles for its GPU (`cuda/cubins.py`). Kernels in .cu files need
+no build.
 
     python -m framefuse.kernels.build [--machine x86_64|aarch64] [--force]
 
@@ -36,8 +37,8 @@ PACKAGE = "framefuse_tir"
 """Name under which the build imports this folder."""
 
 CPU, CUDA = "tir_cpu", "tir_cuda"
-"""Prefixes of kernel sources: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `boxes/tir_cuda_rank.py` family
-`boxes_rank` for CUDA. Code that sources share is in `_tir*.py` beside them and in `tir/`."""
+"""Prefixes of kernel sources: `boxes/tir_cpu.py` holds family `boxes` for the CPU, `geometry/tir_cuda.py` family
+`geometry` for CUDA. Code that sources share is in `_tir*.py` beside them and in `tir/`."""
 
 TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
@@ -212,7 +213,7 @@ def _shared(*, cuda: bool) -> list[Path]:
     """Code that kernel sources share; CPU sources use none of the code for CUDA."""
     found = [*HERE.glob("tir/*.py"), *HERE.glob("*/_tir*.py")]
     if cuda:
-        return sorted([*found, HERE / "preprocess" / "frame_row.py", HERE / "boxes" / "levels.py"])
+        return sorted([*found, HERE / "preprocess" / "frame_row.py"])
     return sorted(path for path in found if "cuda" not in path.stem and path.stem != "generate")
 
 

@@ -63,7 +63,8 @@ def near(a, b):
 def clip_by(polygon, count, source, target, axis, sign, limit):
     """polygon[target] = the part of convex polygon[source] where sign * coordinate <= limit (Sutherland and Hodgman).
 
-    polygon is (2, 2, 8): side, axis, corner; count is (2,): corners of each side.
+    polygon is (2, 2, 20): side, axis, corner; count is (2,): corners of each side. Four clips of 4 corners make 8 or
+    less, but where all lie on the lines, rounding may turn 4 into 6, those into 9, 13 and 19.
     """
     count[target] = 0
     for v in T.serial(count[source]):

@@ -26,7 +26,7 @@ from framefuse.kernels.boxes import head_cuda, outputs_cuda
 from framefuse.kernels.boxes.reference import Found
 
 WINDOW, CHUNK = 8192, 1024
-"""As in `tir/_boxes_cuda.py`."""
+"""As in `common.cuh`."""
 
 BLOCKS = 264
 """Blocks of the launches that share out what the device counted: two for each multiprocessor of a large GPU."""
@@ -122,17 +122,17 @@ def detections(
             anchors=heads.anchors,
             classes=heads.classes or (0 if classes is None else table.size),
             confidence=conf,
-            wanted_=table,
+            wanted=table,
             **heads.arguments,
             **candidates,
         )
     rows = {
-        "maps_": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps,
-        "out_boxes_": out.boxes,
-        "out_scores_": out.scores,
-        "out_classes_": out.classes,
-        "out_counts_": out.counts,
-        "out_non_finite_": out.non_finite,
+        "maps": _table("maps", maps, workspace, stream) if type(maps) is np.ndarray else maps,
+        "out_boxes": out.boxes,
+        "out_scores": out.scores,
+        "out_classes": out.classes,
+        "out_counts": out.counts,
+        "out_non_finite": out.non_finite,
         "indices": 0,
     }
     _select(work, batch, max(capacity, 1), room, max_det, conf, threshold, agnostic, suppressing, rows, stream)
@@ -168,10 +168,10 @@ def nms(
     target, counted = (device.cupy().empty(room, np.int32), device.cupy().empty(1, np.int32)) if out is None else out
     labels, words = (0, 1) if classes is None else outputs_cuda.integers("classes", classes)
     arguments: dict[str, Any] = {
-        "values_": view.address,
+        "values": view.address,
         "pitch": view.strides[0],
-        "scores_": points.address,
-        "classes_": labels,
+        "scores": points.address,
+        "class_ids": labels,
         "label_words": words,
         "anchors": count,
     }
@@ -179,22 +179,22 @@ def nms(
         arguments |= {
             "image_pitch": 0,
             "scores_image_pitch": 0,
-            "classes_image_pitch": 0,
+            "class_ids_image_pitch": 0,
             "classes": 0,
             "confidence": -np.inf,
-            "wanted_": 0,
+            "wanted": 0,
         }
     candidates = _candidates(work, 1, capacity)
     if rotated:
         del candidates["batch"]
     kernel.launch("filter_rotated" if rotated else "filter_listed_f32", stream=stream, **arguments, **candidates)
     rows = {
-        "maps_": 0,
-        "out_boxes_": 0,
-        "out_scores_": 0,
-        "out_classes_": target,
-        "out_counts_": counted,
-        "out_non_finite_": 0,
+        "maps": 0,
+        "out_boxes": 0,
+        "out_scores": 0,
+        "out_classes": target,
+        "out_counts": counted,
+        "out_non_finite": 0,
         "indices": 1,
     }
     agnostic, suffix = classes is None, "_rotated" if rotated else ""
@@ -211,8 +211,8 @@ def count_non_finite(values: Any, counts: Any, *, stream: int) -> None:
         stream: pointer of a CUDA stream.
     """
     size = values[0].size
-    kernel.launch("count_non_finite_f32", stream=stream, values_=values, image_pitch=size, n=len(counts), size=size,
-                  counts_=counts)  # fmt: skip
+    kernel.launch("count_non_finite_f32", stream=stream, values=values, image_pitch=size, n=len(counts), size=size,
+                  counts=counts)  # fmt: skip
 
 
 LIKELY = 1 / 64
@@ -223,10 +223,10 @@ def _candidates(work: Scratch, batch: int, capacity: int) -> dict[str, Any]:
     return {
         "batch": batch,
         "capacity": capacity,
-        "counters_": work.at["counters"],
-        "keys_": work.at["keys"],
-        "boxes_": work.at["boxes"],
-        "labels_": work.at["labels"],
+        "counters": work.at["counters"],
+        "keys": work.at["keys"],
+        "boxes": work.at["boxes"],
+        "labels": work.at["labels"],
     }
 
 
@@ -252,9 +252,9 @@ def _select(
         blocks=blocks,
         room=room,
         confidence=confidence,
-        sorted_keys_=work.at["sorted_keys"],
-        sorted_boxes_=work.at["sorted_boxes"],
-        sorted_labels_=work.at["sorted_labels"],
+        sorted_keys=work.at["sorted_keys"],
+        sorted_boxes=work.at["sorted_boxes"],
+        sorted_labels=work.at["sorted_labels"],
         **_candidates(work, batch, capacity),
     )
     bounds = [0, min(room, CHUNK), *range(CHUNK + WINDOW, room, WINDOW), room] if suppressing else [0, room]
@@ -273,15 +273,15 @@ def _select(
                 suppressing=int(suppressing),
                 threshold=threshold,
                 agnostic=int(agnostic),
-                counters_=work.at["counters"],
-                progress_=work.at["progress"],
-                keys_=work.at["sorted_keys"],
-                boxes_=work.at["sorted_boxes"],
-                labels_=work.at["sorted_labels"],
-                local_=work.at["local"],
-                dense_=work.at["dense"],
-                removed_=work.at["removed"],
-                kept_=work.at["kept"],
+                counters=work.at["counters"],
+                progress=work.at["progress"],
+                keys=work.at["sorted_keys"],
+                boxes=work.at["sorted_boxes"],
+                labels=work.at["sorted_labels"],
+                local=work.at["local"],
+                dense=work.at["dense"],
+                removed=work.at["removed"],
+                kept=work.at["kept"],
                 **rows,
             )
 

@@ -109,15 +109,15 @@ def launch(
     kernel.launch(
         SYMBOL,
         stream=stream,
-        levels_=levels,
+        table=levels,
         levels=len(head.levels),
-        cells_=keep_cached(_cells(device.current_gpu(), head.levels), stream),
+        cells=keep_cached(_cells(device.current_gpu(), head.levels), stream),
         anchors=head.anchors,
         bins=head.bins,
         classes=head.classes,
         confidence=conf,
         logit=logit_below(conf),
-        wanted_=wanted,
+        wanted=wanted,
         **{**candidates, "batch": batch},
     )
 

@@ -288,7 +288,7 @@ def suppress(rotated):
         rank = T.alloc_buffer((1,), "int32")
         found = T.alloc_buffer((1,), "int32")
         hit = T.alloc_buffer((1,), "int32")
-        polygon = T.alloc_buffer((2, 2, 8), "float32")
+        polygon = T.alloc_buffer((2, 2, 20), "float32")
         count = T.alloc_buffer((2,), "int32")
         shared = T.alloc_buffer((1,), "float32")
         n: T.let = totals[0]

@@ -9,10 +9,11 @@ whose rows are not aligned.
 
 from tvm.script import tirx as T
 
-from ..boxes._tir_cuda import LARGE, wide
 from ._tir_cuda_warp import align, blend, joined
 from ._tir_positions import weight_of_fixed, whole_of_fixed
 
+LARGE = 1 << 40
+"""Elements of a buffer whose size nobody needs."""
 SIDE = 32
 COLUMNS, ROWS = 16, 4
 """Threads of a block in x and in y, which is also the distance between the pixels of a thread."""
@@ -24,6 +25,10 @@ AHEAD = 3
 """Vectors that a thread loads at once."""
 RESIDENT = 16
 """Minimum number of resident blocks per multiprocessor, which bounds registers."""
+
+
+def wide(value):
+    return value.astype("int64")
 
 
 @T.prim_func

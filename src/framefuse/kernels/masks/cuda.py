@@ -253,23 +253,23 @@ def signals(
         counts = device.cupy().empty(258, np.int32)
         kernel.launch(
             f"signal_shrink_{'u8' if luma.itemsize == 1 else 'u16'}",
-            luma_address=luma,
+            luma=luma,
             pitch=pitch(luma, 0),
-            small_address=small,
+            small=small,
             height=shape[0],
             width=shape[1],
             step=step,
             shift=shift,
-            counts_address=counts,
+            counts=counts,
         )
         kernel.launch(
             "signal_count",
-            small_address=small,
-            previous_address=0 if previous is None else checked("previous", previous, shape, "uint8", dense=2),
+            small=small,
+            previous=0 if previous is None else checked("previous", previous, shape, "uint8", dense=2),
             height=shape[0],
             width=shape[1],
             threshold=edge_threshold,
-            counts_address=counts,
+            counts=counts,
         )
         return counts, small
 

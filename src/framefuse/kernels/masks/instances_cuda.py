@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import cubins, device, kernel
+from framefuse.cuda import device, kernel
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.masks.cuda import checked, device_table, device_taps, on, pitch, target
@@ -125,11 +125,10 @@ def paint(symbol: str, found: Logits, labels: Any, targets: int, out: Any) -> No
     """Masks into (n, h, w), or labels into (1, h, w) with labels (n,)."""
     pitches = out.strides[:2]
     vectors = all(value % 4 == 0 for value in (*pitches, out.shape[2], out.data.ptr))
-    # Masks have no use for labels and n.
-    given = {**found.arguments, "n": found.n, "labels_address": labels}
     kernel.launch(
         symbol,
-        **{name: value for name, value in given.items() if name in cubins.describe(symbol).arguments},
+        **found.arguments,
+        labels_address=labels,
         targets=targets,
         target_address=out,
         item_pitch=pitches[0],
@@ -144,7 +143,7 @@ def instance_masks(request: Request, out: Any, workspace: Workspace | None, stre
         masks = device.cupy().empty((len(boxes), *size), np.bool_) if out is None else out
         masks = checked("out", masks, (len(boxes), *size), "bool", "uint8")
         if len(boxes):
-            paint("instance_masks", Logits.of(request, workspace or Workspace()), None, len(boxes), masks)
+            paint("instance_masks", Logits.of(request, workspace or Workspace()), 0, len(boxes), masks)
         return masks if out is None else out
 
 

@@ -21,7 +21,7 @@ DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 TVM_PRELUDE_END = "  #define ushort unsigned short\n#endif\n"
 
 # A kernel begins by waiting for its predecessors on the stream, since it may be launched early (see prelude.cuh).
-BEGIN = "  FRAMEFUSE_BEGIN\n"
+BEGIN = "  wait_for_previous();\n"
 
 OPERATORS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%"}
 FUNCTIONS = {"Min": "min", "Max": "max"}

@@ -1,0 +1,23 @@
+// Where the raw logits of a level of a detection head lie, as `levels.py` writes it.
+
+struct Level {
+  int64_t first;  // anchor
+  const half* sides;
+  int64_t sides_image, sides_pitch;  // elements from image to image, and from anchor to anchor
+  const half* scores;
+  int64_t scores_image, scores_pitch, spare;
+
+  __device__ const half* sides_of(int image, int anchor) const {
+    return sides + image * sides_image + (anchor - first) * sides_pitch;
+  }
+  __device__ const half* scores_of(int image, int anchor) const {
+    return scores + image * scores_image + (anchor - first) * scores_pitch;
+  }
+};
+
+static __device__ const Level& level_of(const Level* table, int levels, int anchor) {
+  int level = 0;
+  for (int other = 1; other < levels; ++other)
+    if (table[other].first <= anchor) level = other;
+  return table[level];
+}

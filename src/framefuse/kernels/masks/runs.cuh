@@ -1,0 +1,48 @@
+// How the kernels that find where runs end put the positions of all threads in order. A block takes a mask, a thread a
+// column. Each column is walked twice: first its changes are counted, then they are written behind those of the columns
+// before it. What lies beyond the capacity is counted only.
+
+constexpr int THREADS = 256;
+
+// The sum of the values of the threads before this one; `total` grows by those of all. Every thread comes here.
+static __device__ int place_of(int value, int& total) {
+  __shared__ int sums[2][THREADS];
+  const int thread = threadIdx.x;
+  sums[0][thread] = value;
+  __syncthreads();
+#pragma unroll
+  for (int bit = 0; bit < 8; ++bit) {
+    const int *from = sums[bit % 2], before = 1 << bit;
+    sums[1 - bit % 2][thread] = from[thread] + (thread >= before ? from[thread - before] : 0);
+    __syncthreads();
+  }
+  const int place = total + sums[0][thread] - value;
+  total += sums[0][THREADS - 1];
+  __syncthreads();
+  return place;
+}
+
+struct Writer {
+  int *positions, capacity, place;
+
+  __device__ void put(int position) {
+    if (place < capacity) positions[place] = position;
+    ++place;
+  }
+};
+
+// `walk(writer)` puts the changes of a thread's column. Adds those of all threads to the positions.
+template <class Walk>
+static __device__ void add_columns(int* positions, int capacity, int& total, Walk walk) {
+  Writer counting = {positions, 0, 0};
+  walk(counting);
+  Writer writing = {positions, capacity, place_of(counting.place, total)};
+  walk(writing);
+}
+
+// The last run ends with the image.
+static __device__ void close(int* positions, int* ends, int capacity, int total, int pixels) {
+  if (threadIdx.x != 0) return;
+  if (total < capacity) positions[total] = pixels;
+  *ends = total + 1;
+}

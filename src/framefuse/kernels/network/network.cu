@@ -1,0 +1,111 @@
+// What a network needs between its convolutions; common.cuh says how images lie.
+//
+//   network_pack      float32 or float16 NCHW -> NHWC, the further channels 0
+//   network_unpack    NHWC -> float32 NCHW
+//   network_upsample  each pixel `scale` times along both axes; scale 1 copies
+//   network_pool      maxima of windows, of those, and of those again: one launch for a pyramid
+
+#include "common.cuh"
+
+// A thread makes the `groups` times 8 channels of a pixel.
+// kernels: network_pack_f32 <float>, network_pack_f16 <half>
+// launch: grid ((pixels + 255) / 256, batch), block 256, waits
+template <class Sample>
+__global__ void __launch_bounds__(THREADS) network_pack(
+    const Sample* __restrict__ x_, Eight* __restrict__ y_, int pixels, int channels, int groups) {
+  wait_for_previous();
+  const int pixel = blockIdx.x * THREADS + threadIdx.x;
+  if (pixel >= pixels) return;
+  const Sample* x = x_ + (int64_t)blockIdx.y * channels * pixels + pixel;
+  Eight* y = y_ + ((int64_t)blockIdx.y * pixels + pixel) * groups;
+  for (int group = 0; group < groups; ++group) {
+    Eight values;
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      values.set(c, group * 8 + c < channels ? (float)x[(int64_t)(group * 8 + c) * pixels] : 0.0f);
+    y[group] = values;
+  }
+}
+
+// A thread makes a pixel of a channel.
+// launch: grid ((height * width + 255) / 256, channels, batch), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) network_unpack(
+    const half* __restrict__ x_, int64_t x_image, int x_row, int x_column, float* __restrict__ y_, int channels,
+    int height, int width) {
+  wait_for_previous();
+  const int pixel = blockIdx.x * THREADS + threadIdx.x, channel = blockIdx.y, image = blockIdx.z;
+  if (pixel >= height * width) return;
+  const int64_t at = (int64_t)(pixel / width) * x_row + (int64_t)(pixel % width) * x_column + channel;
+  y_[((int64_t)image * channels + channel) * (height * width) + pixel] = x_[image * x_image + at];
+}
+
+// A thread makes 8 channels of a pixel of the result, which has `height` rows of `width`.
+// launch: grid ((height * width * groups + 255) / 256, batch), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) network_upsample(
+    const half* x_, int64_t x_image, int x_row, int x_column, half* y_, int64_t y_image, int y_row, int y_column,
+    int height, int width, int groups, int scale) {
+  wait_for_previous();
+  const int item = blockIdx.x * THREADS + threadIdx.x;
+  if (item >= height * width * groups) return;
+  const int group = item % groups, pixel = item / groups, row = pixel / width, column = pixel % width;
+  const half* from = x_ + blockIdx.y * x_image + (int64_t)(row / scale) * x_row + column / scale * x_column + group * 8;
+  half* to = y_ + blockIdx.y * y_image + (int64_t)row * y_row + column * y_column + group * 8;
+  *(uint4*)to = __ldg((const uint4*)from);
+}
+
+// Of two pairs of float16.
+static __device__ unsigned max_pair(unsigned a, unsigned b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  unsigned both;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+  return both;
+#else
+  half2 x, y;
+  x.x.bits = a; x.y.bits = a >> 16; y.x.bits = b; y.y.bits = b >> 16;
+  return max(x.x, y.x).bits | (unsigned)max(x.y, y.y).bits << 16;
+#endif
+}
+
+// A block makes TILE x TILE pixels of 8 channels: maxima of all windows along x in shared memory, then along y. The
+// maximum of windows of maxima is that of one larger window, so pool k sees (k + 1) * radius pixels around.
+// launch: grid ((width + 9) / 10, (height + 9) / 10, batch * groups), block 256, waits
+extern "C" __global__ void __launch_bounds__(THREADS) network_pool(
+    const unsigned* x_, int64_t x_image, int x_row, int x_column, unsigned* y0_, unsigned* y1_, unsigned* y2_,
+    int64_t y_image, int y_row, int y_column, int height, int width, int groups, int pools, int radius) {
+  wait_for_previous();
+  constexpr int TILE = 10, REACH = 6, SPAN = TILE + 2 * REACH, POOLS = 3;  // REACH: three windows of 5
+  constexpr unsigned LOWEST = 0xfc00fc00;                                  // two of minus infinity
+  __shared__ unsigned source[SPAN][SPAN][4], rows[POOLS][SPAN][TILE][4];
+  const int image = blockIdx.z / groups, group = blockIdx.z - image * groups;
+  const int top = (int)blockIdx.y * TILE - REACH, left = (int)blockIdx.x * TILE - REACH;
+  for (int item = threadIdx.x; item < SPAN * SPAN * 4; item += THREADS) {
+    const int y = top + item / 4 / SPAN, x = left + item / 4 % SPAN;
+    unsigned value = LOWEST;
+    if (y >= 0 && y < height && x >= 0 && x < width)
+      value = x_[(image * x_image + group * 8 + (int64_t)y * x_row + (int64_t)x * x_column) / 2 + item % 4];
+    ((unsigned*)source)[item] = value;
+  }
+  __syncthreads();
+  for (int item = threadIdx.x; item < SPAN * TILE * 4; item += THREADS) {
+    const unsigned* centre = &source[item / 4 / TILE][item / 4 % TILE + REACH][item % 4];
+    unsigned best = *centre;
+    for (int p = 0; p < pools; ++p) {
+      for (int d = p * radius + 1; d <= (p + 1) * radius; ++d)
+        best = max_pair(best, max_pair(centre[-4 * d], centre[4 * d]));
+      ((unsigned*)rows[p])[item] = best;
+    }
+  }
+  __syncthreads();
+  for (int item = threadIdx.x; item < TILE * TILE * 4; item += THREADS) {
+    const int line = item / 4 / TILE, y = top + REACH + line, x = left + REACH + item / 4 % TILE;
+    if (y >= height || x >= width) continue;
+    const int64_t to = (image * y_image + (int64_t)y * y_row + x * y_column + group * 8) / 2 + item % 4;
+    for (int p = 0; p < pools; ++p) {
+      const unsigned* centre = &rows[p][line + REACH][item / 4 % TILE][item % 4];
+      unsigned best = *centre;
+      for (int d = 1; d <= (p + 1) * radius; ++d)
+        best = max_pair(best, max_pair(centre[-d * TILE * 4], centre[d * TILE * 4]));
+      (p == 0 ? y0_ : p == 1 ? y1_ : y2_)[to] = best;
+    }
+  }
+}

@@ -50,7 +50,7 @@ if wants sanitize; then
 fi
 if wants bench; then
     step bench 200 bench.log "$PYTHON" -m benchmarks.kernels gpu --seconds 170 "$@"
-    cp benchmarks/results/kernels_gpu.json "$OUT"/
+    cp benchmarks/records/kernels_gpu.json "$OUT"/
 fi
 
 echo "== summary"

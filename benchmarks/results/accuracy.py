@@ -1,0 +1,72 @@
+"""docs/results/accuracy.md: the shipped models in every precision, over seeds of the synthetic test split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.results.pages import Records, Table
+
+SIZES = ("small", "medium", "large")
+WEIGHTS = {
+    "scout-n": "detector, 0.75 M parameters",
+    "scout-s": "detector, 4.4 M parameters; the file that ships is FP16",
+    "body-n": "segmenter of body parts",
+}
+
+
+def percent(found: dict[str, float] | None, *keys: str) -> str:
+    """Figures of a spread, as "74.0" or "57.1 to 76.0"; a record that pooled its seeds has no least and greatest."""
+    return " to ".join(f"{100 * found[key]:.1f}" for key in keys) if found and keys[0] in found else "-"
+
+
+def points(row: dict[str, Any]) -> str:
+    """How far a row is from FP32 on the same seed."""
+    if "points" not in row:
+        return ""
+    spread = row["points"]
+    range_ = f" ({spread['min']:+.2f} to {spread['max']:+.2f})" if "min" in spread else ""
+    return f"{spread['mean']:+.2f}{range_}"
+
+
+def page(records: Records) -> list[str]:
+    found = records("accuracy")
+    lines = [
+        "# Accuracy: measured",
+        "",
+        f"The shipped models in every precision, on the test split of the synthetic world {found['world']},",
+        "which shares no texture, shape or schedule with training. Their truth is exact. Every row sees the same",
+        "frames. Seeds have schedules of their own, from calm to crowded, so a score is of its frames: compare rows,",
+        "and quote the range.",
+        f"Calibration: {found['calibration']}. [evaluation.md](../evaluation.md) says what the columns mean.",
+    ]
+    if found.get("pooled"):
+        lines += ["", "This record pooled its seeds: it has no least and greatest."]
+    for model, rows in found["models"].items():
+        boxes = any("map50" in row.get("spread", {}) for row in rows)
+        what, figures = ("mAP50-95", ("map50", *SIZES, "precision", "recall")) if boxes else ("mIoU", ("accuracy",))
+        head = ["precision", "engine", "file", "input", "MB", f"{what}, mean", "least to greatest seed"]
+        head += ["mAP50", *SIZES, "P", "R"] if boxes else ["pixels"]
+        lines += ["", f"## {model}: {WEIGHTS.get(model, '')}", ""]
+        lines += [f"| {' | '.join([*head, 'points to FP32'])} |", "|---" * (len(head) + 1) + "|"]
+        for row in rows:
+            if "error" in row:
+                lines.append(f"| {row['precision']} | {row['engine']} | not run |" + " |" * (len(head) - 2))
+                continue
+            spread = row["spread"]
+            cells = [row["precision"], row["engine"], row["file"], row["input"], f"{row['file_mb']:.1f}"]
+            cells += [
+                f"**{percent(spread['score'], 'mean')}**",
+                percent(spread["score"], "min", "max") if "min" in spread["score"] else "-",
+            ]
+            cells += [percent(spread.get(figure), "mean") for figure in figures]
+            lines.append(f"| {' | '.join([*cells, points(row)])} |")
+        lines += ["", *(f"- {row['precision']}: {row['error']}" for row in rows if "error" in row)]
+    lines += ["", "Content:", ""]
+    frames = found["frames_a_seed"]
+    for scene, addresses in found["content"].items():
+        each = frames[scene] if isinstance(frames, dict) else frames
+        lines += [f"- {scene}: {each} frames of each of `{addresses[0]}` to `seed={9000 + len(addresses)}`"]
+    return lines
+
+
+PAGES: dict[str, Table] = {"accuracy.md": page}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from pathlib import Path
 from textwrap import shorten
@@ -72,11 +71,6 @@ def add_first_builds(cases: list[dict[str, Any]], first: list[dict[str, Any]]) -
             key = case["model"], case["shape"][0], row["engine"]
             if row["wall"] and key in took:
                 row["first_build_seconds"] = took[key]
-
-
-def without_places(reason: str) -> str:
-    """A reason without the folders of this machine, and names that differ from run to run."""
-    return re.sub(r"[0-9a-f]{32}\.plan", "its plan", re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", reason))
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.detection_heads import anchor_based
-from benchmarks.engines import without_places
 from benchmarks.model_graph import Graph, Tensor
 from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
 from benchmarks.protocol import save
@@ -171,10 +170,7 @@ def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, 
         peer_python=args.peer_python, device=args.device, say=say,
     )  # fmt: skip
     print("\n".join(made.summary()), flush=True)
-    found = json.loads(made.to_json()) | {"video": video.stem}
-    for engine in found["engines"]:
-        engine["absent"] = without_places(engine["absent"])
-    return found
+    return json.loads(made.to_json()) | {"video": video.stem}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -167,20 +168,30 @@ def gpu() -> list[str]:
 
 
 def commit() -> tuple[str | None, bool | None]:
-    """The commit that is measured, and whether the tree differs from it; None where it is not known.
+    """The commit that is measured, and whether sources or benchmarks differ from it; None where it is not known.
 
     $COMMIT (`git describe --always --dirty`) where that is set: a tree may be carried elsewhere without its repository.
     """
-    found = os.getenv("COMMIT") or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12",
-                                           "--exclude=*")  # fmt: skip
-    return (found.removesuffix("-dirty"), found.endswith("-dirty")) if found else (None, None)
+    if found := os.getenv("COMMIT"):
+        return found.removesuffix("-dirty"), found.endswith("-dirty")
+    if not (found := _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")):
+        return None, None
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "-uno", "--", "src", "benchmarks",
+                      ":(exclude)benchmarks/records")  # fmt: skip
+    return found, bool(changed)
 
 
 def command() -> str:
     """The command line of this process, as it would be typed in the repository's root."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
-    return shlex.join(["python", *module.split(), *sys.argv[1:]])
+    return shlex.join(["python", *module.split(), *map(without_places, sys.argv[1:])])
+
+
+def without_places(text: str) -> str:
+    """A text without the folders of this machine or names that differ from run to run; addresses stay whole."""
+    text = re.sub(r"[0-9a-f]{32}\.plan", "its plan", text)
+    return text if "://" in text else re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", text)
 
 
 def _output(*command: str) -> str:
@@ -233,13 +244,15 @@ def read(name: str) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Plain JSON types; floats with six significant digits, which is more than any timer has."""
+    """Plain JSON types; floats with six significant digits, more than any timer has; texts without folders."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): _rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_rounded(item) for item in value]
+    if isinstance(value, str):
+        return without_places(value)
     if isinstance(value, (float, np.floating)):
         return float(f"{value:.6g}")
     return value.item() if isinstance(value, np.integer) else value

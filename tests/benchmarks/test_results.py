@@ -129,12 +129,17 @@ def test_comments_and_docstrings_do_not_make_a_record_stale() -> None:
 
 def test_a_record_says_where_it_comes_from(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMIT", "0123456789ab-dirty")
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--runs", "3 4"])
-    protocol.save("mine", {"fps": 1 / 3}, "sink")
+    monkeypatch.setattr(sys, "argv", ["bench.py", "/home/me/clip.mp4", "--runs", "3 4"])
+    protocol.save(
+        "mine",
+        {"fps": 1 / 3, "notes": ["/tmp/a/b.onnx is gone, runs/c.mp4 is not", "synthetic://street?seed=1"]},
+        "sink",
+    )
     found = protocol.read("mine")
     assert (found["record"], found["commit"], found["dirty"]) == ("mine", "0123456789ab", True)
     assert found["sources"] == source_groups.stamp("sink") and found["fps"] == 0.333333
-    assert found["command"].startswith("python ") and found["command"].endswith("--runs '3 4'")
+    assert found["command"].startswith("python ") and found["command"].endswith(" clip.mp4 --runs '3 4'")
+    assert found["notes"] == ["b.onnx is gone, runs/c.mp4 is not", "synthetic://street?seed=1"]
     assert (
         found["machine"].keys() >= {"cpu", "cores", "ram_gb", "gpu", "driver", "packages"} and found["date"][-1] == "Z"
     )

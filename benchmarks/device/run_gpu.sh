@@ -3,7 +3,7 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program central memory network11 precision; second: accuracy+parity tests files ledger engines feed fleet faults.
+# first: network program central memory network11 precision; second: accuracy+parity tests files ledger engines fleet faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -33,7 +33,7 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines feed fleet faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines fleet faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/benchmarks/test_results.py tests/sources/test_sources_nvdec.py}
 STEPS=()
@@ -108,7 +108,7 @@ wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
     made yolov8n.onnx -m benchmarks.models yolov8n --out &
     ! { wanted engines || wanted tvm; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
     ! wanted network11 || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
-    if wanted files || wanted feed || wanted ledger || wanted fleet; then
+    if wanted files || wanted ledger || wanted fleet; then
         made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
         made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.clips import long_clip
 long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
@@ -163,7 +163,7 @@ def decode(streams, decoder="threaded", **more):
     return row("decode", streams, decoder=decoder, **more)
 def fleet(streams, processes, **more):
     return row("fleet", streams, processes=processes, **more)
-rows = [row("detect", 14), row("detect", 8), row("source", 14), row("rgb", 14, processes=2)]
+rows = [row("detect", 14), row("detect", 8)]
 for streams, times in (14, 4), (8, 4), (21, 3), (14, 1), (8, 1), (21, 1): # beside each other: of files of one length
     rows += [fleet(streams, 3, times=times), decode(streams, times=times), decode(streams, processes=3, times=times)]
 rows += [decode(14, "core", times=4), decode(14, "core"), row("detect", 21)]
@@ -176,11 +176,6 @@ open_engine("cudnn", Path(sys.argv[1]), EngineOptions("cuda")).execution(8, 384,
 run_ledger() { bench ledger 70 gpu.ledger "$SHORT" "$V8"; }
 
 run_memory() { bench memory 70 gpu.memory --model "$V8"; }
-
-run_feed() {
-    bench feed 70 gpu.decoder_feed "$CLIP" --seconds 45 --rows threaded:decode:1 threaded:own:1 threaded:owner:1 threaded:frames:1 \
-        threaded:decode:2 threaded:own:2 core:decode:1 simple:decode:1 threaded:own:4
-}
 
 run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here (bundle.sh, group ort)
     local left=$((TOTAL - SECONDS - 30)) most=${ENGINES_SECONDS:-40}
@@ -208,7 +203,7 @@ for word in "${STEPS[@]}"; do
         case $name in
             network | program | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
-            files | feed | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
+            files | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
             engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
         esac
         if [ "$name" = "$word" ]; then "run_$name"; else "run_$name" & begun+=($!); fi

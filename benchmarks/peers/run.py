@@ -113,18 +113,9 @@ def _ultralytics(clip: Path, model: Path, meter: Meter, **options: Any) -> None:
 
 def opencv_ort_script(clip: Path, model: Path, meter: Meter) -> None:
     """The script as a careful author tunes it: blobFromImage, vectorised filter, batched NMS."""
-    _script(clip, model, meter, select_vectorised)
-
-
-def opencv_ort_naive(clip: Path, model: Path, meter: Meter) -> None:
-    """The script as tutorials show it: a Python loop over all 8400 rows."""
-    _script(clip, model, meter, select_rows)
-
-
-def _script(clip: Path, model: Path, meter: Meter, select: Callable[[np.ndarray], Selected]) -> None:
     import cv2
 
-    detect = _detector(model, select)
+    detect = _detector(model)
     capture = cv2.VideoCapture(str(clip))
     while True:
         more, frame = capture.read()
@@ -133,7 +124,7 @@ def _script(clip: Path, model: Path, meter: Meter, select: Callable[[np.ndarray]
     capture.release()
 
 
-def _detector(model: Path, select: Callable[[np.ndarray], Selected]) -> Callable[[np.ndarray], Selected]:
+def _detector(model: Path) -> Callable[[np.ndarray], Selected]:
     """A function from a BGR frame to its boxes (x1 y1 x2 y2 in frame pixels), scores and classes.
 
     The frame is stretched to 640x640, not letterboxed: that is what blobFromImage does and what such scripts do.
@@ -145,7 +136,7 @@ def _detector(model: Path, select: Callable[[np.ndarray], Selected]) -> Callable
 
     def detect(frame: np.ndarray) -> Selected:
         blob = cv2.dnn.blobFromImage(frame, 1 / 255, (SIZE, SIZE), swapRB=True)
-        xywh, scores, classes = select(session.run(None, {"images": blob})[0])
+        xywh, scores, classes = select_vectorised(session.run(None, {"images": blob})[0])
         xywh = np.asarray(xywh, np.float32).reshape(-1, 4)
         height, width = frame.shape[:2]
         xyxy = np.hstack([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]]) * np.array([width, height] * 2, np.float32) / SIZE
@@ -167,27 +158,11 @@ def select_vectorised(output: np.ndarray) -> Selected:
     return boxes[keep], scores[keep], classes[keep]
 
 
-def select_rows(output: np.ndarray) -> Selected:
-    """The same, row by row, with NMS over all classes together."""
-    import cv2
-
-    boxes, scores, classes = [], [], []
-    for row in output[0].T:
-        score = np.amax(row[4:])
-        if score >= CONFIDENCE:
-            x, y, width, height = row[:4]
-            boxes.append([x - width / 2, y - height / 2, width, height])
-            scores.append(float(score))
-            classes.append(int(np.argmax(row[4:])))
-    keep = list(cv2.dnn.NMSBoxes(boxes, scores, CONFIDENCE, IOU))[:MAX_BOXES]
-    return [boxes[i] for i in keep], [scores[i] for i in keep], [classes[i] for i in keep]
-
-
 def supervision_video(clip: Path, model: Path, meter: Meter) -> None:
     """`supervision.process_video` with box and label annotators over the tuned script: writes the annotated video."""
     import supervision
 
-    detect = _detector(model, select_vectorised)
+    detect = _detector(model)
     boxes, labels = supervision.BoxAnnotator(), supervision.LabelAnnotator()
 
     def annotate(frame: np.ndarray, index: int) -> np.ndarray:
@@ -252,7 +227,6 @@ PEERS = {
     "ultralytics_openvino": Peer(ultralytics, "openvino"),
     "ultralytics_openvino_int8": Peer(ultralytics, "openvino_int8"),
     "opencv_ort_script": Peer(opencv_ort_script, "static"),
-    "opencv_ort_naive": Peer(opencv_ort_naive, "static"),
     "framefuse": Peer(framefuse, "dynamic", ours=True),
     "framefuse_int8": Peer(framefuse, "int8", ours=True),
     "trained_ultralytics_openvino": Peer(ultralytics, "openvino", of="trained"),

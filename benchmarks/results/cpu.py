@@ -9,7 +9,6 @@ from benchmarks.results.pages import Records, Table
 
 PEERS = {
     "ultralytics_onnx": "ultralytics, ONNX 640x640 (what most people run)",
-    "opencv_ort_naive": "OpenCV + ONNX Runtime script of the tutorials",
     "opencv_ort_script": "OpenCV + ONNX Runtime script, tuned",
     "ultralytics_onnx_dynamic": "ultralytics, ONNX dynamic (384x640)",
     "ultralytics_openvino": "ultralytics + OpenVINO, 384x640",

@@ -212,22 +212,6 @@ def precision(records: Records) -> list[str]:
     return table(head, lines)
 
 
-def feed(records: Records) -> list[str]:
-    loops = {
-        "decode": "decode only",
-        "own": "each decoder's thread launches its own graph",
-        "owner": "one thread owns the GPU",
-        "frames": "the same, through `Frame` and `PreprocessTable.set`",
-    }
-    rows = [row for row in records("decoder_feed")["rows"] if "fps" in row]
-    lines = [
-        f"| {loops[row['loop']]} | {row['decoder']} | {row['processes']} | {row['fps']:,.0f} "
-        f"| {row['of_decode_only']:.2f} |"
-        for row in rows
-    ]
-    return table("14 decoders, 1080p H.264, batches of 8 | decoder | processes | frames/s | of decode only", lines)
-
-
 def tvm_cuda(records: Records) -> list[str]:
     streams = ("cudnn 1 stream", "cudnn 4 streams")
     lines = []
@@ -400,7 +384,6 @@ TABLES: dict[str, Table] = {
     "network_yolo11n": network("cudnn_network_yolo11n"),
     "gpu_program": program,
     "cudnn_precision": precision,
-    "decoder_feed": feed,
     "tvm_cuda": tvm_cuda,
 }
 PAGES: dict[str, Table] = {

@@ -20,7 +20,7 @@ from benchmarks.kernels.gpu_after import AFTER
 from benchmarks.kernels.gpu_peers import CvCuda, Torch
 from benchmarks.kernels.gpu_timing import Call, Gpu, optional
 from benchmarks.kernels.inputs import SIZES, frame_of, image
-from benchmarks.kernels.rows import OURS, NotThere, Row, collect, input_bytes, kernel, payload
+from benchmarks.kernels.rows import OURS, Row, collect, input_bytes, kernel, payload
 from framefuse.cuda import launch_plan as calls
 
 SIZE = "1920x1080 -> 640 letterbox"
@@ -223,29 +223,12 @@ def _seconds(chain: Callable[[Any], Any], bgr: Any) -> float:
     return sorted(times)[4]
 
 
-def compile_time(gpu: Gpu) -> Iterator[Row]:
-    """Milliseconds that NVRTC takes for each of our kernels, which their first use on a machine costs."""
-    from framefuse.cuda import cubins, nvrtc
-
-    capability = int(cp.cuda.Device().compute_capability)
-    row = Row("nvrtc", f"NVRTC {'.'.join(map(str, nvrtc.find().version))}, sm_{capability}: time of a first use")
-    for symbol, description in cubins.descriptions().items():
-        start = time.perf_counter()
-        nvrtc.find().compile(description.source, symbol, capability, description.options)
-        row.us[symbol] = (time.perf_counter() - start) * 1e6
-    if not row.us:
-        raise NotThere("CUDA kernels in framefuse/_lib/cuda")
-    row.note = f"{len(row.us)} kernels, {sum(row.us.values()) / 1e6:.1f} s in all"
-    yield row
-
-
 ROWS: dict[str, Callable[[Gpu], Iterator[Row]]] = {
     "preprocess_nv12": preprocess_nv12,
     "preprocess_sizes": preprocess_sizes,
     "preprocess_bgr": preprocess_bgr,
     "opencv": opencv,
     **AFTER,
-    "compile_time": compile_time,
 }
 
 

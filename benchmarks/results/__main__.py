@@ -13,28 +13,16 @@ from pathlib import Path
 
 from benchmarks import protocol
 from benchmarks.results import accuracy, cpu, gpu, kernels
-from benchmarks.results.pages import Records as Used
-from benchmarks.results.pages import Table, banner, load, render, stale
+from benchmarks.results.pages import Table, load, render, stale
 
-TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES}
+TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES}
 """By the name in a marker."""
-
-PAGES: dict[str, Table] = {**kernels.PAGES, **accuracy.PAGES, **gpu.PAGES}
-"""Whole pages of docs/results, by file name; the line about their records comes last."""
 
 
 def rendered() -> dict[Path, str]:
-    """Every page that holds results, as it should be."""
-    made: dict[Path, str] = {}
-    for page in [protocol.ROOT / "README.md", *sorted((protocol.ROOT / "docs").glob("*.md"))]:
-        text = page.read_text(encoding="utf-8")
-        made[page] = render(text, page, TABLES)
-    for name, table in PAGES.items():
-        page, used = protocol.ROOT / "docs" / "results" / name, Used()
-        lines = table(used)
-        head = "Made by `python -m benchmarks.results`; do not edit."
-        made[page] = "\n".join([lines[0], "", head, "", *banner(list(used.used), page), *lines[1:], ""])
-    return made
+    """Every page, as it should be."""
+    pages = [protocol.ROOT / "README.md", *sorted((protocol.ROOT / "docs").rglob("*.md"))]
+    return {page: render(page.read_text(encoding="utf-8"), page, TABLES) for page in pages}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from benchmarks.results.pages import Records, Table
 SIZES = ("small", "medium", "large")
 WEIGHTS = {
     "scout-n": "detector, 0.75 M parameters",
-    "scout-s": "detector, 4.4 M parameters; the file that ships is FP16",
+    "scout-s": "detector, 4.4 M parameters",
     "body-n": "segmenter of body parts",
 }
 
@@ -28,17 +28,9 @@ def points(row: dict[str, Any]) -> str:
     return f"{spread['mean']:+.2f}{range_}"
 
 
-def page(records: Records) -> list[str]:
+def tables(records: Records) -> list[str]:
     found = records("accuracy")
-    lines = [
-        "# Accuracy: measured",
-        "",
-        f"The shipped models in every precision, on the test split of the synthetic world {found['world']},",
-        "which shares no texture, shape or schedule with training. Their truth is exact. Every row sees the same",
-        "frames. Seeds have schedules of their own, from calm to crowded, so a score is of its frames: compare rows,",
-        "and quote the range.",
-        f"Calibration: {found['calibration']}. [evaluation.md](../evaluation.md) says what the columns mean.",
-    ]
+    lines = [f"World version {found['world']}. Calibration: {found['calibration']}."]
     if found.get("pooled"):
         lines += ["", "This record pooled its seeds: it has no least and greatest."]
     for model, rows in found["models"].items():
@@ -69,4 +61,4 @@ def page(records: Records) -> list[str]:
     return lines
 
 
-PAGES: dict[str, Table] = {"accuracy.md": page}
+TABLES: dict[str, Table] = {"accuracy": tables}

@@ -23,17 +23,10 @@ def table(head: str, rows: list[str]) -> list[str]:
     return [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *rows]
 
 
-def picked(rows: list[Row], **wanted: Any) -> Row | None:
-    """The first row with these values; `times` of a row of files is 1 where it is not said."""
-    return next(
-        (
-            row
-            for row in rows
-            if all(row.get(key, 1 if key == "times" else None) == value for key, value in wanted.items())
-            and "error" not in row
-        ),
-        None,
-    )
+def picked(rows: list[Row], **wanted: Any) -> Row:
+    """The first row with these values, or an empty one; `times` of a row of files is 1 where it is not said."""
+    ran = ({"times": 1, **row} for row in rows if "error" not in row)
+    return next((row for row in ran if all(row.get(key) == value for key, value in wanted.items())), {})
 
 
 def summary(records: Records) -> list[str]:
@@ -51,28 +44,25 @@ def summary(records: Records) -> list[str]:
         }
         if "cudnn" in times:
             names = {"onnxruntime": "ONNX Runtime CUDA", "torch": "PyTorch", "tvm": "TVM with cuDNN"}
-            if batch == 1:
-                ours, peers = (
-                    f"{times['cudnn']:.2f} ms",
-                    [f"{names[n]} {t:.2f}" for n, t in times.items() if n in names],
-                )
-            else:
-                rates = {name: f"{batch / time * 1e3:,.0f}" for name, time in times.items()}
-                ours, peers = f"{rates['cudnn']} images/s", [f"{names[n]} {rates[n]}" for n in rates if n in names]
+            shown = {
+                name: f"{time:.2f} ms" if batch == 1 else f"{batch / time * 1e3:,.0f} images/s"
+                for name, time in times.items()
+            }
+            ours, peers = shown["cudnn"], [f"{names[name]} {shown[name]}" for name in shown if name in names]
             lines.append(f"| YOLOv8n 640x640, batch {batch}, on the device | {ours} | {'; '.join(peers)} |")
     rows = {row["path"]: row for row in records("central_table")["rows"]}
     beside = "; ".join(f"{PATHS[path]} {rows[path]['ms']:.1f}" for path in ("usual", "torch") if path in rows)
     lines.append(f"| 1080p frame to boxes, batch 1 | {rows['fused']['ms']:.2f} ms | {beside} |")
     files = records("gpu_files")
-    for times in (4, 1):
-        found = next((s for s in files["summary"] if (s["streams"], s["times"]) == (14, times)), {})
-        for key, what in (("fleet_whole", "three processes, first frame to last"), ("detect", "one process")):
-            if f"{key}_fps" in found:
-                long = " long" if times > 1 else ""
-                lines.append(
-                    f"| 14{long} files of 1080p to boxes, {what} | {found[f'{key}_fps']:,.0f} frames/s "
-                    f"| decoding alone {found['decode_only_fps']:,.0f} |"
-                )
+    for times, long in ((4, " long"), (1, "")):
+        alone = picked(files["summary"], streams=14, times=times).get("decode_only_fps", 0)
+        whole = picked(files["rows"], row="fleet", streams=14, times=times, processes=3).get("whole_fps")
+        one = picked(files["rows"], row="detect", streams=14, times=times).get("fps")
+        lines += [
+            f"| 14{long} files of 1080p to boxes, {what} | {fps:,.0f} frames/s | decoding alone {alone:,.0f} |"
+            for what, fps in (("three processes, first frame to last", whole), ("one process", one))
+            if fps
+        ]
     fleet = records("fleet")
     if TWO_GPUS in fleet["fps"]:
         lines.append(
@@ -98,8 +88,8 @@ def files(records: Records) -> list[str]:
         def rate(fps: float | None, best: float = best) -> str:
             return "" if fps is None else f"{fps:,.0f}" + (f" ({fps / best:.2f})" if best else "")
 
-        mine = [row for row in found["rows"] if row["streams"] == streams and row.get("times", 1) == times]
-        fleet, one = picked(mine, row="fleet", processes=3) or {}, picked(mine, row="detect") or {}
+        fleet = picked(found["rows"], row="fleet", streams=streams, times=times, processes=3)
+        one = picked(found["rows"], row="detect", streams=streams, times=times)
         seconds = f" in {fleet['seconds']:.0f} s" if fleet else ""
         steady = f"{fleet['fps']:,.0f}" if fleet else ""
         lines.append(
@@ -238,141 +228,73 @@ def accuracy(records: Records) -> list[str]:
     goals = found["goals"]
     lines = [
         f"| {row['model']} | {row['frames']} | {row['reference']:.2f} | {row['gpu']:.2f} | {row['points']:+.2f} "
-        f"| {row['boxes']} "
-        f"| {row['part_at_0.95']:.2%} | {row['median_iou']:.4f} | {row['unmatched']} | {row['suppressed']} "
-        f"| {row['furthest_unmatched']:.3f} | {'yes' if all(row['met'].values()) else 'missed'} |"
+        f"| {row['boxes']} | {row['part_at_0.95']:.2%} | {row['median_iou']:.4f} | {row['unmatched']} "
+        f"| {row['suppressed']} | {row['furthest_unmatched']:.3f} | {'yes' if all(row['met'].values()) else 'missed'} |"
         for row in found["rows"]
     ]
-    return [
-        "# Accuracy on the GPU: measured",
-        "",
-        "Engine cudnn in float16, from the pixels to the boxes on the GPU, against ONNX Runtime in FP32 on the CPU,",
-        "on the same",
-        "frames of",
-        "",
-        *(f"    {uri}" for uri in found["data"]),
-        "",
-        *table(
-            "model | frames | mAP50-95 FP32 | GPU FP16 | points "
-            f"({goals['points']}) | boxes | IoU >= 0.95 ({goals['part_at_0.95']:.0%}) "
-            f"| median IoU ({goals['median_iou']}) "
-            "| without a partner | of these, both have before suppression "
-            f"| furthest other from 0.25 ({goals['furthest_unmatched']}) | met",
-            lines,
-        ),
-        "",
-        "In brackets: the goal. Boxes: pairs of one class at confidence 0.25 whose shorter side is at least 16",
-        "pixels. Where both sides have a box before suppression, with nearly the same confidence, and one side",
-        "after it, suppression decides: which of two boxes is the stronger, or whether an overlap reaches 0.7.",
-    ]
+    head = (
+        f"model | frames | mAP50-95 FP32 | GPU FP16 | points ({goals['points']}) | boxes "
+        f"| IoU >= 0.95 ({goals['part_at_0.95']:.0%}) | median IoU ({goals['median_iou']}) | without a partner "
+        f"| of these, both have before suppression | furthest other from 0.25 ({goals['furthest_unmatched']}) | met"
+    )
+    return [*table(head, lines), "", *(f"    {uri}" for uri in found["data"])]
 
 
 def ledger(records: Records) -> list[str]:
-    found = records("ledger")
-    lines, waits = [], []
-    for name, row in found["rows"].items():
+    lines = []
+    for name, row in records("ledger")["rows"].items():
         if "failed" in row:
             lines.append(f"| {name} | | | | failed: {row['failed']} | |")
             continue
-        for way in ("h2d", "d2h", "d2d"):
-            if row["ledger"][way] or row["cupti"][way]:
-                lines.append(
-                    f"| {name} | {way} | {row['ledger'][way]:,.1f} | {row['cupti'][way]:,.1f} "
-                    f"| {row['difference'][way]:+.2%} | {row['largest_copy'][way]:,} |"
-                )
-        waited = ", ".join(f"{call} {count:.3g}" for call, count in row["waits_a_batch"].items()) or "none"
-        waits.append(f"| {name} | {row['graph_launches_a_batch']:.3g} | {waited} |")
-    return [
-        "# The copy ledger, checked",
-        "",
-        "Every report says how many bytes each stage copied. Whoever copies says so itself, so the sum is checked",
-        "here against CUPTI, CUDA's own profiling interface, in the same run, with the copies inside CUDA graphs.",
-        "Both count while nothing is in flight, after the model is loaded and the graph captured.",
-        "",
-        f"{found['model']}, engine {found['engine']}. Bytes a frame; a 1080p NV12 frame has 3,110,400.",
-        "",
-        *table("run | direction | ledger | CUPTI | difference | largest single copy", lines),
-        "",
-        *table("run | graph launches a batch | waits a batch, of the launching thread", waits),
-        "",
-        "PyNvVideoCodec copies each frame once on the GPU, out of the hardware's own surface, and once more where",
-        "batches hold several frames of one stream. Kernels read mapped and managed memory, and the driver's faults",
-        "move it: CUPTI counts no copies there, the ledger counts whole planes on their way to the GPU, and not",
-        "that managed pages return when the host",
-        "writes the next frame.",
-        "",
-        "With one batch at a time the only wait is for its results. The pipeline mostly polls (`cudaEventQuery`),",
-        "because frames arrive meanwhile. `cuCtxSynchronize` and `cuStreamSynchronize` come from decoders that",
-        "close at the end of a file. Drawing on the host copies every frame to it, and waits.",
-    ]
+        lines += [
+            f"| {name} | {way} | {row['ledger'][way]:,.1f} | {row['cupti'][way]:,.1f} "
+            f"| {row['difference'][way]:+.2%} | {row['largest_copy'][way]:,} |"
+            for way in ("h2d", "d2h", "d2d")
+            if row["ledger"][way] or row["cupti"][way]
+        ]
+    return table("bytes a frame | direction | ledger | CUPTI | difference | largest single copy", lines)
 
 
-def memory(records: Records) -> list[str]:
+def ledger_waits(records: Records) -> list[str]:
+    lines = []
+    for name, row in records("ledger")["rows"].items():
+        if "failed" not in row:
+            waits = ", ".join(f"{call} {count:.3g}" for call, count in row["waits_a_batch"].items()) or "none"
+            lines.append(f"| {name} | {row['graph_launches_a_batch']:.3g} | {waits} |")
+    return table("run | graph launches a batch | waits a batch, of the launching thread", lines)
+
+
+def bandwidth(records: Records) -> list[str]:
     found = records("memory")
-    copies = {name: {**found["copies"][name], **found["mapped"][name]} for name in found["copies"]}
-    sizes = list(copies)
+    copies = {size: {**found["copies"][size], **found["mapped"][size]} for size in found["copies"]}
+    lines = []
+    for way in next(iter(copies.values())):
+        rates = (f"{each[way]['us']:,.0f} µs, {each[way]['gb_s']:,.1f} GB/s" for each in copies.values())
+        lines.append(f"| {way} | {' | '.join(rates)} |")
+    return table(" | ".join(["way", *copies]), lines)
+
+
+def managed(records: Records) -> list[str]:
+    found = records("memory")["managed"]
+    lines = []
+    for name, runs in found.items():
+        if isinstance(runs, list) and isinstance(runs[0], dict):
+            us, rate = (median(run[key] for run in runs) for key in ("us", "gb_s"))
+            lines.append(f"| {name} | {us / 1e3:,.1f} ms | {rate:,.1f} GB/s |")
+    return table(f"{found['bytes'] / 2**30:.0f} GiB, touched by | time | rate", lines)
+
+
+def ways_in(records: Records) -> list[str]:
     lines = [
-        f"| {way} | "
-        + " | ".join(f"{copies[size][way]['us']:,.0f} µs, {copies[size][way]['gb_s']:,.1f} GB/s" for size in sizes)
-        + " |"
-        for way in copies[sizes[0]]
-    ]
-    managed, ways = found["managed"], found["ways_in"]
-    touched = [
-        f"| {name} | {median(run['us'] for run in runs) / 1e3:,.1f} ms "
-        f"| {median(run['gb_s'] for run in runs):,.1f} GB/s |"
-        for name, runs in managed.items()
-        if isinstance(runs, list) and isinstance(runs[0], dict)
-    ]
-    entered = [
         f"| {name} | {row['median_us']:,.0f} | {row['p99_us']:,.0f} | {row['fps']:,.0f} |"
-        for name, row in ways.items()
+        for name, row in records("memory")["ways_in"].items()
         if isinstance(row, dict)
     ]
-    mapped, copied = (ways.get(f"{mode}, batch 1, engine cudnn") for mode in ("mapped", "copy"))
-    ratio = f" (here {mapped['fps'] / copied['fps']:.2f} times, YOLOv8n at batch 1)" if mapped and copied else ""
-    return [
-        "# Memory between host and GPU",
-        "",
-        "Medians; a frame is 1080p NV12, 3.11 MB.",
-        "",
-        "## Bandwidth",
-        "",
-        *table(" | ".join(["way", *sizes]), lines),
-        "",
-        f"## Managed memory, {managed['bytes'] / 2**30:.0f} GiB, one pass over all of it",
-        "",
-        *table("touched by | time | rate", touched),
-        "",
-        "## A frame that was decoded on the host, to boxes",
-        "",
-        *table("`--memory`, batch, engine | latency alone, µs: median | P99 | frames/s, two in flight", entered),
-        "",
-        "## Conclusion",
-        "",
-        "1. The CPU's own copy costs most, not the bus: one core writes the decoder's planes to page-locked memory.",
-        "   What would help is a decoder that writes there itself.",
-        f"2. Mapped memory gives as many frames a second as copies or more{ratio}, where the frame is larger than",
-        "   the model's input, probably because the kernel fetches only the rows it needs. `copy` stays the default",
-        "   on GPUs with memory of their own, because a kernel that waits for the bus keeps its multiprocessors",
-        "   from the model, and reads samples again where it enlarges. On GPUs that share the host's memory",
-        "   (Jetson), `mapped` is the default; none was measured.",
-        "3. Managed memory is never worth it for frames: the host writes each frame anew, so its pages move both",
-        "   ways every time.",
-    ]
+    return table("`--memory`, batch, engine | alone, µs: median | P99 | frames/s, two in flight", lines)
 
 
 def faults(records: Records) -> list[str]:
-    lines = [
-        "# Faults on a GPU: what is said",
-        "",
-        "Each fault is made for real; of what a command prints, the lines about it are shown, and of what it left",
-        'behind what `left.py` finds. `eight/` has eight videos, one of them damaged. "A neighbour" is another',
-        "process on the GPU.",
-    ]
-    for title, text in records("gpu_faults")["faults"].items():
-        lines += ["", f"## {title}", "", text]
-    return lines
+    return [line for title, text in records("gpu_faults")["faults"].items() for line in (f"## {title}", "", text, "")]
 
 
 TABLES: dict[str, Table] = {
@@ -385,10 +307,11 @@ TABLES: dict[str, Table] = {
     "gpu_program": program,
     "cudnn_precision": precision,
     "tvm_cuda": tvm_cuda,
-}
-PAGES: dict[str, Table] = {
-    "accuracy_gpu.md": accuracy,
-    "ledger.md": ledger,
-    "memory.md": memory,
-    "faults_gpu.md": faults,
+    "gpu_accuracy": accuracy,
+    "ledger": ledger,
+    "ledger_waits": ledger_waits,
+    "memory_bandwidth": bandwidth,
+    "memory_managed": managed,
+    "memory_ways": ways_in,
+    "gpu_faults": faults,
 }

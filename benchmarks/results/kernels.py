@@ -9,7 +9,6 @@ from benchmarks.results.pages import Records, Table
 
 OURS = "framefuse"
 LAUNCHED = "framefuse, launched from Python"
-TITLES = {"kernels_cpu": "CPU, one thread", "kernels_gpu": "GPU"}
 Row = dict[str, Any]
 
 
@@ -35,8 +34,6 @@ def claims(rows: list[Row]) -> dict[tuple[str, str, str], list[tuple[Row, float 
             bound = f"≥ {least:g}" if least is not None else f"≤ {target['at_most']:g}"
             what, _, peer = target["what"].removeprefix("framefuse: ").partition("times faster than ")
             key = family(row), f"x faster than {peer}" if peer else what, bound
-            if counted_elsewhere(target["what"]):
-                continue
             alike = not peer or alike_called(row, target["what"].partition(":")[0], peer)
             found.setdefault(key, []).append((row, target["measured"] if alike else None, target["met"]))
     return found
@@ -45,13 +42,6 @@ def claims(rows: list[Row]) -> dict[tuple[str, str, str], list[tuple[Row, float 
 def family(row: Row) -> str:
     """What rows that differ in size or batch alone have in common."""
     return str(row["id"].partition(",")[0])
-
-
-def counted_elsewhere(what: str) -> bool:
-    """Targets of older records that repeat another of the same row with a kinder clock or count."""
-    return what == "times the floor (planes)" or what.startswith(
-        ("framefuse, recorded:", "framefuse with upload:", "framefuse, GPU's clock:")
-    )
 
 
 def alike_called(row: Row, ours: str, peer: str) -> bool:
@@ -106,30 +96,15 @@ def details(rows: list[Row]) -> Iterator[str]:
         )
 
 
-def page(records: Records) -> list[str]:
-    lines = [
-        "# Kernels: measured",
-        "",
-        "Medians of a call. All peers of a row ran interleaved in one run, into buffers that existed before, and",
-        "each result was checked before it was timed: compare the ratios, not the times. A claim counts once,",
-        "however many sizes and batches are measured for it, and its worst row decides. Both sides of a claim are",
-        "called alike: both in a CUDA graph over rotating buffers that exceed the cache, or both launched from",
-        "Python one by one.",
-        "",
-        "- **MB**: bytes that a call must move: the 32-byte sectors that it touches, or whole planes where it reads",
-        "  all.",
-        "- **of a copy**: their rate as a share of a plain copy in the same run; a warm cache can exceed 100 %.",
-        "",
-        "What limits the claims that are missed: [limits.md](../limits.md).",
-    ]
-    for name, title in TITLES.items():
+def page(name: str) -> Table:
+    def made(records: Records) -> list[str]:
         found = records(name)
         machine = found["machine"]
         packages = ", ".join(f"{package} {version}" for package, version in machine["packages"].items())
-        lines += ["", f"## {title}: {machine['gpu'][0] if machine['gpu'] and 'gpu' in name else machine['cpu']}", ""]
-        lines += [f"Copy bandwidth {number(found['copy_gb_s'])} GB/s. Python {machine['python']}, {packages}."]
-        lines += [*summary(found["rows"]), *details(found["rows"])]
-    return lines
+        about = f"Copy bandwidth {number(found['copy_gb_s'])} GB/s. Python {machine['python']}, {packages}."
+        return [about, *summary(found["rows"]), *details(found["rows"])]
+
+    return made
 
 
-PAGES: dict[str, Table] = {"kernels.md": page}
+TABLES: dict[str, Table] = {name: page(name) for name in ("kernels_cpu", "kernels_gpu")}

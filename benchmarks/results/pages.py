@@ -1,4 +1,4 @@
-"""How records get into pages: markers in pages written by hand, and whole pages below docs/results/.
+"""How records get into pages: everything between markers is generated.
 
     <!-- results: NAME -->            a table of tables.py, with a line below that says of which records it is
     <!-- end -->
@@ -101,11 +101,6 @@ def table(name: str, made: Table, page: Path) -> str:
 
 def footer(names: list[str], page: Path) -> list[str]:
     return [f"<sub>{' <br>'.join(about(name, page) for name in names)}</sub>"]
-
-
-def banner(names: list[str], page: Path) -> list[str]:
-    """The same at the head of a whole page, where stale records are not to be overlooked."""
-    return [f"> {'**Stale.** ' if stale(load(name)) else ''}{about(name, page)}  " for name in names]
 
 
 def value(expression: str, records: Records) -> str:

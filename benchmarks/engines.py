@@ -6,10 +6,7 @@
 The weights are random and seeded (models.py): speed follows from the layers. Each engine runs in its own precision and
 in FP32, where it has that. The result is written after every case, so that one that is cut short keeps the others.
 
-Engine cudnn measures its kernels once and remembers them. How long that took from nothing is measured first, by itself:
-
-    XDG_CACHE_HOME=$(mktemp -d) python -m benchmarks.engines --device cuda --engines cudnn --runs 1 --name first_builds
-    python -m benchmarks.engines --device cuda --first benchmarks/records/first_builds.json
+Engine cudnn measures its kernels once and caches them; with an empty `XDG_CACHE_HOME` it builds from nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -61,18 +57,6 @@ def keep(cases: list[dict[str, Any]], before: dict[str, Any]) -> list[dict[str, 
     return kept + list(new.values())
 
 
-def add_first_builds(cases: list[dict[str, Any]], first: list[dict[str, Any]]) -> None:
-    """Write into rows what the same build took when nothing was remembered."""
-    took = {
-        (case["model"], case["shape"][0], row["engine"]): row["build_seconds"] for case in first for row in case["rows"]
-    }
-    for case in cases:
-        for row in case["rows"]:
-            key = case["model"], case["shape"][0], row["engine"]
-            if row["wall"] and key in took:
-                row["first_build_seconds"] = took[key]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -83,12 +67,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--warmups", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no case is begun after these")
-    parser.add_argument("--first", type=Path, help="builds from nothing, measured before")
     parser.add_argument("--name", help="of the record; default: engines_DEVICE")
     parser.add_argument("--keep", action="store_true", help="recorded rows of engines that are not installed here")
     options = parser.parse_args()
     name = options.name or f"engines_{options.device}"
-    first = json.loads(options.first.read_text(encoding="utf-8"))["cases"] if options.first else []
     before = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8")) if options.keep else {}
     started, cases = time.monotonic(), list[dict[str, Any]]()
     for batch in options.batches:
@@ -101,7 +83,6 @@ def main() -> None:
                 batch=batch, runs=options.runs, warmups=options.warmups, say=lambda line: print(line, flush=True),
             )  # fmt: skip
             cases.append(cleaned(json.loads(report.to_json())))
-            add_first_builds(cases, first)
             save(name, {"cases": keep(cases, before) if options.keep else cases}, *GROUPS[options.device])
             print(f"{network}, batch {batch}: {time.monotonic() - started:.0f} s", flush=True)
 

@@ -5,13 +5,11 @@
 
 Untuned is what TVM compiles without a database: fused plain loops. Tuned takes the best schedule that the database has
 for each function. The variants of a model run in turn, so that a busy machine slows all of them; ratios are of medians.
-`functions` is one more run of each with a clock around each call: microseconds in each function, heaviest first.
 The last line of the output is JSON.
 """
 
 import argparse
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +33,6 @@ def machine(path: Path, target: targets.Target, precision: str, database: record
     return tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
 
 
-def functions(machine: Any, image: Any) -> dict[str, float]:
-    """Microseconds of all calls of each function in one run."""
-    import tvm_ffi
-
-    found: dict[str, float] = defaultdict(float)
-    started = [0.0]
-
-    def instrument(function: Any, name: str, before: bool, result: Any, *arguments: Any) -> None:
-        if before:
-            started[0] = time.perf_counter()
-        else:
-            found[str(name)] += (time.perf_counter() - started[0]) * 1e6
-
-    machine.set_instrument(instrument)
-    machine["main"](tvm_ffi.from_dlpack(image))
-    machine.set_instrument(lambda *_: None)
-    return dict(found)
-
-
-def profile(slow: dict[str, float], fast: dict[str, float], operations: dict[str, float]) -> list[list[Any]]:
-    """[function, share of operations, microseconds untuned, tuned, share of the time untuned, tuned]."""
-    whole, before, after = sum(operations.values()), sum(slow.values()), sum(fast.values())
-    rows = []
-    for name in sorted(slow, key=lambda name: -slow[name]):
-        a, b = slow[name], fast.get(name, 0.0)
-        share = operations.get(name, 0.0) / whole
-        rows.append([name[:60], round(share, 3), round(a), round(b), round(a / before, 3), round(b / after, 3)])
-    return [row for row in rows if row[4] >= 0.002 or row[5] >= 0.002]
-
-
 def measure(path: Path, target: targets.Target, precisions: list[str], database: records.Records) -> dict[str, Any]:
     """Milliseconds of each variant of a model."""
     import onnxruntime
@@ -77,10 +45,9 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
     options.intra_op_num_threads = target.cores
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     runs = {"onnxruntime fp32": lambda: session.run(None, {session.get_inputs()[0].name: image})}
-    machines = {}
     for precision in precisions:
         for name, used in (("untuned", None), ("tuned", database)):
-            made = machines[f"{name} {precision}"] = machine(path, target, precision, used)
+            made = machine(path, target, precision, used)
             runs[f"{name} {precision}"] = lambda run=made["main"]: [
                 np.from_dlpack(value).copy() for value in tensors(run(tvm_ffi.from_dlpack(image)))
             ]
@@ -116,9 +83,6 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
             "schedules": sum(task.measured for task in found_tasks),
             "share_of_operations": round(sum(task.operations for task in found_tasks) / whole, 3),
         }
-        operations = {task.name: task.operations for task in tasks}
-        slow, fast = (functions(machines[f"{name} {precision}"], image) for name in ("untuned", "tuned"))
-        row[f"functions {precision}"] = profile(slow, fast, operations)
     return row
 
 
@@ -141,7 +105,7 @@ def main() -> None:
         result["models"][path.stem] = measure(path, target, options.precisions, database)
         save("tvm_tuning", result, "engine tvm")
         said = result["models"][path.stem].items()
-        print(path.stem, {key: value for key, value in said if key.split()[0] not in ("tuning", "functions")})
+        print(path.stem, {key: value for key, value in said if key.split()[0] != "tuning"})
 
 
 if __name__ == "__main__":

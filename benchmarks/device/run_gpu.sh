@@ -124,7 +124,7 @@ run_tests() {
 
 run_network() {
     rm -rf "$WORK/cold"
-    XDG_CACHE_HOME=$WORK/cold bench network 200 gpu.cudnn_network "$V8" --batches 1 8 32 --quick
+    XDG_CACHE_HOME=$WORK/cold bench network 200 gpu.cudnn_network "$V8" --batches 1 8 32
     "$PYTHON" - "$WORK/cold/framefuse/cudnn" "$WORK/cache/framefuse/cudnn" << 'END' # for the steps that follow
 import json, shutil, sys
 from pathlib import Path
@@ -139,7 +139,7 @@ for path in cold.glob("*.json"):
 END
 }
 
-run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 gpu.cudnn_network "$V11" --batches 1 32 --quick; }
+run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 gpu.cudnn_network "$V11" --batches 1 32; }
 
 run_precision() { bench precision 200 gpu.cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 

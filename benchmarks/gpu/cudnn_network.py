@@ -1,26 +1,21 @@
 """Times YOLOv8n as engine cudnn runs it: planned memory, fused convolutions, one CUDA graph; no framework around it.
 
-    python -m benchmarks.gpu.cudnn_network [MODEL.onnx] [--batches 1 8 32] [--size 640] [--quick]
+    python -m benchmarks.gpu.cudnn_network [MODEL.onnx] [--batches 1 8 32] [--size 640]
 
 Measured for each batch, device time between two events around a graph launch (median of 50 launches):
 
-- `serial`: every step on one stream, convolutions as the ONNX lists them
-- `merged`: convolutions of one input as one
-- `forked`: steps that do not depend on each other on several streams, with and without merging
-- `convolutions`: the same without the kernels between convolutions (their results are wrong then; only time counts)
+- `network`: convolutions of one input merged, on one stream, and steps that do not depend on each other on four
 - `decoded`: with the kernels that pack float32 NCHW images and turn the raw head into boxes and scores
-- `layers`: each convolution alone, as measured when its plan was chosen, and what it reaches of the peak
 
 Then: the error against ONNX Runtime, and how long the engine takes to build in a fresh process, twice: the first time
-cold where $XDG_CACHE_HOME has no plans yet, the second time from what the first has written. Recorded after each batch
-as benchmarks/records/cudnn_network.json, of other models cudnn_network_MODEL.json. The last line of the output is JSON.
+cold where $XDG_CACHE_HOME has no plans yet, the second time from what the first has written. The record
+is cudnn_network, of other models cudnn_network_MODEL, and is written after each batch. The last line is JSON.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +24,8 @@ import numpy as np
 
 from benchmarks.protocol import save
 from framefuse.cuda import device
-from framefuse.engines.cudnn.compiled import Compiled, plan
-from framefuse.engines.cudnn.convolutions import REPEATS, Builder, Layer
+from framefuse.engines.cudnn.compiled import plan
+from framefuse.engines.cudnn.convolutions import Builder
 from framefuse.engines.cudnn.execution import Execution, Weights, capture
 from framefuse.engines.cudnn.importer import read
 from framefuse.engines.cudnn.network import Conv
@@ -58,36 +53,17 @@ def device_us(graph: Any, stream: Any, launches: int = LAUNCHES) -> float:
     return round(float(np.median(times)), 1)
 
 
-def wall_us(graph: Any, stream: Any) -> float:
-    """Median microseconds from the launch until the host knows that it has ended."""
-    times = []
-    for _ in range(LAUNCHES):
-        started = time.perf_counter()
-        graph.launch(stream)
-        stream.synchronize()
-        times.append((time.perf_counter() - started) * 1e6)
-    return round(float(np.median(times)), 1)
+STREAMS = (1, 4)
 
 
-def is_glue(step: object) -> bool:
-    """Whether a step is no convolution."""
-    return not isinstance(step, Conv)
-
-
-VARIANTS = ((False, 1), (True, 1), (False, 4), (True, 2), (True, 4), (True, 6))
-"""Whether convolutions of one input are merged, and streams."""
-
-
-def measure(
-    path: Path, batch: int, size: int, plans: Plans, images: Any, variants: tuple[tuple[bool, int], ...]
-) -> dict[str, Any]:
-    """Variants at one batch."""
+def measure(path: Path, batch: int, size: int, plans: Plans, images: Any) -> dict[str, Any]:
+    """One batch, convolutions of one input merged, on one stream and on several."""
     cp = device.cupy()
     stream = cp.cuda.Stream(non_blocking=True)
     row: dict[str, Any] = {"batch": batch}
-    for merge, streams in variants:
-        name = f"{'merged' if merge else 'plain'} {streams} stream{'s' if streams > 1 else ''}"
-        network = prepare(read(path, size, size), merge=merge)
+    for streams in STREAMS:
+        name = f"merged {streams} stream{'s' if streams > 1 else ''}"
+        network = prepare(read(path, size, size), merge=True)
         compiled = plan(network, batch, size, size, streams)
         weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
         execution = Execution(compiled, plans.builder, weights, plans)
@@ -98,44 +74,15 @@ def measure(
             execution.start(stream)
             execution.finish(stream)
 
-        def no_glue(execution: Execution = execution) -> None:
-            execution.start(stream, skip=is_glue)
-
         row[name] = {
             "network": device_us(capture(stream, partial(execution.start, stream)), stream),
-            "convolutions": device_us(capture(stream, no_glue), stream),
             "arena_mb": round(compiled.memory.size * 2 / 1e6, 1),
             "steps": len(compiled.placement.steps),
         }
-        graph = capture(stream, whole)
-        row[name] |= {"decoded": device_us(graph, stream), "decoded_wall": wall_us(graph, stream)}
+        row[name]["decoded"] = device_us(capture(stream, whole), stream)
         row[name]["result"] = execution.results[0].get()
-        if merge and streams == 1:
-            row["layers"] = layers(compiled, execution, stream)
         print(name, {key: value for key, value in row[name].items() if key != "result"}, flush=True)
     return row
-
-
-def layers(compiled: Compiled, execution: Execution, stream: Any) -> list[dict[str, Any]]:
-    """What each convolution takes alone: when its plan was chosen, and in the network's own memory."""
-    rows = []
-    for index, found in execution.plans.items():
-        step = compiled.placement.steps[index]
-        assert isinstance(step, Conv)
-        work = Layer.of(compiled, step).operations * 2
-
-        def again(step: Conv = step, index: int = index) -> None:
-            for _ in range(REPEATS):
-                execution.convolve(index, step, 0, stream)
-
-        rows.append({
-            "name": step.name[:60], "weight": list(step.weight.shape), "y": list(compiled.view(step.y).shape),
-            "us": round(found.microseconds, 2),
-            "in_place_us": round(device_us(capture(stream, again), stream, 5) / REPEATS, 2),
-            "tflops": round(work / found.microseconds / 1e6, 1),
-            "engine": found.engine, "workspace": found.workspace,
-        })  # fmt: skip
-    return rows
 
 
 def expected(path: Path, images: Any) -> Any:
@@ -188,7 +135,6 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--size", type=int, default=640)
-    parser.add_argument("--quick", action="store_true", help="two variants, no probes of the build")
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -208,11 +154,9 @@ def main() -> None:
         built = {attempt: second_process(options.model, options.size, batch) for attempt in ("cold", "cached")}
         print(built, flush=True)
         plans = Plans(builder)
-        variants = ((True, 1), (True, 4)) if options.quick else VARIANTS
-        row = measure(options.model, batch, options.size, plans, images, variants)
+        row = measure(options.model, batch, options.size, plans, images)
         plans.save()
-        row |= {"build": built, "candidates": builder.candidates,
-                "layers_sum_us": round(sum(layer["us"] for layer in row["layers"]), 1)}  # fmt: skip
+        row |= {"build": built, "candidates": builder.candidates}
         for kind, variant in row.items():
             if isinstance(variant, dict) and "result" in variant:
                 found = variant.pop("result")[:2]

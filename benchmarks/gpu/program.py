@@ -9,9 +9,7 @@ decoder leaves them. Measured for each batch:
 - `graph`: device time of the captured graph alone
 - `fps`: batches handed over as fast as the program takes them, two in flight
 
-and, the same engine in the way of most programs, `host`: frames in host memory, preprocessed on the CPU, copied to the
-GPU, decoded outputs copied back, boxes chosen on the CPU; stage by stage. Recorded after each row as
-benchmarks/records/gpu_program.json. The last line of the output is JSON.
+The record gpu_program is written after each row. The last line of the output is JSON.
 """
 
 import argparse
@@ -28,8 +26,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.models.card import read_card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.program import CudaProgram
-from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import HostProgram, Selection
+from framefuse.runtime.program import Selection
 
 WIDTH, HEIGHT = 1920, 1080
 SURFACES = 64
@@ -108,13 +105,6 @@ def graph_us(program: Any) -> float:
     return round(float(np.median(times[10:])), 1)
 
 
-def boxes_of(program: Any, surface: Frame) -> list[list[float]]:
-    """x1, y1, x2, y2, confidence, class of every box of a frame."""
-    (done,) = [*program.submit([surface]), *program.drain()]
-    found = done.result.detections
-    return np.column_stack([found.xyxy, found.confidence, found.class_id]).round(3).tolist()  # type: ignore[no-any-return]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,7 +112,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--rectangular", action="store_true", help="640x384 instead of 640x640")
-    parser.add_argument("--host-up-to", type=int, default=8, help="largest batch of the host path")
     options = parser.parse_args()
     if options.model is None:
         from benchmarks.models import model
@@ -133,7 +122,6 @@ def main() -> None:
     preprocess = Preprocess(640, 640, rectangular=options.rectangular)
     selection = Selection()
     made = images(8, options.noise)
-    host = frames(made)
     resident = frames([cp.asarray(made[index % len(made)]) for index in range(SURFACES)])
     result: dict[str, Any] = {"model": options.model.name, "rows": []}
     for batch in options.batches:
@@ -148,27 +136,10 @@ def main() -> None:
             row |= {"wall": one_by_one(program, resident, batch), "fps": throughput(program, resident, batch)}
             copied = {kind: program.ledger.crossed(kind) / program.ledger.frames for kind in ("pixels", "control")}
             row |= {"graph_us": graph_us(program), "bytes_a_frame": copied}
-            if batch == 1:
-                row["sample"] = boxes_of(program, resident[0])[:5]
             row["engine"] = list(engine.reasons)[-2:]
             program.close()
             result["rows"].append(row)
             save("gpu_program", result, *GROUPS)
-        if batch > options.host_up_to:
-            continue
-        recorder = Recorder()
-        engine = open_engine("cudnn", options.model, EngineOptions("cuda"))
-        hosted = HostProgram(engine, card, preprocess, selection, batch=batch, recorder=recorder)
-        [*hosted.submit(host[:1] * batch), *hosted.drain()]
-        row = {"batch": batch, "path": "host", "wall": one_by_one(hosted, host, batch, 40 if batch > 1 else 100)}
-        row["fps"] = throughput(hosted, host, batch)
-        (done, *_) = [*hosted.submit(host[:1] * batch), *hosted.drain()]
-        row["stages_ms"] = {name: round(seconds * 1e3, 3) for name, seconds in done.result.timings.items()}
-        if batch == 1:
-            row["sample"] = boxes_of(hosted, host[0])[:5]
-        hosted.close()
-        result["rows"].append(row)
-        save("gpu_program", result, *GROUPS)
 
 
 if __name__ == "__main__":

@@ -125,26 +125,6 @@ def _torch_preprocess(row: Row, peers: dict[str, list[Call]], geometry: Geometry
     optional(row, peers, name, lambda: [Torch().letterbox(bgr, out, geometry.content)] * 2)
 
 
-def preprocess_sizes(gpu: Gpu) -> Iterator[Row]:
-    """NV12 and BGR at the sizes where bilinear really blends, batch 1 and 8, beside the bytes' floor alone."""
-    for size, (source, target, fit) in SIZES.items():
-        if any(n % 2 for n in source):
-            continue
-        geometry = Geometry(source, target, fit)
-        moved = input_bytes("nv12", *source, geometry.content[2:])
-        for batch in (1, 8):
-            written = 3 * target[0] * target[1] * 2
-            ring = gpu.ring(int(batch * (moved["sectors"] + written)))
-            _, frames = surfaces(ring, batch, *source)
-            outs = [cp.zeros((batch, 3, target[1], target[0]), cp.float16) for _ in range(ring)]
-            row = Row(f"preprocess_nv12, {size}, batch {batch}", f"NV12 {size}, RGB float16 NCHW, batch {batch}")
-            calls = [preprocess_call(frames[k], outs[k], geometry) for k in range(ring)]
-            row.error[OURS] = check_preprocess(calls[0], frames[0][0], outs[0][0], geometry, 0.1)
-            gpu.time(row, {OURS: calls})
-            row.moved(batch * (moved["planes"] + written), batch * (moved["sectors"] + written), copy=gpu.copy)
-            yield row
-
-
 def preprocess_bgr(gpu: Gpu) -> Iterator[Row]:
     """BGR -> FP32 stretched to 640x640: the very work of CV-CUDA's fused operator."""
     geometry = Geometry((1920, 1080), (640, 640), "stretch")
@@ -225,7 +205,6 @@ def _seconds(chain: Callable[[Any], Any], bgr: Any) -> float:
 
 ROWS: dict[str, Callable[[Gpu], Iterator[Row]]] = {
     "preprocess_nv12": preprocess_nv12,
-    "preprocess_sizes": preprocess_sizes,
     "preprocess_bgr": preprocess_bgr,
     "opencv": opencv,
     **AFTER,

@@ -162,7 +162,6 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 continue
             best, on_device = (device or wall)["median"], f"{device['median']:.3f}" if device else "-"
             rate, fps = (case["shape"][0] / milliseconds * 1e3 for milliseconds in (best, wall["median"]))
-            build = f"{row.get('first_build_seconds', row['build_seconds']):.1f}"
             times = " | ".join(
                 f"{wall[name]:.3f}" if name in wall else "-"
                 for name in ("median", "min", "mean", "p95", "p99", "max", "std")
@@ -171,7 +170,7 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 before[f"† measured at {earlier['commit']}, {earlier['date']}"] = None
             lines.append(
                 f"| {title} | `{row['engine']}` {row['precision']}{' †' if earlier else ''} | {on_device} "
-                f"| {rate:,.{0 if rate > 10 else 2}f} | {times} | {fps:,.{0 if fps > 10 else 2}f} | {build} "
+                f"| {rate:,.{0 if rate > 10 else 2}f} | {times} | {fps:,.{0 if fps > 10 else 2}f} | {row['build_seconds']:.1f} "
                 f"| {row['artifact_bytes'] / 1e6:.1f} "
                 f"| {'-' if row['error'] is None else format(row['error'], '.1e')} |"
             )
@@ -194,20 +193,6 @@ def tvm_tuning(records: Records) -> list[str]:
                     f"| {row['onnxruntime fp32']['median_ms']:,.0f} | {about['tuned']} of {about['functions']} "
                     f"| {about['schedules']} |"
                 )
-    return lines
-
-
-def tvm_functions(records: Records) -> list[str]:
-    lines = [
-        "| model | function | of the operations | untuned, ms | tuned, ms | gain | of the tuned time |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for model, row in sorted(records("tvm_tuning")["models"].items(), reverse=True):
-        for name, share, slow, fast, _, part in row["functions fp32"][:5]:
-            lines.append(
-                f"| {model} | `{name[:45]}` | {share:.1%} | {slow / 1e3:,.0f} | {fast / 1e3:,.0f} "
-                f"| {slow / max(fast, 1):.1f}x | {part:.1%} |"
-            )
     return lines
 
 
@@ -281,7 +266,6 @@ TABLES: dict[str, Table] = {
     "engines_cpu": engines("engines_cpu"),
     "engines_cuda": engines("engines_cuda"),
     "tvm_tuning": tvm_tuning,
-    "tvm_functions": tvm_functions,
     "tensorrt_accuracy": tensorrt_accuracy,
     "tensorrt_build": tensorrt_build,
     "parity": parity("parity"),

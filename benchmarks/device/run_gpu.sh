@@ -35,7 +35,7 @@ MODELS=${MODELS:-$WORK}
 FIRST="network program central memory network11 precision"
 SECOND="accuracy+parity tests files ledger engines fleet faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
-    tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/benchmarks/test_results.py tests/sources/test_sources_nvdec.py}
+    tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
 for word in "${@:-all}"; do
     case $word in

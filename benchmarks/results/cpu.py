@@ -170,8 +170,8 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 before[f"† measured at {earlier['commit']}, {earlier['date']}"] = None
             lines.append(
                 f"| {title} | `{row['engine']}` {row['precision']}{' †' if earlier else ''} | {on_device} "
-                f"| {rate:,.{0 if rate > 10 else 2}f} | {times} | {fps:,.{0 if fps > 10 else 2}f} | {row['build_seconds']:.1f} "
-                f"| {row['artifact_bytes'] / 1e6:.1f} "
+                f"| {rate:,.{0 if rate > 10 else 2}f} | {times} | {fps:,.{0 if fps > 10 else 2}f} "
+                f"| {row['build_seconds']:.1f} | {row['artifact_bytes'] / 1e6:.1f} "
                 f"| {'-' if row['error'] is None else format(row['error'], '.1e')} |"
             )
             title = ""

@@ -34,8 +34,12 @@ def claims(rows: list[Row]) -> dict[tuple[str, str, str], list[tuple[Row, float 
             bound = f"≥ {least:g}" if least is not None else f"≤ {target['at_most']:g}"
             what, _, peer = target["what"].removeprefix("framefuse: ").partition("times faster than ")
             key = family(row), f"x faster than {peer}" if peer else what, bound
-            alike = not peer or alike_called(row, target["what"].partition(":")[0], peer)
-            found.setdefault(key, []).append((row, target["measured"] if alike else None, target["met"]))
+            measured, met = target["measured"], target["met"]
+            if peer and not alike_called(row, target["what"].partition(":")[0], peer):
+                launched = row["us"].get(LAUNCHED)
+                measured = row["us"][peer] / launched if launched else None
+                met = bool(launched) and measured >= least
+            found.setdefault(key, []).append((row, measured, met))
     return found
 
 

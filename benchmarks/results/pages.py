@@ -41,6 +41,10 @@ def load(name: str) -> Json:
     return record
 
 
+LONG = 40
+"""Lines of a table whose records are named above it, so that a stale one is not overlooked."""
+
+
 class Records:
     """The records, and which of them were read."""
 
@@ -96,7 +100,8 @@ def table(name: str, made: Table, page: Path) -> str:
         lines = made(records)
     except Missing as missing:
         return f"*Not measured yet: {missing}.*"
-    return "\n".join([*lines, "", *footer(list(records.used), page)])
+    said = footer(list(records.used), page)
+    return "\n".join([*said, "", *lines] if len(lines) > LONG else [*lines, "", *said])
 
 
 def footer(names: list[str], page: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """How many frames a second NVDEC's decoders give alone: frames are fetched and forgotten. Rows of benchmarks.gpu.files.
 
-Three ways of PyNvVideoCodec: `simple` (SimpleDecoder, batches), `threaded` (ThreadedDecoder, which decodes ahead) and
-`core` (demuxer and decoder, packet by packet). Each stream is decoded to its end; the clock runs from the moment when
+Two ways of PyNvVideoCodec: `threaded` (ThreadedDecoder, which decodes ahead) and `core` (demuxer and decoder, packet by
+packet). Each stream is decoded to its end; the clock runs from the moment when
 all decoders have given their first batch.
 """
 
@@ -25,16 +25,12 @@ def batches(clip: str, kind: str, batch: int) -> Iterator[list[Any]]:
             if frames:
                 yield frames
         return
-    if kind == "simple":
-        decoder = nvc.SimpleDecoder(clip, **common)
-    else:
-        decoder = nvc.ThreadedDecoder(clip, buffer_size=2 * batch, **common)
+    decoder = nvc.ThreadedDecoder(clip, buffer_size=2 * batch, **common)
     left = len(decoder)
     while left > 0 and (frames := decoder.get_batch_frames(min(batch, left))):
         left -= len(frames)
         yield frames
-    if kind == "threaded":
-        decoder.end()
+    decoder.end()
 
 
 def consume(clip: str, kind: str, decoders: int, batch: int, ready: Any) -> tuple[float, float, int]:

@@ -4,7 +4,7 @@
 
 Rows, each in a process of its own:
 
-- `decode`: PyNvVideoCodec's three ways (threaded, simple, core) and two processes; frames are fetched and forgotten.
+- `decode`: PyNvVideoCodec alone (threaded, core, several processes); frames are fetched and forgotten.
   The fastest of them, for a number of streams, is 100 %
 - `detect`: `Pipeline([file, file, ...], model, device="cuda", batch=8)` with its default settings otherwise
 - `fleet`: the same by `Fleet(files, model, devices=["cuda:0", "cuda:0"])`: processes that share the GPU
@@ -129,7 +129,7 @@ def row(plan: dict[str, Any], clip: Path, model: Path) -> dict[str, Any]:
 def plans(streams: list[int]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for count in streams:
-        made += [{"row": "decode", "decoder": kind, "streams": count} for kind in ("threaded", "core", "simple")]
+        made += [{"row": "decode", "decoder": kind, "streams": count} for kind in ("threaded", "core")]
         made.append({"row": "detect", "streams": count})
         made += [{"row": "fleet", "streams": count, "processes": processes} for processes in (2, 3)]
         made.append({"row": "decode", "decoder": "threaded", "streams": count, "processes": 2})

@@ -41,19 +41,11 @@ def compared(ledger: dict[str, float], seen: Any, frames: int, batches: int) -> 
         },
         "largest_copy": {way: max((size for name, size, _ in seen.copies if name == way), default=0)
                          for way in DIRECTIONS},
-        "copies_a_frame": {
-            f"{way} {size} B{' in a graph' if node else ''}": count / frames
-            for (way, size, node), count in seen.copies.most_common(12)
-        },
         "graph_launches_a_batch": sum(count for name, count in calls.items() if "GraphLaunch" in name) / batches,
         "waits_a_batch": {
             name: count / batches for name, count in calls.items() if any(word in name for word in WAITS)
         },
         "calls_a_batch": {name: round(count / batches, 3) for name, count in calls.most_common(25)},
-        "calls_of_other_threads_a_batch": {
-            name: round(count / batches, 3)
-            for name, count in (seen.all_calls() - calls).most_common(25)
-        },
     }  # fmt: skip
 
 

@@ -61,4 +61,17 @@ def tables(records: Records) -> list[str]:
     return lines
 
 
-TABLES: dict[str, Table] = {"accuracy": tables}
+def summary(records: Records) -> list[str]:
+    """Mean over seeds, and the least and greatest of them."""
+    lines = ["| model | FP32 | bf16 | FP16 | INT8 |", "|---|---|---|---|---|"]
+    for model, rows in records("accuracy")["models"].items():
+        spreads = {row["precision"]: row["spread"]["score"] for row in rows if "spread" in row}
+        cells = []
+        for spread in map(spreads.get, ("fp32", "bf16", "fp16", "int8")):
+            range_ = f" ({percent(spread, 'min', 'max')})" if spread and "min" in spread else ""
+            cells.append(percent(spread, "mean") + range_)
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return lines
+
+
+TABLES: dict[str, Table] = {"accuracy": tables, "accuracy_summary": summary}

@@ -167,7 +167,9 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 for name in ("median", "min", "mean", "p95", "p99", "max", "std")
             )
             if earlier := row.get("measured"):
-                before[f"† measured at {earlier['commit']}, {earlier['date']}"] = None
+                before[f"† measured at {earlier['commit'] or 'an unknown commit'}, {earlier['date'] or 'undated'}"] = (
+                    None
+                )
             lines.append(
                 f"| {title} | `{row['engine']}` {row['precision']}{' †' if earlier else ''} | {on_device} "
                 f"| {rate:,.{0 if rate > 10 else 2}f} | {times} | {fps:,.{0 if fps > 10 else 2}f} "

@@ -55,9 +55,6 @@ class Seen:
     """Calls of CUDA's runtime and driver by thread (CUPTI's number) and name."""
     dropped: int = 0
 
-    def all_calls(self) -> Counter[str]:
-        return sum(self.calls.values(), Counter())
-
     def of_launching_threads(self) -> Counter[str]:
         """Calls of the threads that launched graphs."""
         found: Counter[str] = Counter()

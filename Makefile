@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py src/framefuse/kernels/*/*tir_*.py)
 
-.PHONY: demo test lint types wheel docs device-bundle clean
+.PHONY: demo test lint types wheel docs results device-bundle clean
 
 demo: $(VENV)/core
 	$(BIN)/framefuse demo
@@ -30,6 +30,10 @@ wheel: $(VENV)/python
 
 docs: $(VENV)/dev
 	$(BIN)/framefuse config reference > docs/reference/options.md
+
+# Every table of measured numbers, from benchmarks/records; a test fails where a page differs.
+results: $(VENV)/dev
+	$(BIN)/python -m benchmarks.results
 
 # What a GPU machine without internet lacks, in parts of at most 60 MB: .whl/1, .whl/2, ... GROUPS="core peers": only those.
 device-bundle: $(VENV)/dev

@@ -38,6 +38,7 @@ class Clip:
     width: int
     height: int
     audio: bool = False
+    seed: int = 0
 
 
 CLIPS = {
@@ -45,7 +46,10 @@ CLIPS = {
     "768": Clip(1366, 768),
     "1078": Clip(1918, 1078),
     "1080p_audio": Clip(1920, 1080, audio=True),
+    "calibration": Clip(1920, 1080, seed=1),
 }
+STREET = "synthetic://street?seed=9001&frames=300&size=1280x720&split=test"
+"""What trained models are timed and scored on: 300 frames of the synthetic world's test split."""
 
 
 def clip(name: str) -> Path:
@@ -55,6 +59,40 @@ def clip(name: str) -> Path:
     if spec.audio:
         return cached(path, lambda partial: write_with_audio(clip("1080p"), partial), "scene", "clips")
     return cached(path, lambda partial: write_video(spec, partial), "scene", "clips")
+
+
+def long_clip(clip: Path, path: Path, times: int) -> Path:
+    """The packets of a clip, several times."""
+    with av.open(str(clip)) as source, av.open(str(path), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        offset = 0
+        for _ in range(times):
+            source.seek(0)
+            end = 0
+            for packet in source.demux(source.streams.video[0]):
+                if packet.dts is None:
+                    continue
+                end = max(end, packet.pts + packet.duration)
+                packet.pts, packet.dts = packet.pts + offset, packet.dts + offset
+                packet.stream = stream
+                target.mux(packet)
+            offset += end
+    return path
+
+
+def street() -> tuple[Path, Path]:
+    """A clip of the synthetic street, and its exact truth as a COCO file beside it."""
+    from framefuse.cli.synth import write_clip
+    from framefuse.world import World
+
+    folder = CACHE / "street"
+
+    def write(partial: Path) -> None:
+        for made in write_clip(World.parse(STREET), partial):
+            made.rename(made.with_name(f"street{made.suffix}"))
+
+    cached(folder, write, "clips")
+    return folder / "street.mp4", folder / "street.json"
 
 
 def cached(path: Path, write: Callable[[Path], object], *sources: str) -> Path:
@@ -73,7 +111,7 @@ def cached(path: Path, write: Callable[[Path], object], *sources: str) -> Path:
 
 def write_video(spec: Clip, path: Path, *, frames: int = FRAMES) -> None:
     """Encodes the scene, scaled to the clip's size; the bit rate per pixel is the same for every size."""
-    scene = Scene(frames=frames)
+    scene = Scene(frames=frames, seed=spec.seed)
     with av.open(path, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FPS)
         stream.width, stream.height, stream.pix_fmt = spec.width, spec.height, "yuv420p"

@@ -1,8 +1,7 @@
 """Parity certificates of every engine here, for layouts YOLOv5, YOLOv8/11 and end-to-end, from a video to boxes.
 
-    python -m benchmarks.parity [--peer-python PYTHON]        benchmarks/results/parity.json
-    python -m benchmarks.parity --device cuda                 benchmarks/results/parity_gpu.json, decoded by NVDEC
-    python -m benchmarks.parity --docs                        nothing is run: docs/guide/parity.md
+    python -m benchmarks.parity [--peer-python PYTHON]        benchmarks/records/parity.json
+    python -m benchmarks.parity --device cuda                 benchmarks/records/parity_gpu.json, decoded by NVDEC
 
 The three layouts are of the detector `squares`, whose answers are known: weights at random would make other boxes of
 any difference. Beside it the trained models that come with framefuse, and `shallow`, YOLOv5's head on eight layers with
@@ -24,11 +23,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.detection_heads import anchor_based
-from benchmarks.engines import into_page, without_places
-from benchmarks.gpu_sources import stamp
 from benchmarks.model_graph import Graph, Tensor
 from benchmarks.models import BLOCKS, Layer, down, metadata, shift_for
-from benchmarks.protocol import RESULTS, save
+from benchmarks.protocol import save
 from framefuse.lab.parity import certify
 from framefuse.lab.parity.clip import default_clip
 from framefuse.models import find_model
@@ -51,6 +48,14 @@ CANDIDATES = (24, 12, 6)
 """Boxes a frame above confidence 0.25 at each of them, over all anchors."""
 FIELDS = 85
 """Of an anchor: centre, size, objectness, classes."""
+
+
+BOTH = ("program", "pipeline", "engine onnxruntime", "engine torch", "engine tvm", "parity", "model")
+GROUPS = {
+    "cpu": ("CPU kernel", "engine openvino", *BOTH),
+    "cuda": ("CUDA kernel", "CUDA program", "engine cudnn", *BOTH),
+}
+"""Sources that decide, by device."""
 
 
 def relayout(layout: str, path: Path) -> Path:
@@ -165,31 +170,7 @@ def certificate(args: argparse.Namespace, model: str, video: Path) -> dict[str, 
         peer_python=args.peer_python, device=args.device, say=say,
     )  # fmt: skip
     print("\n".join(made.summary()), flush=True)
-    found = json.loads(made.to_json()) | {"video": video.stem}
-    for engine in found["engines"]:
-        engine["absent"] = without_places(engine["absent"])
-    return found
-
-
-def table(certificates: dict[str, Any]) -> str:
-    """The table of docs/guide/parity.md, and under it what was not run and why."""
-    lines = [
-        "| model | layout | engine | first difference | boxes of the whole pipeline | against ultralytics |",
-        "|---|---|---|---|---|---|",
-    ]
-    absent: dict[str, list[str]] = {}
-    for name, found in certificates.items():
-        for engine in found["engines"]:
-            if engine["absent"]:
-                absent.setdefault(f"`{engine['name']}`: {engine['absent']}", []).append(name)
-                continue
-            title = f"{engine['name']} {engine['precision']}" + (" on the GPU" if engine["device"] == "cuda" else "")
-            step = next((step["stage"] for step in engine["steps"] if step["verdict"] != "exact"), "none")
-            whole = engine["steps"][-1]["found"] if engine["steps"] else engine["checks"][-1]["found"]
-            verdict = " **outside**" if engine["verdict"] == "outside" else ""
-            peer = engine["peer"][-1]["found"] if engine["peer"] else "-"
-            lines.append(f"| {name} | {found['layout']} | {title}{verdict} | {step} | {whole} | {peer} |")
-    return "\n".join([*lines, "", *(f"- {', '.join(names)}: not run here, {why}" for why, names in absent.items())])
+    return json.loads(made.to_json()) | {"video": video.stem}
 
 
 def main() -> None:
@@ -199,14 +180,8 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--frames", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1, help="models at a time: nothing is timed here")
-    parser.add_argument("--docs", action="store_true", help="write the recorded tables into docs/guide/parity.md")
     args = parser.parse_args()
     name = "parity" if args.device == "cpu" else "parity_gpu"
-    if args.docs:
-        for result in ("parity", "parity_gpu"):
-            recorded = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
-            into_page("parity.md", result, table(recorded["certificates"]))
-        return
     with TemporaryDirectory() as folder:
         squares, streets = Path(folder, "squares.mp4"), Path(folder, "street.mp4")
         squares_clip(squares, frames=args.frames, seed=1)
@@ -217,12 +192,13 @@ def main() -> None:
         models["shallow"] = (str(shallow(Path(folder, "shallow.onnx"), images)), streets)
         models |= {name: (name, streets) for name in TRAINED[args.device]}
         found = dict[str, Any]()
-        sources = {"sources": stamp("kernel", "engine", "engines", "program", "tvm")} if args.device == "cuda" else {}
         with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
             made = pool.map(partial(certificate, args), *zip(*models.values(), strict=True))
             for model, page in zip(models, made, strict=True):
                 found[model] = page
-                save(name, {**sources, "certificates": found})  # what is here stays, whatever happens to the next
+                save(
+                    name, {"certificates": found}, *GROUPS[args.device]
+                )  # what is here stays, whatever happens to the next
     wrong = [model for model, page in found.items() if page["verdict"] != "CERTIFIED"]
     if wrong:
         raise SystemExit(f"not certified: {', '.join(wrong)}")

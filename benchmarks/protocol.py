@@ -9,7 +9,10 @@ A device works asynchronously, so a wall-clock time is only true if the device h
 each start and stop of the clock (for CUDA: `stream.synchronize`). `device_ms`, where it is given, reads the device's
 own clock for the run that just ended (for CUDA: the time between two recorded events).
 
-    save("preprocess", {"peers": measure({"ours": ours, "theirs": theirs})})
+    save("preprocess", {"peers": measure({"ours": ours, "theirs": theirs})}, "CPU kernel")
+
+Every result is a record: benchmarks/records/NAME.json says at which commit, on which sources (source_groups.py), by
+which command, when and where it was measured. `python -m benchmarks.results` makes every table of the docs from them.
 """
 
 import importlib.metadata
@@ -17,7 +20,10 @@ import json
 import os
 import platform
 import random
+import re
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -26,12 +32,15 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import source_groups
+
+RECORDS = Path(__file__).parent / "records"
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     "framefuse", "numpy", "av", "onnx", "onnxruntime", "openvino", "opencv-python-headless", "apache-tvm-ffi",
     "apache-tvm", "cupy-cuda12x", "cupy-cuda13x", "torch", "torchvision", "ultralytics", "supervision",
-    "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "pynvvideocodec", "onnxruntime-gpu",
+    "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "pynvvideocodec", "onnxruntime-gpu", "cvcuda-cu13",
+    "tensorrt-rtx", "nncf",
 )  # fmt: skip
 
 
@@ -115,19 +124,20 @@ def measure(
     return {name: Measurement(Stats.of(wall[name]), Stats.of(device[name]) if device_ms else None) for name in peers}
 
 
-def environment() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """Everything about the machine and the software without which a number means nothing."""
+    gpus = gpu()
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cpu": cpu_model(),
         "cpu_flags": sorted(cpu_flags() & {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd"}),
         "cores": len(os.sched_getaffinity(0)),
+        "ram_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "load_average": [round(load, 2) for load in os.getloadavg()],
-        "gpu": gpu(),
+        "gpu": [line.split(", ")[0] for line in gpus],
+        "driver": gpus[0].split(", ")[1] if gpus else None,
         "os": platform.platform(),
         "python": platform.python_version(),
         "packages": package_versions(),
-        "commit": commit(),
     }
 
 
@@ -154,15 +164,35 @@ def package_versions() -> dict[str, str]:
 
 
 def gpu() -> list[str]:
-    """Name, driver, memory and power limit of each NVIDIA GPU; empty without one."""
-    query = "--query-gpu=name,driver_version,memory.total,power.limit"
-    return _output("nvidia-smi", query, "--format=csv,noheader").splitlines()
+    """Name and driver of each NVIDIA GPU; empty without one."""
+    return _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
 
 
-def commit() -> str:
-    """The commit that was measured, with `-dirty` if the tree differs from it; $COMMIT where that is set: a tree may be
-    carried elsewhere without its repository."""
-    return os.getenv("COMMIT") or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+def commit() -> tuple[str | None, bool | None]:
+    """The commit that is measured, and whether sources or benchmarks differ from it; None where it is not known.
+
+    $COMMIT (`git describe --always --dirty`) where that is set: a tree may be carried elsewhere without its repository.
+    """
+    if found := os.getenv("COMMIT"):
+        return found.removesuffix("-dirty"), found.endswith("-dirty")
+    if not (found := _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")):
+        return None, None
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "-uno", "--", "src", "benchmarks",
+                      ":(exclude)benchmarks/records")  # fmt: skip
+    return found, bool(changed)
+
+
+def command() -> str:
+    """The command line of this process, as it would be typed in the repository's root."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
+    return shlex.join(["python", *module.split(), *map(without_places, sys.argv[1:])])
+
+
+def without_places(text: str) -> str:
+    """A text without the folders of this machine or names that differ from run to run; addresses stay whole."""
+    text = re.sub(r"[0-9a-f]{32}\.plan", "its plan", text)
+    return text if "://" in text else re.sub(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)*/(?=\w)", "", text)
 
 
 def _output(*command: str) -> str:
@@ -174,27 +204,56 @@ def _output(*command: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def save(name: str, payload: Mapping[str, Any]) -> Path:
-    """Writes `payload` and the environment to benchmarks/results/NAME.json and prints the payload as one line of JSON.
+def save(name: str, payload: Mapping[str, Any], *groups: str) -> Path:
+    """Writes the record benchmarks/records/NAME.json and prints the payload as one line of JSON.
 
     That line is the last that a benchmark prints, so that a script can read it with `tail -1`.
+
+    Args:
+        groups: those of source_groups.py that can change the result.
     """
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
     plain = _rounded(payload)
-    path.write_text(json.dumps({"benchmark": name, "environment": environment(), **plain}, indent=2) + "\n")
-    print(json.dumps({"benchmark": name, **plain}), flush=True)
-    return path
+    write({**header(name, groups), **plain})
+    print(json.dumps({"record": name, **plain}), flush=True)
+    return RECORDS / f"{name}.json"
+
+
+def header(name: str, groups: Sequence[str]) -> dict[str, Any]:
+    """What every record begins with."""
+    at, dirty = commit()
+    return {
+        "record": name,
+        "commit": at,
+        "dirty": dirty,
+        "sources": source_groups.stamp(*groups),
+        "command": command(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+    }
+
+
+def write(record: Mapping[str, Any]) -> None:
+    """Writes a record as it is."""
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{record['record']}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read(name: str) -> dict[str, Any]:
+    """A record by name."""
+    record: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
 def _rounded(value: Any) -> Any:
-    """Plain JSON types; floats with six significant digits, which is more than any timer has."""
+    """Plain JSON types; floats with six significant digits, more than any timer has; texts without folders."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): _rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_rounded(item) for item in value]
+    if isinstance(value, str):
+        return without_places(value)
     if isinstance(value, (float, np.floating)):
         return float(f"{value:.6g}")
     return value.item() if isinstance(value, np.integer) else value

@@ -12,7 +12,7 @@
 # and pytest. thin_wheel.py packs tighter: of CV-CUDA's code for ten GPU architectures it keeps that of the one in ARCH.
 #
 # Group tvm, only where it is named, is TVM's runtime without its compiler, which is larger than LIMIT, for programs that
-# `python -m benchmarks.tvm_cuda --compile FOLDER` made elsewhere.
+# `python -m benchmarks.gpu.tvm_cuda --compile FOLDER` made elsewhere.
 #
 # Group ort, only where it is named, is ONNX Runtime for CUDA. A wheel that is larger than LIMIT goes in pieces, NAME.whl.00 in
 # one part, NAME.whl.01 in the next; there `cat .whl/*/NAME.whl.* > NAME.whl` comes first.

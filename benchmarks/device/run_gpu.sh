@@ -3,7 +3,7 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program central memory network11 precision; second: accuracy+parity tests files ledger engines feed fleet faults.
+# first: network program central memory network11 precision; second: accuracy+parity tests files ledger engines fleet faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -16,15 +16,15 @@
 # script of their own, run_kernels.sh. Packages of bundle.sh (groups core, engines, video, checks) are installed into $SITE
 # where .whl/ holds them; framefuse is that of the checkout where its kernels are built there, else the wheel's.
 #
-# $OUT (default: runs/device) gets results.tar.gz, which unpacked in the repository's root puts benchmarks/results and
-# docs/results in place, logs.tar.gz, summary.txt, and plans.tar.gz: the convolution kernels that were chosen, which
+# $OUT (default: runs/device) gets results.tar.gz, which unpacked in the repository's root puts benchmarks/records in place
+# (`make results` then writes the pages), logs.tar.gz, summary.txt, and plans.tar.gz: the convolution kernels that were chosen, which
 # PLANS=plans.tar.gz gives to the next run on such a machine; network and network11 choose anew, since that is timed.
 # MODELS: a folder with yolov8n.onnx, yolov5s.onnx, yolo11n.onnx or 1080p.mp4, which are made where it has none.
-# Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.tvm_cuda
+# Step tvm needs TVM's compiler, or group tvm of bundle.sh and TVM: a folder that `python -m benchmarks.gpu.tvm_cuda
 # yolov8n.onnx --compile TVM` made elsewhere.
 # FILES_SECONDS, ENGINES_SECONDS: after so many no further row of files, no further case of engines is begun. FLEET_FILES:
 # how many are in the list (48); two GPUs need a longer one. TESTS: those to be run, with options of pytest.
-# COMMIT=$(git describe --always), from where the tree comes, goes into the results.
+# COMMIT=$(git describe --always --dirty), from where the tree comes, goes into the results.
 set -uo pipefail
 OUT=${OUT:-runs/device}
 PYTHON=${PYTHON:-python3}
@@ -33,9 +33,9 @@ TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
 FIRST="network program central memory network11 precision"
-SECOND="accuracy+parity tests files ledger engines feed fleet faults" # tests and faults take all of the GPU's memory
+SECOND="accuracy+parity tests files ledger engines fleet faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
-    tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/benchmarks/test_gpu_sources.py tests/sources/test_sources_nvdec.py}
+    tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
 STEPS=()
 for word in "${@:-all}"; do
     case $word in
@@ -51,7 +51,7 @@ for word in "${@:-all}"; do
 done
 LOGS=$WORK/logs
 rm -rf "$LOGS"
-mkdir -p "$OUT" "$LOGS" docs/results
+mkdir -p "$OUT" "$LOGS"
 BEGUN=$WORK/begun
 touch "$BEGUN"
 [ -d "$WORK/cache" ] || [ -z "${PLANS:-}" ] || tar xf "$PLANS" -C "$WORK"
@@ -108,9 +108,9 @@ wanted() { [[ " ${STEPS[*]//+/ } " == *" $1 "* ]]; }
     made yolov8n.onnx -m benchmarks.models yolov8n --out &
     ! { wanted engines || wanted tvm; } || made yolov5s.onnx -m benchmarks.models yolov5s --out &
     ! wanted network11 || made yolo11n.onnx -m benchmarks.models_yolo11 --out &
-    if wanted files || wanted feed || wanted ledger || wanted fleet; then
+    if wanted files || wanted ledger || wanted fleet; then
         made 1080p.mp4 -c 'import shutil, sys; from benchmarks.clips import clip; shutil.copy(clip("1080p"), sys.argv[1])'
-        made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.gpu_files import long_clip
+        made clip.mp4 -c 'import sys; from pathlib import Path; from benchmarks.clips import long_clip
 long_clip(Path(sys.argv[1]), Path(sys.argv[2]), 4)' "$SHORT"
     fi
     wait
@@ -124,7 +124,7 @@ run_tests() {
 
 run_network() {
     rm -rf "$WORK/cold"
-    XDG_CACHE_HOME=$WORK/cold bench network 200 cudnn_network "$V8" --batches 1 8 32 --quick
+    XDG_CACHE_HOME=$WORK/cold bench network 200 gpu.cudnn_network "$V8" --batches 1 8 32
     "$PYTHON" - "$WORK/cold/framefuse/cudnn" "$WORK/cache/framefuse/cudnn" << 'END' # for the steps that follow
 import json, shutil, sys
 from pathlib import Path
@@ -139,19 +139,19 @@ for path in cold.glob("*.json"):
 END
 }
 
-run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 cudnn_network "$V11" --batches 1 32 --quick; }
+run_network11() { XDG_CACHE_HOME=$WORK/cold bench network11 120 gpu.cudnn_network "$V11" --batches 1 32; }
 
-run_precision() { bench precision 200 cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
+run_precision() { bench precision 200 gpu.cudnn_precision "$V8" scout-s --batches 1 8 32 --seconds 150; }
 
 run_tvm() {
-    if [ -n "${TVM:-}" ]; then bench tvm 150 tvm_cuda "$V8" --compiled "$TVM"; else bench tvm 200 tvm_cuda "$V8" "$V5"; fi
+    if [ -n "${TVM:-}" ]; then bench tvm 150 gpu.tvm_cuda "$V8" --compiled "$TVM"; else bench tvm 200 gpu.tvm_cuda "$V8" "$V5"; fi
 }
 
-run_program() { bench program 120 gpu_program "$V8" --batches 1 8 32; }
+run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
-run_central() { bench central 70 central_table "$V8"; }
+run_central() { bench central 70 gpu.central_table "$V8"; }
 
-run_accuracy() { bench accuracy 120 gpu_accuracy --models scout-n scout-s; }
+run_accuracy() { bench accuracy 120 gpu.accuracy --models scout-n scout-s; }
 
 run_files() {
     local plans
@@ -163,27 +163,19 @@ def decode(streams, decoder="threaded", **more):
     return row("decode", streams, decoder=decoder, **more)
 def fleet(streams, processes, **more):
     return row("fleet", streams, processes=processes, **more)
-rows = [row("detect", 14), row("detect", 8), row("source", 14), row("rgb", 14, processes=2)]
+rows = [row("detect", 14), row("detect", 8)]
 for streams, times in (14, 4), (8, 4), (21, 3), (14, 1), (8, 1), (21, 1): # beside each other: of files of one length
     rows += [fleet(streams, 3, times=times), decode(streams, times=times), decode(streams, processes=3, times=times)]
 rows += [decode(14, "core", times=4), decode(14, "core"), row("detect", 21)]
 print(json.dumps(rows))')
     step files_kernels 60 "$PYTHON" -c 'import sys; from pathlib import Path; from framefuse.engines import EngineOptions, open_engine
 open_engine("cudnn", Path(sys.argv[1]), EngineOptions("cuda")).execution(8, 384, 640)' "$V8" # measured once, not by the first row
-    bench files $((${FILES_SECONDS:-125} + 45)) gpu_files "$CLIP" --model "$V8" --seconds 45 --total "${FILES_SECONDS:-125}" --plans "$plans" \
-        --out benchmarks/results/gpu_files.json
+    bench files $((${FILES_SECONDS:-125} + 45)) gpu.files "$CLIP" --model "$V8" --seconds 45 --total "${FILES_SECONDS:-125}" --plans "$plans"
 }
 
-run_ledger() {
-    bench ledger 70 ledger "$SHORT" "$V8" && step ledger_page 20 "$PYTHON" -m benchmarks.ledger --page
-}
+run_ledger() { bench ledger 70 gpu.ledger "$SHORT" "$V8"; }
 
-run_memory() { bench memory 70 memory --model "$V8"; }
-
-run_feed() {
-    bench feed 70 decoder_feed "$CLIP" --seconds 45 --rows threaded:decode:1 threaded:own:1 threaded:owner:1 threaded:frames:1 \
-        threaded:decode:2 threaded:own:2 core:decode:1 simple:decode:1 threaded:own:4
-}
+run_memory() { bench memory 70 gpu.memory --model "$V8"; }
 
 run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here (bundle.sh, group ort)
     local left=$((TOTAL - SECONDS - 30)) most=${ENGINES_SECONDS:-40}
@@ -198,10 +190,10 @@ run_engines() { # rows of ONNX Runtime for CUDA are kept where that is not here 
 run_fleet() { # a second GPU where CUDA shows one
     local plans=(0,0,0)
     ! "$PYTHON" -c 'import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 2)' || plans+=(0,0,0,1,1,1)
-    bench fleet 300 fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
+    bench fleet 300 gpu.fleet "$SHORT" "$V8" --plans "${plans[@]}" --seconds 300 --files "${FLEET_FILES:-48}" --repeat 6
 }
 
-run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu_faults; }
+run_faults() { step faults 260 "$PYTHON" -m benchmarks.gpu.faults; }
 
 run_parity() { bench parity 300 parity --device cuda --jobs 6; }
 
@@ -211,7 +203,7 @@ for word in "${STEPS[@]}"; do
         case $name in
             network | program | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
-            files | feed | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
+            files | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
             engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;
         esac
         if [ "$name" = "$word" ]; then "run_$name"; else "run_$name" & begun+=($!); fi
@@ -221,7 +213,7 @@ done
 
 tar czf "$OUT/logs.tar.gz" -C "$WORK" logs
 [ -d "$WORK/cache" ] && tar czf "$OUT/plans.tar.gz" -C "$WORK" cache
-find benchmarks/results docs/results -type f -newer "$BEGUN" -print0 | tar czf "$OUT/results.tar.gz" --null -T -
+find benchmarks/records -type f -newer "$BEGUN" -print0 | tar czf "$OUT/results.tar.gz" --null -T -
 if [ -e "$LOGS/tests.log" ]; then
     { grep -E '^(FAILED|ERROR) ' "$LOGS/tests.log" | cut -c1-200 | head -25
         grep -E '^[0-9]+ (passed|failed|skipped|deselected|error)' "$LOGS/tests.log"; } | tee -a "$SUMMARY"

@@ -28,7 +28,6 @@ wants() { [ "$STEPS" = all ] || [ "$STEPS" = "$1" ]; }
 
 step install 120 setup.log "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
     --disable-pip-version-check --target "$SITE" .whl/*/*.whl
-step versions 60 setup.log "$PYTHON" benchmarks/device/versions.py
 
 # --noconftest: the fixture there builds the kernels, which needs TVM; the wheel in $SITE holds them built.
 PYTEST=("$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -m gpu --tb=short --continue-on-collection-errors)
@@ -50,7 +49,7 @@ if wants sanitize; then
 fi
 if wants bench; then
     step bench 200 bench.log "$PYTHON" -m benchmarks.kernels gpu --seconds 170 "$@"
-    cp benchmarks/results/kernels_gpu.json "$OUT"/
+    cp benchmarks/records/kernels_gpu.json "$OUT"/
 fi
 
 echo "== summary"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import small_models
-from benchmarks.engines import keep, markdown
+from benchmarks.engines import keep
+from benchmarks.results.cpu import engine_lines
 from framefuse.cli.app import main
 from framefuse.engines import ENGINES, Slot
 from framefuse.engines.onnxruntime import engine as onnxruntime
@@ -34,7 +35,7 @@ def test_every_engine_has_a_row(model: Path) -> None:
     for name in ("openvino", "onnxruntime", "null"):
         row = rows[name]
         assert row.wall is not None and row.wall.runs == 5 and not row.not_run and row.artifact_bytes
-        assert 0 < row.wall.min <= row.wall.median <= row.wall.p90 <= row.wall.p99
+        assert 0 < row.wall.min <= row.wall.median <= row.wall.p95 <= row.wall.p99 <= row.wall.max
     assert report.reference == "onnxruntime cpu fp32" or rows["openvino"].precision == "fp32"
     assert rows["openvino"].error is not None and rows["openvino"].error < 0.2
     assert rows["null"].error is None
@@ -78,15 +79,16 @@ def test_recorded_rows_of_engines_that_are_not_here_are_kept_and_marked(model: P
         found: dict[str, Any] = json.loads(report.to_json())
         return found
 
-    before = {"sources": {"engines": "old"}, "cases": [case(torch=2.0, tvm=9.0, cudnn=None)]}
+    then = {"commit": "0ld", "date": "2026-01-02"}
+    before = {**then, "cases": [case(torch=2.0, tvm=9.0, cudnn=None)]}
     (kept,) = keep([case(torch=1.0, tvm=None, cudnn=None)], before)
-    assert [(row["engine"], row["not_run"], row.get("sources")) for row in kept["rows"]] == [
-        ("torch", "", None), ("cudnn", "gone", None), ("tvm", "", {"engines": "old"}),
+    assert [(row["engine"], row["not_run"], row.get("measured")) for row in kept["rows"]] == [
+        ("torch", "", None), ("cudnn", "gone", None), ("tvm", "", then),
     ]  # fmt: skip
-    assert [row.get("sources") for row in keep([], before)[0]["rows"] if row["wall"]] == [{"engines": "old"}] * 2
-    text = markdown([kept])
+    assert [row.get("measured") for row in keep([], before)[0]["rows"] if row["wall"]] == [then] * 2
+    text = "\n".join(engine_lines([kept]))
     assert "| yolov8n, batch 1 | `torch` fp32 | - | 1,000 | 1.000" in text and "`tvm` fp32 † |" in text
-    assert "- not run here: cudnn: gone" in text and "† measured before" in text
+    assert "- not run: cudnn: gone" in text and "† measured at 0ld, 2026-01-02" in text
 
 
 def test_a_precision_for_all(model: Path) -> None:
@@ -145,7 +147,7 @@ def test_wrong_usage(model: Path, options: Any, text: str) -> None:
 def test_statistics() -> None:
     timing = Timing.of([3.0, 1.0, 2.0, 4.0, 10.0])
     assert (timing.runs, timing.min, timing.median, timing.mean) == (5, 1.0, 3.0, 4.0)
-    assert timing.p90 == pytest.approx(7.6) and timing.p99 == pytest.approx(9.76)
+    assert (timing.p95, timing.p99, timing.max) == (pytest.approx(8.8), pytest.approx(9.76), 10.0)
     assert timing.std == pytest.approx(np.std([3, 1, 2, 4, 10], ddof=1))
     assert Timing.of([1.0]).std == 0.0
 

@@ -1,4 +1,4 @@
-"""benchmarks.tvm_cuda: what it refuses before it takes time on a GPU."""
+"""benchmarks.gpu.tvm_cuda: what it refuses before it takes time on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_sources, tvm_cuda
+from benchmarks import source_groups
+from benchmarks.gpu import tvm_cuda
 
 
 def test_programs_that_are_not_there_or_of_other_sources_are_refused(tmp_path: Path) -> None:
@@ -18,8 +19,8 @@ def test_programs_that_are_not_there_or_of_other_sources_are_refused(tmp_path: P
         (tmp_path / name).touch()
     for kind in ("cudnn", "alone"):
         (tmp_path / f"net-{kind}.cubin").touch()
-    (tmp_path / tvm_cuda.SOURCES).write_text(json.dumps({"tvm": "0" * 12}), encoding="utf-8")
+    (tmp_path / tvm_cuda.SOURCES).write_text(json.dumps({"engine tvm": "0" * 12}), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"compiled by sources .*0000.* run --compile again"):
         tvm_cuda.check([model], tmp_path)
-    (tmp_path / tvm_cuda.SOURCES).write_text(json.dumps(gpu_sources.stamp("tvm")), encoding="utf-8")
+    (tmp_path / tvm_cuda.SOURCES).write_text(json.dumps(source_groups.stamp("engine tvm")), encoding="utf-8")
     tvm_cuda.check([model], tmp_path)

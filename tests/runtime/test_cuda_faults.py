@@ -279,7 +279,7 @@ def test_a_kernel_that_kills_the_context(clip: Path, model: Path, tmp_path: Path
 
 @pytest.mark.gpu
 def test_no_memory_to_start(clip: Path, model: Path, tmp_path: Path) -> None:
-    from benchmarks.gpu_faults import neighbour
+    from benchmarks.gpu.faults import neighbour
 
     with neighbour(300, "", tmp_path, surroundings()):
         done = run("Pipeline(clip, model, **options)", clip, model, tmp_path)
@@ -291,7 +291,7 @@ def test_no_memory_to_start(clip: Path, model: Path, tmp_path: Path) -> None:
 def test_no_memory_to_load(clip: Path, model: Path, tmp_path: Path) -> None:
     done = run(
         """
-        from benchmarks.gpu_faults import take
+        from benchmarks.gpu.faults import take
         take(80 << 20)
         list(Pipeline(clip, model, batch=64, imgsz=[1920], **options))
         """,
@@ -308,7 +308,7 @@ def test_memory_that_runs_out_between_two_sizes(clip: Path, model: Path, tmp_pat
     done = run(
         """
         import numpy as np
-        from benchmarks.gpu_faults import take
+        from benchmarks.gpu.faults import take
         def pictures():
             for _ in range(5):
                 yield np.zeros((360, 640, 3), np.uint8)

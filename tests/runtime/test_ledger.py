@@ -88,7 +88,7 @@ def test_nvdec_frames_never_cross_the_bus(tmp_path: Path) -> None:
     """By CUDA's own records: not one copy between host and device is as large as a row of the picture's pixels, and all
     of them together are what the ledger says."""
     pytest.importorskip("cupti")
-    from benchmarks.cupti_trace import Trace, come_to_rest
+    from benchmarks.gpu.cupti_trace import Trace, come_to_rest
 
     clip = tmp_path / "clip.mp4"
     squares_clip(clip, frames=200, size=(1280, 720))

@@ -238,7 +238,7 @@ def test_values_of_the_wrong_kind_are_refused(options: dict[str, Any], message: 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' own
 def test_colour_alone_finds_nothing() -> None:
-    from benchmarks.synthetic import baseline
+    from benchmarks.cpu.synthetic import baseline
 
     scores = baseline(train_worlds=10, test_worlds=4)
     assert len(scores) == 2 and max(scores.values()) < 0.15

@@ -19,16 +19,19 @@ class Timing:
     min: float
     median: float
     mean: float
-    p90: float
+    p95: float
     p99: float
+    max: float
     std: float
 
     @classmethod
     def of(cls, milliseconds: Sequence[float]) -> Timing:
         values = np.asarray(milliseconds, np.float64)
-        median, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
+        median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
         spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        return cls(len(values), float(values.min()), median, float(values.mean()), p90, p99, spread)
+        return cls(
+            len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), spread
+        )
 
 
 @dataclass
@@ -78,8 +81,8 @@ class BenchReport:
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Header and rows of text; a row that did not run is a single sentence."""
-        header = ("engine", "device", "precision", "median ms", "min", "mean", "p90", "p99", "std", "device ms",
-                  "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
+        header = ("engine", "device", "precision", "median ms", "min", "mean", "p95", "p99", "max", "std", "FPS",
+                  "device ms", "img/s", "vs fastest", "build s", "size MB", "error")  # fmt: skip
         ran = [row for row in self.rows if row.wall is not None and row.engine != "null"]
         best = min((fastest(row) for row in ran), default=0.0)
         lines: list[tuple[str, ...]] = []
@@ -89,7 +92,8 @@ class BenchReport:
             wall, device = row.wall, row.device_time
             lines.append((
                 row.engine, row.device, row.precision, f"{wall.median:.3f}", f"{wall.min:.3f}", f"{wall.mean:.3f}",
-                f"{wall.p90:.3f}", f"{wall.p99:.3f}", f"{wall.std:.3f}", f"{device.median:.3f}" if device else "-",
+                f"{wall.p95:.3f}", f"{wall.p99:.3f}", f"{wall.max:.3f}", f"{wall.std:.3f}",
+                f"{self.shape[0] / wall.median * 1e3:.0f}", f"{device.median:.3f}" if device else "-",
                 f"{self.shape[0] / fastest(row) * 1e3:.0f}" if row.engine != "null" else "-",
                 f"{fastest(row) / best:.2f}" if row.engine != "null" else "-",
                 f"{row.build_seconds:.1f}", f"{row.artifact_bytes / 1e6:.1f}",

@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
         (["bench", "engines", "squares", "--engine", "null,x"], 2, "no engine is called 'x'", "openvino"),
         (["bench"], 2, "Missing command", "framefuse bench --help"),
         (["predict", "--conf"], 2, "'--conf' requires an argument", "framefuse predict --help"),
-        (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it a whole number"),
+        (["val", "squares", "--data", "truth.json"], 1, "no id or no file_name", "give it an integer id"),
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(

@@ -227,7 +227,7 @@ def test_other_engines_say_that_they_do_not_choose(tmp_path: Path) -> None:
 def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pipeline(calib=...) reads frames as the model's card says."""
     from framefuse import pipeline
-    from framefuse.runtime import plan
+    from framefuse.runtime import choices, plan
 
     given: list[EngineOptions] = []
 
@@ -236,7 +236,7 @@ def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) ->
         raise EngineError("enough was seen")
 
     monkeypatch.setattr(pipeline, "open_engine", opened)
-    monkeypatch.setattr(pipeline, "choose_engine", lambda *args: ("cudnn", "as if there were a GPU"))
+    monkeypatch.setattr(choices, "choose_engine", lambda *args: ("cudnn", "as if there were a GPU"))
     source = "synthetic://street?seed=1&frames=40&size=320x192"
     with pytest.raises(EngineError, match="enough was seen"):
         Pipeline(source, "scout-n", device="cpu", calib=source)

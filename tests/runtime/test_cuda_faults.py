@@ -155,7 +155,7 @@ def test_plans_of_another_gpu_are_never_used(tmp_path: Path) -> None:
     PlanCache(other, tmp_path).path.rename(cache.path)  # a folder copied from another machine, and renamed
     moved = PlanCache(here, tmp_path)
     assert moved.get("layer") is None
-    assert "it is of another kind" in moved.note
+    assert "it has another format" in moved.note
 
 
 def test_a_surface_that_nvdec_does_not_give() -> None:

@@ -146,7 +146,7 @@ def test_what_a_captured_batch_reads_lives_as_long(gpu: Gpu, segmenter: Card) ->
     program = on_cuda(segmenter, batch=1)
     list(program.submit(pictures(1)))
     masks_cuda._device_table.cache_clear()
-    captured = [batch for batches in program._lanes.values() for batch in batches]
+    captured = [batch for batches in program._captured.values() for batch in batches]
     tables = [weakref.ref(table) for batch in captured for kept in batch._graph_memory for table in kept]
     assert tables and all(table() is not None for table in tables)
     del captured

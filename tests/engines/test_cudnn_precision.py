@@ -276,6 +276,6 @@ class TestGpu:
             assert relative(slot.outputs[0], expected) < 1.5 * (1 - autotune.MIN_AGREEMENT)
             pool.release(slot)
             told = " | ".join(engine.reasons)
-            assert "us a batch" in told and ("from the cache" in told) == bool(turn)
+            assert "us per batch" in told and ("from the cache" in told) == bool(turn)
             assert {layer["multiplies"] for layer in engine.layers} <= {"fp16", *EIGHT}
             engine.close()

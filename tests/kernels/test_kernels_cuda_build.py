@@ -264,7 +264,7 @@ def test_cache_of_machine_code_survives_what_disks_and_neighbours_do(
 def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
     library = nvrtc_of("nvidia-cuda-nvrtc==13.*").path
     code = (
-        "from framefuse.kernels import cubins, cuda, nvrtc\n"
+        "from framefuse.cuda import cubins, nvrtc\n"
         f"compiler = nvrtc.Nvrtc({str(library)!r}); nvrtc.find = lambda: compiler\n"
         "for symbol in list(cubins.descriptions())[:6]: cubins.machine_code(cubins.describe(symbol), 80)\n"
     )

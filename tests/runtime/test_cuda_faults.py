@@ -184,7 +184,7 @@ import sys
 from pathlib import Path
 from framefuse.pipeline import Pipeline
 from framefuse.errors import FramefuseError
-from framefuse.kernels import cuda
+from framefuse.cuda import kernel
 clip, model, folder = sys.argv[1:4]
 options = dict(device="cuda", engine="null", save_jsonl=True, project=folder, name="run", exist_ok=True)
 try:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import media
-from benchmarks.gpu_accuracy import Boxes, pairs
+from benchmarks.gpu.accuracy import Boxes, pairs
 from framefuse.cli.synth import write_clip
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.models.card import read_card

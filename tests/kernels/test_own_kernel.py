@@ -114,7 +114,7 @@ def test_kernels_are_shown(words: list[str], expected: str, capsys: pytest.Captu
 
 def test_what_cannot_be_shown_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "show", "preprocess_gray_u8", "--emit", "ptx"]) == 2
-    assert "one for cpu is" in capsys.readouterr().err
+    assert "only one for cpu" in capsys.readouterr().err
     assert main(["kernels", "show", "nonsense"]) == 2
     assert main(["kernels", "show", "suppress", "--device", "cuda", "--emit", "tir"]) == 2
     assert "written in CUDA C++" in capsys.readouterr().err

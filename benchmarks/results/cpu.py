@@ -132,7 +132,7 @@ def end_to_end_trained(records: Records) -> list[str]:
 
 
 def engines(name: str) -> Table:
-    """The table of docs/engines.md, and under it who was not measured and why."""
+    """The table of docs/internals/engines.md, and under it who was not measured and why."""
 
     def made(records: Records) -> list[str]:
         return engine_lines(records(name)["cases"])
@@ -226,7 +226,7 @@ def tensorrt_build(records: Records) -> list[str]:
 
 
 def parity(name: str) -> Table:
-    """The table of docs/parity.md, and under it what was not run and why."""
+    """The table of docs/guide/parity.md, and under it what was not run and why."""
 
     def made(records: Records) -> list[str]:
         lines = [

@@ -1,4 +1,4 @@
-"""The table of engines in docs/engines.md."""
+"""The table of engines in docs/internals/engines.md."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from framefuse.engines import ENGINES
 from framefuse.lab import engine_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "engines.md"
 
 
 def test_the_page_agrees_with_the_engines() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert engine_table.renewed(page) == page, "python -m framefuse.lab.engine_table docs/engines.md"
+    assert engine_table.renewed(page) == page, "python -m framefuse.lab.engine_table docs/internals/engines.md"
     assert all(f"| `{name}` |" in engine_table.markdown() for name in ENGINES)
 
 

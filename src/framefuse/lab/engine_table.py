@@ -1,4 +1,4 @@
-"""The table of engines in docs/engines.md, made from their capabilities.
+"""The table of engines in docs/internals/engines.md, made from their capabilities.
 
 python -m framefuse.lab.engine_table FILE    # renews it there
 """

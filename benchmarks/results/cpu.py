@@ -34,14 +34,14 @@ def standin(rows: dict[str, Any]) -> list[str]:
         return []
     return [
         "",
-        "ultralytics ran with a stand-in for torchvision: its one call there, `ops.nms`, was OpenCV's C++ NMS, because",
-        "PyPI's torchvision does not import beside a CPU build of PyTorch (`benchmarks/peers/torchvision_standin`).",
+        "ultralytics calls OpenCV's C++ NMS instead of torchvision's, which does not import beside a CPU build of",
+        "PyTorch (`benchmarks/peers/torchvision_standin`).",
     ]
 
 
 def int8_note(record: dict[str, Any]) -> list[str]:
-    how = record.get("int8_calibration") or "frames of the timed clip itself; --allow-loss"
-    return ["", f"INT8 was calibrated on {how}. The weights are random: INT8 has no accuracy to lose here."]
+    how = record.get("int8_calibration") or "frames of the timed clip itself"
+    return ["", f"INT8 was calibrated on {how}. The weights are random, so there is no accuracy to lose."]
 
 
 def end_to_end(records: Records) -> list[str]:
@@ -254,7 +254,7 @@ def parity(name: str) -> Table:
 
 def synthetic(records: Records) -> list[str]:
     found = records("synthetic")
-    lines = ["| scene | frames/s, image and truth |", "|---|---|"]
+    lines = ["| scene | frames/s, image and ground truth |", "|---|---|"]
     lines.append(f"| a whole schedule at 640x360, two processes on two cores | {median(found['fps_two_cores']):.0f} |")
     lines += [f"| {scene}, one core | {fps:.0f} |" for scene, fps in found["fps_one_core"].items()]
     best = max(found.get("colour_baseline", {}).values(), default=None)

@@ -62,10 +62,10 @@ Table = Callable[[Records], list[str]]
 def stale(record: Json) -> str:
     """Why a record may not be true of these sources; empty where nothing has changed."""
     if not record["sources"]:
-        return "Its sources are not recorded: count it as stale."
+        return "sources not recorded, treat as stale"
     if not (groups := source_groups.changed(record["sources"])):
         return ""
-    return f"The {listed(groups)} sources have changed since."
+    return f"the {listed(groups)} sources have changed since"
 
 
 def listed(words: list[str]) -> str:
@@ -73,17 +73,17 @@ def listed(words: list[str]) -> str:
 
 
 def about(name: str) -> str:
-    """A sentence or two: the record, the machine, the commit, and whether it is stale.
+    """The record, the machine, the date, the commit, and whether it is stale.
 
-    The record is named, not linked: records lie outside `docs/`, and the site and the repository have no common path.
+    The record is named, not linked: records are outside `docs/`, so no relative link works in the site.
     """
     record = load(name)
     machine = record["machine"] or {}
     where = ", ".join(filter(None, ((machine.get("gpu") or [None])[0] or machine.get("cpu"), machine_size(machine))))
-    commit = f"`{record['commit'][:7]}`" if record["commit"] else "an unknown commit"
+    commit = f"commit `{record['commit'][:7]}`" if record["commit"] else "unknown commit"
     dirty = " with uncommitted changes" if record["dirty"] else ""
-    facts = ", ".join(filter(None, (where, (record["date"] or "")[:10]))) or "machine not recorded"
-    return " ".join(f"`benchmarks/records/{name}.json`: {facts}. Measured at {commit}{dirty}. {stale(record)}".split())
+    facts = ", ".join(filter(None, (where or "unknown machine", (record["date"] or "")[:10], commit + dirty)))
+    return f"Record `{name}`: {'; '.join(filter(None, (facts, stale(record))))}."
 
 
 def machine_size(machine: Json) -> str:

@@ -177,7 +177,18 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 f"| {'-' if row['error'] is None else format(row['error'], '.1e')} |"
             )
             title = ""
-    return [*lines, *([""] if before else []), *before, "", *absent]
+    return [*without_empty_columns(lines), *([""] if before else []), *before, "", *absent]
+
+
+def without_empty_columns(table: list[str]) -> list[str]:
+    """A table without the columns in which every cell is "-"."""
+    if len(table) == 2:
+        return table
+    rows = [line.strip("|").split("|") for line in table]
+    kept = [
+        column for column, cells in enumerate(zip(*rows[2:], strict=True)) if any(cell.strip() != "-" for cell in cells)
+    ]
+    return [f"|{'|'.join(row[column] for column in kept)}|" for row in rows]
 
 
 def tvm_tuning(records: Records) -> list[str]:

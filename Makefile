@@ -28,8 +28,10 @@ wheel: $(VENV)/python
 	rm -rf dist
 	PATH=/none $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
+# The page of options and the site, in build/site; a warning, such as a broken link, fails.
 docs: $(VENV)/dev
 	$(BIN)/framefuse config reference > docs/reference/options.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Every table of measured numbers, from benchmarks/records; a test fails where a page differs.
 results: $(VENV)/dev

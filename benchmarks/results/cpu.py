@@ -34,14 +34,14 @@ def standin(rows: dict[str, Any]) -> list[str]:
         return []
     return [
         "",
-        "ultralytics ran with a stand-in for torchvision: its one call there, `ops.nms`, was OpenCV's C++ NMS, because",
-        "PyPI's torchvision does not import beside a CPU build of PyTorch (`benchmarks/peers/torchvision_standin`).",
+        "ultralytics calls OpenCV's C++ NMS instead of torchvision's, which does not import beside a CPU build of",
+        "PyTorch (`benchmarks/peers/torchvision_standin`).",
     ]
 
 
 def int8_note(record: dict[str, Any]) -> list[str]:
-    how = record.get("int8_calibration") or "frames of the timed clip itself; --allow-loss"
-    return ["", f"INT8 was calibrated on {how}. The weights are random: INT8 has no accuracy to lose here."]
+    how = record.get("int8_calibration") or "frames of the timed clip itself"
+    return ["", f"INT8 was calibrated on {how}. The weights are random, so there is no accuracy to lose."]
 
 
 def end_to_end(records: Records) -> list[str]:
@@ -132,7 +132,7 @@ def end_to_end_trained(records: Records) -> list[str]:
 
 
 def engines(name: str) -> Table:
-    """The table of docs/engines.md, and under it who was not measured and why."""
+    """The table of docs/internals/engines.md, and under it who was not measured and why."""
 
     def made(records: Records) -> list[str]:
         return engine_lines(records(name)["cases"])
@@ -177,7 +177,18 @@ def engine_lines(cases: list[dict[str, Any]]) -> list[str]:
                 f"| {'-' if row['error'] is None else format(row['error'], '.1e')} |"
             )
             title = ""
-    return [*lines, *([""] if before else []), *before, "", *absent]
+    return [*without_empty_columns(lines), *([""] if before else []), *before, "", *absent]
+
+
+def without_empty_columns(table: list[str]) -> list[str]:
+    """A table without the columns in which every cell is "-"."""
+    if len(table) == 2:
+        return table
+    rows = [line.strip("|").split("|") for line in table]
+    kept = [
+        column for column, cells in enumerate(zip(*rows[2:], strict=True)) if any(cell.strip() != "-" for cell in cells)
+    ]
+    return [f"|{'|'.join(row[column] for column in kept)}|" for row in rows]
 
 
 def tvm_tuning(records: Records) -> list[str]:
@@ -226,7 +237,7 @@ def tensorrt_build(records: Records) -> list[str]:
 
 
 def parity(name: str) -> Table:
-    """The table of docs/parity.md, and under it what was not run and why."""
+    """The table of docs/guide/parity.md, and under it what was not run and why."""
 
     def made(records: Records) -> list[str]:
         lines = [
@@ -254,7 +265,7 @@ def parity(name: str) -> Table:
 
 def synthetic(records: Records) -> list[str]:
     found = records("synthetic")
-    lines = ["| scene | frames/s, image and truth |", "|---|---|"]
+    lines = ["| scene | frames/s, image and ground truth |", "|---|---|"]
     lines.append(f"| a whole schedule at 640x360, two processes on two cores | {median(found['fps_two_cores']):.0f} |")
     lines += [f"| {scene}, one core | {fps:.0f} |" for scene, fps in found["fps_one_core"].items()]
     best = max(found.get("colour_baseline", {}).values(), default=None)

@@ -75,7 +75,7 @@ def summary(records: Records) -> list[str]:
         f"| {row['part_at_0.95']:.1%} of boxes at IoU >= 0.95 |"
         for row in records("gpu_accuracy")["rows"]
     ]
-    return table(" | framefuse | beside it, same run", lines)
+    return table(" | framefuse | peers, same run", lines)
 
 
 def files(records: Records) -> list[str]:
@@ -177,10 +177,10 @@ def program(records: Records) -> list[str]:
 def precision(records: Records) -> list[str]:
     kinds = {
         "fp16": "all FP16 (default)",
-        "fastest": "each layer in its fastest type, whatever it does to the results",
-        "fp8": "FP8 wherever it may be",
-        "int8": "INT8 wherever it may be",
-        "chosen": "**chosen under the budget of 95 %**",
+        "fastest": "each layer in its fastest type, regardless of the results",
+        "fp8": "FP8 wherever possible",
+        "int8": "INT8 wherever possible",
+        "chosen": "**chosen within the budget of 95 %**",
     }
     found = records("cudnn_precision")["found"]
     head = " | ".join(

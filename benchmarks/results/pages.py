@@ -13,7 +13,6 @@ and ` / ` divides two of them. A page with values says which of their records ar
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -63,26 +62,28 @@ Table = Callable[[Records], list[str]]
 def stale(record: Json) -> str:
     """Why a record may not be true of these sources; empty where nothing has changed."""
     if not record["sources"]:
-        return "Its sources are not recorded: count it as stale."
+        return "sources not recorded, treat as stale"
     if not (groups := source_groups.changed(record["sources"])):
         return ""
-    return f"The {listed(groups)} sources have changed since."
+    return f"the {listed(groups)} sources have changed since"
 
 
 def listed(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def about(name: str, page: Path) -> str:
-    """A sentence or two: the record, the machine, the commit, and whether it is stale."""
+def about(name: str) -> str:
+    """The record, the machine, the date, the commit, and whether it is stale.
+
+    The record is named, not linked: records are outside `docs/`, so no relative link works in the site.
+    """
     record = load(name)
     machine = record["machine"] or {}
     where = ", ".join(filter(None, ((machine.get("gpu") or [None])[0] or machine.get("cpu"), machine_size(machine))))
-    link = os.path.relpath(protocol.RECORDS / f"{name}.json", page.parent)
-    commit = f"`{record['commit'][:7]}`" if record["commit"] else "an unknown commit"
+    commit = f"commit `{record['commit'][:7]}`" if record["commit"] else "unknown commit"
     dirty = " with uncommitted changes" if record["dirty"] else ""
-    facts = ", ".join(filter(None, (where, (record["date"] or "")[:10])))
-    return " ".join(f"[{name}]({link}): {facts}. Measured at {commit}{dirty}. {stale(record)}".split())
+    facts = ", ".join(filter(None, (where or "unknown machine", (record["date"] or "")[:10], commit + dirty)))
+    return f"Record `{name}`: {'; '.join(filter(None, (facts, stale(record))))}."
 
 
 def machine_size(machine: Json) -> str:
@@ -93,19 +94,19 @@ def machine_size(machine: Json) -> str:
     return cores + (f", load {load_average:.1f}" if load_average is not None else "")
 
 
-def table(name: str, made: Table, page: Path) -> str:
+def table(name: str, made: Table) -> str:
     """A table and, below it, its records."""
     records = Records()
     try:
         lines = made(records)
     except Missing as missing:
         return f"*Not measured yet: {missing}.*"
-    said = footer(list(records.used), page)
+    said = footer(list(records.used))
     return "\n".join([*said, "", *lines] if len(lines) > LONG else [*lines, "", *said])
 
 
-def footer(names: list[str], page: Path) -> list[str]:
-    return [f"<sub>{' <br>'.join(about(name, page) for name in names)}</sub>"]
+def footer(names: list[str]) -> list[str]:
+    return [f"<sub>{' <br>'.join(map(about, names))}</sub>"]
 
 
 def value(expression: str, records: Records) -> str:
@@ -160,12 +161,12 @@ def render(text: str, page: Path, tables: dict[str, Table]) -> str:
         elif name not in tables:
             raise LookupError(f"{page.name}: there is no table {name}; tables are {', '.join(sorted(tables))}")
         else:
-            made = f"\n{table(name, tables[name], page)}\n"
+            made = f"\n{table(name, tables[name])}\n"
         return f"<!-- {kind}: {name} -->{made}<!-- end -->"
 
     text = MARKER.sub(fill, text)
     if values.used:
-        said = "\n".join(["Numbers in the text are of these records:", "", *footer(list(values.used), page)])
+        said = "\n".join(["Numbers in the text are of these records:", "", *footer(list(values.used))])
         text, count = re.subn(
             r"<!-- results: values -->.*?<!-- end -->",
             lambda _: f"<!-- results: values -->\n{said}\n<!-- end -->",

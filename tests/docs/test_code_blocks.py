@@ -1,4 +1,7 @@
-"""The code on the pages runs: README, the first ten minutes, and the guide."""
+"""The code on the pages runs: README, the first ten minutes, and the guide.
+
+Blocks marked `python` run, with fewer frames. Blocks marked `py` need a GPU, or belong to a file that has its own test.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from framefuse.models import find_model
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-ELSEWHERE = ("cuda", "--gpus", "rtsp://", "peer", "doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
+ELSEWHERE = ("cuda", "--gpus", "ptx", "rtsp://", "peer")
+ELSEWHERE += ("doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
 """In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
 
 
@@ -48,12 +52,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def shortened(text: str) -> str:
+    """With six frames instead of many, so that the tests take seconds."""
+    return re.sub(r"frames=\d+", "frames=6", text)
+
+
 PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))]
 
 
 @pytest.mark.parametrize(("page", "number"), PYTHON, ids=lambda value: getattr(value, "name", str(value)))
 def test_python(page: Path, number: int, workplace: Path) -> None:
-    code = blocks(page, "python")[number].replace("frames=90", "frames=6")
+    code = shortened(blocks(page, "python")[number])
     done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -69,7 +78,7 @@ COMMANDS = [(page, command) for page in PAGES for command in commands(page)]
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: getattr(value, "name", value))
 def test_command(page: Path, command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
-    words = shlex.split(command.partition(" | ")[0])[1:]
+    words = shlex.split(shortened(command).partition(" | ")[0])[1:]
     if any(word in f"{command} " for word in ELSEWHERE):
         parse(words)
     else:

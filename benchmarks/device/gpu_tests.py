@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_sources import stamp
 from benchmarks.protocol import save
 
 FAILED: dict[str, str] = {}
@@ -54,6 +53,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "passed_by_file": dict(sorted(files.items())),
             "failures": FAILED,
             "skips": SKIPPED,
-            "sources": stamp("kernel", "engine", "program", "feed"),
         },
+        *("CUDA kernel", "engine cudnn", "program", "CUDA program", "pipeline", "fleet"),
     )

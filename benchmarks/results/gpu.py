@@ -55,11 +55,12 @@ def summary(records: Records) -> list[str]:
     lines.append(f"| 1080p frame to boxes, batch 1 | {rows['fused']['ms']:.2f} ms | {beside} |")
     files = records("gpu_files")
     for times, long in ((4, " long"), (1, "")):
-        alone = picked(files["summary"], streams=14, times=times).get("decode_only_fps", 0)
+        alone = picked(files["summary"], streams=14, times=times).get("decode_only_fps")
+        beside = f"decoding alone {alone:,.0f}" if alone else "-"
         whole = picked(files["rows"], row="fleet", streams=14, times=times, processes=3).get("whole_fps")
         one = picked(files["rows"], row="detect", streams=14, times=times).get("fps")
         lines += [
-            f"| 14{long} files of 1080p to boxes, {what} | {fps:,.0f} frames/s | decoding alone {alone:,.0f} |"
+            f"| 14{long} files of 1080p to boxes, {what} | {fps:,.0f} frames/s | {beside} |"
             for what, fps in (("three processes, first frame to last", whole), ("one process", one))
             if fps
         ]

@@ -26,7 +26,6 @@ FEW = [
 SET = {
     "end_to_end": [*END_TO_END, "4"],
     "end_to_end_scout_n": [*END_TO_END, "3", "--model", "scout-n"],
-    "end_to_end_scout_s": [*END_TO_END, "3", "--model", "scout-s"],
     "end_to_end_save": [*END_TO_END, "3", "--save", "--frames", "100"],
     "end_to_end_neighbour": [*END_TO_END, "3", "--neighbour", "--frames", "100", *FEW],
     "end_to_end_768": [*END_TO_END, "3", "--clip", "768", "--frames", "100", *FEW],

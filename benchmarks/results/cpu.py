@@ -115,7 +115,7 @@ def end_to_end_trained(records: Records) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     notes: dict[str, None] = {}
-    for model in ("scout-n", "scout-s"):
+    for model in ("scout-n",):
         record, title = records(f"end_to_end_{model.replace('-', '_')}"), model
         notes |= dict.fromkeys(standin(record["peers"]))
         for name, row in sorted(record["peers"].items(), key=lambda item: item[1].get("fps", 0)):

@@ -40,7 +40,7 @@ PROGRAMS = {
     "without.py": """
 import sys
 sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
-from framefuse.entry import start
+from framefuse.cli.entry import start
 start()
 """,
     "kill.py": """

@@ -376,9 +376,9 @@ sys.path.insert(0, {source!r})
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.parity.chain import Chain, Selection, reference_stage
+from framefuse.lab.parity.chain import Chain, Selection, reference_stage
 from framefuse.config import Settings
-from framefuse.choices import choose_preprocess
+from framefuse.runtime.choices import choose_preprocess
 from framefuse.sources import open_source
 from pathlib import Path
 card = read_card(find_model("squares"))

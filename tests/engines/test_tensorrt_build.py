@@ -144,7 +144,7 @@ def test_the_command_builds_plans(command: Any, tmp_path: Path) -> None:
         (("--precision", "fp16", "--shapes", "1x3x64x64"), "add --engine tensorrt"),
         (("--precision", "fp16", "--engine", "tensorrt", "--shapes", "64x64"), "MIN:OPT:MAX"),
         (("--precision", "fp16", "--engine", "openvino"), "no plans"),
-        (("--precision", "fp16", "--engine", "tensorrt", "--out", "s.onnx"), "is no plan"),
+        (("--precision", "fp16", "--engine", "tensorrt", "--out", "s.onnx"), "is not a plan"),
         (("--precision", "fp16", "--out", "s.plan"), "is a plan"),
         (
             (

@@ -32,11 +32,11 @@ from framefuse.report.report import Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import Threaded
 from framefuse.runtime.ledger import Copy, Ledger
-from framefuse.runtime.outputs import SinkFactory, sinks_for, writes
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.readers import open_sources
+from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, warm_up, write
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet

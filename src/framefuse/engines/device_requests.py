@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -58,9 +57,11 @@ def capture(stream: Any, work: Callable[[], None]) -> Any:
     stream.begin_capture(runtime.streamCaptureModeThreadLocal)
     try:
         work()
-    except BaseException:
-        with contextlib.suppress(runtime.CUDARuntimeError):  # the capture may be invalid already
+    except BaseException as error:
+        try:
             stream.end_capture()
+        except runtime.CUDARuntimeError as invalid:  # a note, since another thread may have caused it
+            error.add_note(str(invalid))
         raise
     return stream.end_capture()
 

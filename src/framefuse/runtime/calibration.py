@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
-from framefuse.sources import SourceInfo, SourceOptions, open_source
+from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 
 LONGEST = 3000
 """Maximum number of frames to inspect in a long source."""
@@ -31,24 +32,16 @@ def read_inputs(source: Any, card: Card, count: int) -> list[NDArray[Any]]:
         UsageError: too few frames are left without blank and identical ones.
         SourceError: the source cannot be read.
     """
-    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
-    info = opened.info
-    opened.close()
-    picker = Picker(card)
-    inputs: list[NDArray[Any]] = []
+    info = inspect(source)
     reader = open_source(source, SourceOptions(vid_stride=stride(info, count), reconnect=ATTEMPTS))
-    try:
-        for frame in reader:
-            if (values := picker.take(frame)) is not None:
-                inputs.append(values)
-            if frame.lease is not None:
-                frame.lease.release()
-            if len(inputs) >= count:
-                break
-    finally:
-        reader.close()
-    picker.check(info.uri, len(inputs))
-    return inputs
+    return Picker(card).collect(reader, info.uri, count)
+
+
+def inspect(source: Any) -> SourceInfo:
+    """The facts of a source, which is opened and closed for them."""
+    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
+    opened.close()
+    return opened.info
 
 
 def stride(info: SourceInfo, count: int) -> int:
@@ -66,6 +59,36 @@ class Picker:
         self._dtype = np.dtype(card.input_dtype)
         self._seen: set[bytes] = set()
         self.flat = self.same = self.total = 0
+
+    def collect(
+        self, reader: Source, uri: str, count: int, put_aside: Callable[[Frame], object] | None = None
+    ) -> list[NDArray[Any]]:
+        """Up to `count` model inputs from a source, which is closed afterwards.
+
+        Args:
+            uri: names the source in errors.
+            put_aside: gets every second frame, which then becomes no model input.
+
+        Raises:
+            UsageError: too few frames are left without blank and identical ones.
+            SourceError: the source cannot be read.
+        """
+        inputs: list[NDArray[Any]] = []
+        try:
+            for number, frame in enumerate(reader):
+                aside = put_aside is not None and number % 2 == 1
+                if put_aside is not None and aside:
+                    put_aside(frame)
+                elif (values := self.take(frame)) is not None:
+                    inputs.append(values)
+                if frame.lease is not None:
+                    frame.lease.release()
+                if len(inputs) >= count and aside == (put_aside is not None):
+                    break
+        finally:
+            reader.close()
+        self.check(uri, len(inputs))
+        return inputs
 
     def take(self, frame: Frame) -> NDArray[Any] | None:
         """The model input (batch, 3, height, width) with the frame in every row; None if the frame is skipped."""

@@ -21,7 +21,7 @@ from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
-from framefuse.runtime.outputs import choose_encoder
+from framefuse.runtime.requested_sinks import choose_encoder
 from framefuse.sources import SourceInfo
 
 if TYPE_CHECKING:

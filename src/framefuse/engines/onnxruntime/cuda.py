@@ -180,7 +180,7 @@ class Execution:
 
     def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
-        self._stream, self._give_back = _streams.acquire()
+        self._stream, self._release_stream = _streams.acquire()
         self.input = cp.zeros(shape, dtype)
         cp.cuda.get_current_stream().synchronize()
         self._session = open_session(model, self._stream, own_graph=False)
@@ -201,8 +201,8 @@ class Execution:
 
     def __del__(self) -> None:
         self._binding = self._session = None  # they free memory on the stream, which must outlive them
-        if hasattr(self, "_give_back"):
-            self._give_back()
+        if hasattr(self, "_release_stream"):
+            self._release_stream()
 
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)

@@ -17,7 +17,7 @@ from framefuse.errors import UsageError
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
 from framefuse.models.card import Card
 from framefuse.prediction import FrameInfo
-from framefuse.runtime.calibration import ATTEMPTS, Picker, stride
+from framefuse.runtime.calibration import ATTEMPTS, Picker, inspect, stride
 from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
 from framefuse.sources.pull import Frames, PullSource
 
@@ -45,9 +45,7 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
         UsageError: too few frames, or all are blank or alike; a live source with `judges`.
         SourceError: the source cannot be read.
     """
-    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
-    info = opened.info
-    opened.close()
+    info = inspect(source)
     if info.live and judges:
         raise UsageError(
             f"{info.uri} is live, so it cannot show both models the same frames",
@@ -55,22 +53,10 @@ def read_footage(source: Any, card: Card, count: int, *, judges: bool = True) ->
         )
     step = stride(info, 2 * count)
     data = _reopenable(source, info, step)
-    inputs, keys = [], []
+    keys: list[Key] = []
     reader = open_source(source, SourceOptions(vid_stride=step, reconnect=ATTEMPTS))
     picker = Picker(card)
-    try:
-        for number, frame in enumerate(reader):
-            if number % 2:
-                keys.append(_key(FrameInfo.of(frame)))
-            elif (values := picker.take(frame)) is not None:
-                inputs.append(values)
-            if frame.lease is not None:
-                frame.lease.release()
-            if len(inputs) >= count and len(keys) >= count:
-                break
-    finally:
-        reader.close()
-    picker.check(info.uri, len(inputs))
+    inputs = picker.collect(reader, info.uri, count, lambda frame: keys.append(_key(FrameInfo.of(frame))))
     return Footage(info.uri, inputs, replace(data, keys=keys), picker.note(len(inputs)))
 
 
@@ -78,17 +64,7 @@ def read_data(data: Dataset, card: Card, count: int) -> Footage:
     """The same from data with known ground truth; calibration images are excluded from those that measure accuracy."""
     chosen = list(data.spread(min(count, max(1, len(data) // 2))))
     picker = Picker(card)
-    inputs = []
-    reader = data.open(chosen)
-    try:
-        for frame in reader:
-            if (values := picker.take(frame)) is not None:
-                inputs.append(values)
-            if frame.lease is not None:
-                frame.lease.release()
-    finally:
-        reader.close()
-    picker.check(data.uri, len(inputs))
+    inputs = picker.collect(data.open(chosen), data.uri, len(chosen))
     used = set(chosen)
     rest = replace(data, keys=[key for key in data.keys if key not in used])
     return Footage(data.uri, inputs, rest, picker.note(len(inputs)))

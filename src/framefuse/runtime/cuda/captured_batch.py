@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, pairwise, zip_longest
 from time import monotonic, sleep
-from typing import Any
 
 from framefuse.cuda import device, driver
 from framefuse.cuda.launch_plan import graph_memory
 from framefuse.engines import DeviceExecution
+from framefuse.engines.device_requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
@@ -101,23 +101,21 @@ class CapturedBatch:
 
     def _recorded(self, steps: Iterable[Callable[[], None]]) -> Callable[[], None]:
         """Capture the steps in one graph, and return its launch."""
-        for left in reversed(range(CAPTURES)):
-            try:
-                graph = self._capture(list(steps))
-                break
-            except Exception as error:  # from CuPy, or an EngineError of a kernel
-                if not left or "captureinvalidated" not in str(error).replace("_", "").lower():
-                    raise
-        return partial(graph.launch, self._stream)
+        steps = list(steps)
 
-    def _capture(self, steps: Iterable[Callable[[], None]]) -> Any:
-        self._stream.begin_capture(device.cupy().cuda.runtime.streamCaptureModeThreadLocal)
-        try:
+        def run() -> None:
             for step in steps:
                 step()
-        finally:
-            graph = self._stream.end_capture()
-        return graph
+
+        for left in reversed(range(CAPTURES)):
+            try:
+                graph = capture(self._stream, run)
+                break
+            except Exception as error:  # from CuPy, or an EngineError of a kernel
+                said = " ".join([str(error), *getattr(error, "__notes__", ())])
+                if not left or "captureinvalidated" not in said.replace("_", "").lower():
+                    raise
+        return partial(graph.launch, self._stream)
 
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""

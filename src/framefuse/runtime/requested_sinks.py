@@ -1,4 +1,4 @@
-"""Outputs: the sinks that Settings ask for, plus those that the caller provides."""
+"""The sinks that Settings ask for, plus those that the caller provides."""
 
 from __future__ import annotations
 

@@ -227,3 +227,9 @@ start()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "data\nmore\n", "noise\n")
+
+
+def test_a_name_cannot_command_the_terminal(run: Any) -> None:
+    _, _, err = run("predict", "evil\x1b]0;owned\x07\u202e.mp4")
+    assert "no such file: evil\\x1b]0;owned\\x07\\u202e.mp4" in err
+    assert not set("\x1b\x07\u202e") & set(err)

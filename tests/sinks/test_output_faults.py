@@ -34,6 +34,35 @@ WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
 # Files of the user
 
 
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("video", "clip.mp4"),
+        ("jsonl", "clip.jsonl"),
+        ("csv", "clip.csv"),
+        ("coco", "clip.json.part"),
+        ("images", "clip_0.png.part"),
+        ("yolo_txt", "labels/clip_0.txt"),
+        ("yolo_txt", "labels"),
+    ],
+)
+def test_no_sink_follows_a_link_out_of_the_folder(tmp_path: Path, name: str, link: str) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    (folder / link).parent.mkdir(parents=True)
+    if link == "labels":
+        outside.mkdir()
+    else:
+        outside.write_bytes(b"precious")
+    (folder / link).symlink_to(outside)
+    sink = open_sink(name)
+    with pytest.raises(SinkError, match="symbolic link"):
+        try:
+            run(sink, context(folder), [frame()])
+        finally:
+            sink.close()
+    assert (list(outside.iterdir()) == []) if link == "labels" else (outside.read_bytes() == b"precious")
+
+
 @pytest.mark.parametrize("link", ["itself", "symlink", "hardlink"])
 @pytest.mark.parametrize("name,file", [("video", "clip.mp4"), ("jsonl", "clip.jsonl"), ("csv", "clip.csv")])
 def test_no_sink_overwrites_its_source(tmp_path: Path, name: str, file: str, link: str) -> None:

@@ -7,11 +7,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from framefuse import Pipeline
 from framefuse.models.clip import squares_clip
+from framefuse.prediction import Detections
 from framefuse.sinks import open_sink
 from sink_frames import NAMES, NONE, ONE, context, detections, frame, result, run
 
@@ -41,6 +43,16 @@ def test_jsonl_is_the_documented_object(tmp_path: Path) -> None:
         {"frame": 3, "pts": None, "width": 96, "height": 64, "detections": []},
     ]
     assert list(lines[0]) == ["frame", "pts", "width", "height", "detections"]
+
+
+def test_csv_holds_no_formula(tmp_path: Path) -> None:
+    """A spreadsheet runs a cell that begins with one of these characters."""
+    names = {0: "=HYPERLINK(1)", 1: "+1", 2: "@sum", 3: "-x", 4: "a=b"}
+    table = np.array([(1, 2, 30, 40, 0.5, number) for number in names], np.float32)
+    found = Detections(table[:, :4], table[:, 4], table[:, 5].astype(np.int64), names)
+    run(open_sink("csv"), context(tmp_path), [frame()], found)
+    rows = csv.DictReader((tmp_path / "clip.csv").read_text().splitlines())
+    assert [row["class"] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'@sum", "'-x", "a=b"]
 
 
 def test_csv_has_a_row_for_each_detection(tmp_path: Path) -> None:

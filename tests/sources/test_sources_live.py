@@ -376,6 +376,15 @@ def test_a_protocol_that_ffmpeg_lacks_is_a_missing_capability() -> None:
         ("udp://@:5000", "udp://@:5000"),
         ("udp://@239.0.0.1:5000", "udp://@239.0.0.1:5000"),
         ("http://[::1]:80/a?size=3", "http://[::1]:80/a?size=3"),
+        ("https://host/a?code=1&x=2&k=3&t=4", "https://host/a?code=***&x=2&k=***&t=***"),
+        ("https://host/a?decoder=1&kind=2&type=3", "https://host/a?decoder=1&kind=2&type=3"),
+        ("https://host/live/9f86d081884c7d659a2feaa0c55ad015/index.m3u8", "https://host/live/***/index.m3u8"),
+        ("rtsp://host/eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9", "rtsp://host/***"),
+        (
+            "https://host/Streaming/Channels/101/a-rather-long-name-of-a-camera",
+            "https://host/Streaming/Channels/101/a-rather-long-name-of-a-camera",
+        ),
+        ("/data/9f86d081884c7d659a2feaa0c55ad015.mp4", "/data/9f86d081884c7d659a2feaa0c55ad015.mp4"),
         ("cannot open 'rtsp://me:pw@host/a?key=1': refused", "cannot open 'rtsp://***@host/a?key=***': refused"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, synth, tune, val
+from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, repair, synth, tune, val
 from framefuse.cli.console import print_error
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.options import Command, normalise
@@ -41,6 +41,7 @@ app.command(cls=Command, epilog="Example: framefuse parity yolov8n.onnx --source
     parity.parity
 )
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
+app.command(epilog="Example: framefuse repair runs/detect/predict")(repair.repair)
 app.command()(doctor.doctor)
 app.command()(models.models)
 app.add_typer(bench.app)

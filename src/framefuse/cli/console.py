@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,6 +24,15 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, and those that change the direction of what follows."""
+
+
+def without_controls(text: str) -> str:
+    """The text with the controls that a file name or class name may bring written as escapes."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def hush(quiet: bool) -> None:
@@ -74,7 +84,7 @@ def progress_printer(quiet: bool) -> Callable[[str], None]:
     def say(line: str) -> None:
         stop_if_interrupted()
         if not quiet:
-            console.print(line, style="dim", markup=False)
+            console.print(without_controls(line), style="dim", markup=False)
 
     return say
 
@@ -90,12 +100,12 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
     if traceback:
         import traceback as tracebacks
 
-        sys.stderr.write(redact(tracebacks.format_exc()))
+        sys.stderr.write(without_controls(redact(tracebacks.format_exc())))
     console = stderr()
     title = f"error in {stage}: " if stage else "error: "
-    console.print(Text.assemble((title, "bold red"), redact(message)))
+    console.print(Text.assemble((title, "bold red"), without_controls(redact(message))))
     if remedy:
-        console.print(Text(f"  -> {redact(remedy)}", style="dim"))
+        console.print(Text(f"  -> {without_controls(redact(remedy))}", style="dim"))
 
 
 def print_table(
@@ -106,9 +116,10 @@ def print_table(
     Args:
         dim: whether to print a row dimmed.
     """
+    rows = [[without_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]
     full = [columns, *(row for row in rows if len(row) > 1)]
     widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
-    for row in [columns, *rows]:
+    for row in (columns, *rows):
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
         title = row is columns or len(row) == 1
         typer.secho(line, bold=title, dim=not title and dim(row))

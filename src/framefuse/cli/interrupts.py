@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, which ask this process to stop. The handlers are installed before heavy imports.
+"""SIGINT, SIGTERM and SIGHUP, which ask this process to stop. The handlers are installed before heavy imports.
 
 The first signal raises KeyboardInterrupt and is recorded, because an import or a C library may swallow the exception
 or turn it into another one. The second is ignored, since outputs are being completed. The third ends the process.
@@ -12,7 +12,7 @@ import signal
 from framefuse.errors import SinkError
 
 INTERRUPTED = 130
-"""Exit code after SIGINT or SIGTERM."""
+"""Exit code after one of these signals."""
 
 READER_GONE = 128 + signal.SIGPIPE
 """Exit code if the reader of stdout has gone, as for a tool that SIGPIPE ends."""
@@ -38,7 +38,7 @@ def stop_if_interrupted() -> None:
 
 
 def take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # ignored by nohup, or by a shell's &
             signal.signal(number, _on_signal)
 

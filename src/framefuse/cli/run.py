@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from framefuse.cli.console import stderr
+from framefuse.cli.console import stderr, without_controls
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(
             lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
         if not quiet and any(lines):
-            stderr().print("\n".join(filter(None, lines)), markup=False)
+            stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
         if print_report:
             typer.echo(report.to_json())
 
@@ -73,7 +73,7 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
         done = fleet.report
         if done is not None and not quiet and (done.frames or fleet.folder):
             lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
-            console.print("\n".join(lines), markup=False)
+            console.print(without_controls("\n".join(lines)), markup=False)
     if print_report:
         typer.echo(report.to_json())
     if report.errors:

@@ -9,9 +9,15 @@ HIDDEN = "***"
 END = r"(?=['\")\]},;:.]*(?:\s|$))"
 """The end of an address in a sentence, before closing punctuation."""
 SECRET = "tok|pas|phrase|pwd|psw|pw|pin|key|auth|secret|sig|cred|jwt|login|user|usr|sess|sid|streamid|%"
-PAIR = re.compile(rf"([?&;#/][^=&;#/?\s]*(?:{SECRET})[^=&;#/?\s]*=)[^&\s]*?(?=&|{END})", re.IGNORECASE)
+SHORT = "code|k|t|s|st|h|hash|hmac|ticket|nonce"
+"""Keys that are secret only as a whole word."""
+PAIR = re.compile(rf"([?&;#/](?:[^=&;#/?\s]*(?:{SECRET})[^=&;#/?\s]*|(?:{SHORT}))=)[^&\s]*?(?=&|{END})", re.IGNORECASE)
 """A key, after any separator (some cameras take the login as /user=name&password=word), and its value up to the next &,
 since the value of streamid contains other separators. A key with an escape may spell anything, so it counts too."""
+PATH_TOKEN = re.compile(
+    r"(?<=/)(?=[^/?#\s]{0,200}[0-9])(?=[^/?#\s]{0,200}[A-Za-z])(?:[A-Za-z0-9_-]{24,}|[0-9a-fA-F-]{20,})(?=/|[?#]|\.\w{2,4}\b|$)"
+)
+"""A part of a path that is long, and of letters and digits: services put a token there."""
 STREAM_KEY = re.compile(rf"(\brtmp\w*(?::|//)/*[^/?\s]+/(?:[^?\s]*/)?)[^/?\s]+?(?=\?|{END})", re.IGNORECASE)
 """The last part of an rtmp path: whoever knows it can publish."""
 
@@ -22,6 +28,7 @@ def redact(text: str) -> str:
     It hides too much rather than too little: any key whose name contains "pas", "sig", "key" or the like counts.
     """
     text = re.sub(r"\S+", _without_login, text)
+    text = re.sub(r"\w+://\S+", lambda address: PATH_TOKEN.sub(HIDDEN, address[0]), text)
     return STREAM_KEY.sub(rf"\1{HIDDEN}", PAIR.sub(rf"\1{HIDDEN}", text))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions
-from framefuse.errors import FramefuseError
+from framefuse.errors import EngineError, FramefuseError
+
+_opened: dict[tuple[str, str], int] = {}
+"""(Engine, device) -> the process that opened it first."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ class Backend:
 
     def missing(self, device: str, precision: str = "auto") -> str | None:
         """Why the engine cannot be used here; None: nothing is missing. Imports no package."""
+        if why := self._lost_by_fork(device):
+            return why
         for package in self.needs.get(device, Needs()).packages:
             if not package.found():
                 return f"package {package.name} is not installed"
@@ -118,9 +124,25 @@ class Backend:
         return why
 
     def open(self, model: Path, options: EngineOptions) -> Engine:
-        """Load a model. `options.device` is one of its devices."""
+        """Load a model. `options.device` is one of its devices.
+
+        Raises:
+            EngineError: this process was forked after its parent had opened the engine, which then hangs.
+        """
+        if why := self._lost_by_fork(options.device):
+            raise EngineError(
+                f"engine {self.name}: {why}",
+                remedy="start processes by multiprocessing.get_context('spawn'), or run only in the children",
+            )
+        _opened.setdefault((self.name, options.device), os.getpid())
         engine: Engine = self._call(self.opener, model, options)
         return engine
+
+    def _lost_by_fork(self, device: str) -> str | None:
+        parent = _opened.get((self.name, device), os.getpid())
+        if parent == os.getpid() or (device == "cpu" and self.capabilities.survives_fork):
+            return None
+        return f"its threads stayed in process {parent}, from which this one was forked"
 
     def selftest(self, device: str) -> str:
         """Run a tiny network; what was found, such as versions and the distance from a reference.

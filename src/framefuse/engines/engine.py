@@ -54,6 +54,8 @@ class Capabilities:
     """Whether it runs quantised files as they are written on the CPU; the engine decides what it multiplies in."""
     cpu_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Precision -> flags in /proc/cpuinfo of which the CPU needs one."""
+    survives_fork: bool = True
+    """Whether it runs on the CPU of a child process that was forked after its parent had used it. CUDA never does."""
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class Report(ReportFacts):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path, text in texts.items():
+                parts[path].unlink(missing_ok=True)  # a link is not followed
                 parts[path].write_text(text, encoding="utf-8")
             for path, part in parts.items():
                 os.replace(part, path)

@@ -13,6 +13,8 @@ def write_error(path: Path, error: OSError) -> SinkError:
     """SinkError with the path, the system's reason and a remedy."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     advice = "free some space" if full else "check that the folder exists and is writable"
+    if error.errno == errno.ELOOP:
+        advice = "it is a symbolic link, which is not followed: remove it"
     return SinkError(
         f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another with --project"
     )
@@ -40,22 +42,61 @@ def check_unmoved(path: Path, opened: os.stat_result) -> None:
         )
 
 
+def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
+    """A descriptor to read and write a file of the run folder. A symbolic link is not followed out of the folder.
+
+    Raises:
+        OSError: it cannot be opened; ELOOP for a link.
+    """
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+
+
+def make_durable(path: Path) -> None:
+    """Have a complete file and its name written to the disk, so that both survive a loss of power.
+
+    Raises:
+        OSError: the disk cannot take it.
+    """
+    for place in (path, path.parent):
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def make_folder_durable(folder: Path) -> None:
+    """`make_durable` for every file in a folder, at the end of a run: one by one, each would wait for the disk."""
+    try:
+        for path in folder.iterdir():
+            if path.is_file() and not path.is_symlink():
+                make_durable(path)
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 class RecordFile:
     """Appends records, each in one unbuffered write, so that the file ends with a complete record even after a kill.
 
     A record that does not fit (full disk) is removed again; so is a file whose first record does not fit.
 
+    Args:
+        resume: continue an existing file.
+
     Raises:
         SinkError: the file cannot be created or written, or was deleted before `close`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = path
-        self.size = 0
         try:
-            self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
+            self._file = os.fdopen(open_output(path, 0) if resume else open_output(path), "r+b", buffering=0)
         except OSError as error:
             raise write_error(path, error) from error
+        self.size = self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
         """Write one record completely or not at all."""
@@ -82,12 +123,22 @@ class RecordFile:
         self._file.truncate(size)
         self.size = self._file.seek(size)
 
-    def close(self) -> None:
-        """May be called twice."""
-        if not self._file.closed:
-            opened = os.fstat(self._file.fileno())
-            self._file.close()
-            check_unmoved(self.path, opened)
+    def close(self, *, durable: bool = True) -> None:
+        """Complete the file. May be called twice.
+
+        Args:
+            durable: wait until the disk has it.
+        """
+        if self._file.closed:
+            return
+        opened = os.fstat(self._file.fileno())
+        self._file.close()
+        check_unmoved(self.path, opened)
+        try:
+            if durable:
+                make_durable(self.path)
+        except OSError as error:
+            raise write_error(self.path, error) from error
 
     def discard(self) -> None:
         """Close and remove the file."""

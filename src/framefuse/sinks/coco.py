@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from framefuse.frame import Frame
 from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, encode, write_error
+from framefuse.sinks._lines import RecordFile, encode, make_durable, write_error
 from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
+TAIL = 64 << 20
+"""Bytes in which the last row of a file begins; a row is a few hundred bytes, a mask up to a few megabytes."""
+ANNOTATIONS, IMAGES, IMAGES_PART = b'],\n"annotations": [', b'],\n"images": [', ".images.part"
 RESERVE = 8192
 """Bytes reserved for the end of the JSON, in case the disk is full by then."""
 
@@ -27,8 +31,8 @@ class CocoSink:
     semantic segmenter, each class in a frame (except background) is one annotation with a run-length `segmentation`.
 
     Memory does not grow with the number of frames: annotations are written immediately, and image rows to a second file
-    that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part. On a full disk, only the
-    rows that did not fit are lost.
+    that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part, from which `framefuse
+    repair` makes the file after a kill. On a full disk, only the rows that did not fit are lost.
     """
 
     name = "coco"
@@ -45,11 +49,11 @@ class CocoSink:
         self._context = context
         path = context.output(f"{context.stem}.json")
         categories = [{"id": number, "name": name} for number, name in sorted(context.names.items())]
-        self._images = RecordFile(context.output(f"{context.stem}.images.part"))
+        self._images = RecordFile(context.output(f"{context.stem}{IMAGES_PART}"))
         try:
             self._images.append(b" " * RESERVE)
             self._main = RecordFile(path.with_name(path.name + ".part"))
-            self._main.append(b'{"categories": [' + _rows(categories) + b'],\n"annotations": [')
+            self._main.append(b'{"categories": [' + _rows(categories) + ANNOTATIONS)
         except SinkError:
             self._images.discard()
             raise
@@ -86,30 +90,88 @@ class CocoSink:
         if not self._open:
             return
         self._open = False
-        try:
-            self._join_images()
-            self._main.close()
-            self._main.path.replace(self.paths[0])
-            self._images.discard()
-        except OSError as error:
-            raise write_error(self.paths[0], error) from error
-        finally:
-            self._main.close()
-            self._images.close()
+        join(self._main, self._images, self.paths[0])
 
-    def _join_images(self) -> None:
-        end = self._main.size
-        try:
-            self._main.append(b'],\n"images": [')
-            for start in range(RESERVE, self._images.size, CHUNK):
-                self._main.append(self._images.read(start, CHUNK))
-            self._main.append(b"]}\n")
-        except SinkError:
-            # The disk is full: empty the second file first, to make room for its rows here.
-            rows = self._images.read(RESERVE)
-            self._images.truncate(0)
-            self._main.truncate(end)
-            self._main.append(b'],\n"images": [' + rows + b"]}\n")
+
+def join(main: RecordFile, images: RecordFile, path: Path) -> None:
+    """Append the rows of the images to the annotations, and give the file its name.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    try:
+        _append_images(main, images)
+        main.close()
+        main.path.replace(path)
+        make_durable(path)
+        images.discard()
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        main.close()
+        images.close()
+
+
+def _append_images(main: RecordFile, images: RecordFile) -> None:
+    end = main.size
+    try:
+        main.append(IMAGES)
+        for start in range(RESERVE, images.size, CHUNK):
+            main.append(images.read(start, CHUNK))
+        main.append(b"]}\n")
+    except SinkError:
+        # The disk is full: empty the second file first, to make room for its rows here.
+        rows = images.read(RESERVE)
+        images.truncate(0)
+        main.truncate(end)
+        main.append(IMAGES + rows + b"]}\n")
+
+
+def repair(path: Path) -> int:
+    """Make <stem>.json from what a killed run left; returns the number of its images.
+
+    Args:
+        path: <stem>.json.part; <stem>.images.part lies beside it.
+
+    Raises:
+        SinkError: one of the two is missing, cannot be read or written, or ends before its first row.
+    """
+    target = path.with_suffix("")
+    with ExitStack() as opened:
+        main = RecordFile(path, resume=True)
+        opened.callback(main.close)
+        images = RecordFile(target.with_name(target.stem + IMAGES_PART), resume=True)
+        opened.callback(images.close)
+        header = main.read(0, TAIL).find(ANNOTATIONS)
+        if header < 0 or images.size < RESERVE:
+            raise SinkError(f"{path} ends before its first frame", remedy="delete it, and run again")
+        tail = max(main.size - TAIL, 0)
+        main.truncate(tail + _index(main.read(tail), IMAGES))
+        _cut_to_rows(main, header + len(ANNOTATIONS))
+        _cut_to_rows(images, RESERVE)
+        rows = sum(images.read(start, CHUNK).count(b"\n") for start in range(RESERVE, images.size, CHUNK))
+        count = rows + (images.size > RESERVE)
+        opened.pop_all()
+    join(main, images, target)
+    return count
+
+
+def _index(content: bytes, part: bytes) -> int:
+    """Where the last `part` begins; the length if there is none."""
+    found = content.rfind(part)
+    return found if found >= 0 else len(content)
+
+
+def _cut_to_rows(file: RecordFile, begin: int) -> None:
+    """Remove a last row that is not complete. Rows begin at `begin`, each on its own line."""
+    start = max(begin, file.size - TAIL)
+    tail = file.read(start)
+    before, _, last = tail.rpartition(b"\n")
+    try:
+        json.loads(last.rstrip(b","))
+    except ValueError:
+        tail = before
+    file.truncate(start + len(tail.rstrip(b",\n")))
 
 
 def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:

@@ -16,6 +16,14 @@ from framefuse.sinks._lines import RecordFile, encode
 HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source")
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def safe_text(text: str) -> str:
+    """A text that a spreadsheet does not run: one that begins like a formula gets a quote in front."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
 def to_csv(rows: list[tuple[object, ...]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -23,7 +31,8 @@ def to_csv(rows: list[tuple[object, ...]]) -> bytes:
 
 
 class CsvSink:
-    """Writes <stem>.csv with the columns in HEADER: pts in seconds, empty if unknown; coordinates in source pixels."""
+    """Writes <stem>.csv with the columns in HEADER: pts in seconds, empty if unknown; coordinates in source pixels.
+    A class or source whose name begins like a spreadsheet's formula gets a quote in front."""
 
     name = "csv"
     needs_frame = False
@@ -46,7 +55,15 @@ class CsvSink:
         )
         info = result.frame
         rows: list[tuple[object, ...]] = [
-            (info.index, info.seconds, class_id, found.name(class_id), score, *box, info.source_id)
+            (
+                info.index,
+                info.seconds,
+                class_id,
+                safe_text(found.name(class_id)),
+                score,
+                *box,
+                safe_text(info.source_id),
+            )
             for class_id, score, box in zip(*columns, strict=True)
         ]
         self._file.append(to_csv(rows))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from time import monotonic
 from typing import cast
 
 import av
 from av.codec import Codec
 from av.video.codeccontext import VideoCodecContext
+
+from framefuse.common.machine import available_cores
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
 SPEEDS = {
@@ -82,6 +85,33 @@ def encoder_options(encoder: str, crf: int, preset: str, gpu: int | None) -> dic
         where = {} if gpu is None else {"gpu": str(gpu)}
         return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": SPEEDS.get(preset, preset), **where}
     return {"crf": str(crf), "preset": preset}
+
+
+LOOKAHEAD = {
+    "ultrafast": 0, "superfast": 0, "veryfast": 10, "faster": 20, "fast": 30, "medium": 40,
+    "slow": 50, "slower": 60, "veryslow": 60, "placebo": 60,
+}  # fmt: skip
+"""Presets of x264 -> frames that it looks ahead by default."""
+B_FRAMES = 4
+"""Frames by which x264's reordering delays the output at most."""
+FEWEST_AHEAD = 12
+"""Frames of delay below which x264 has to work without threads over frames, reordering and looking ahead."""
+
+
+def limit_delay(preset: str, rate: Fraction, seconds: float) -> tuple[dict[str, str], int]:
+    """Options of x264, and its threads, with which it holds back at most the frames of `seconds`.
+
+    What is still in the encoder when the process is killed is lost. By default x264 holds back up to 60 frames and one
+    for each thread.
+    """
+    if preset not in LOOKAHEAD:
+        return {}, 0
+    frames = int(rate * Fraction(seconds))
+    if frames < FEWEST_AHEAD:
+        return {"tune": "zerolatency"}, 0
+    threads = min(frames // 3, available_cores() * 3 // 2)
+    ahead = min(LOOKAHEAD[preset], frames - threads - B_FRAMES)
+    return {"rc-lookahead": str(ahead), "x264-params": "sync-lookahead=0"}, threads
 
 
 def is_video_encoder(name: str) -> bool:

@@ -13,7 +13,7 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import check_unmoved, write_error
+from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_output, write_error
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.run_folder import shorten
@@ -74,9 +74,10 @@ class ImagesSink:
         path = self._context.output(f"{self._context.taken[self.name].take(stem)}{suffix}")
         part = path.with_name(path.name + ".part")
         try:
-            Image.fromarray(image).save(
-                part, "PNG" if suffix == ".png" else "JPEG", quality=self._quality, subsampling=0, compress_level=1
-            )
+            with os.fdopen(open_output(part), "wb") as file:
+                Image.fromarray(image).save(
+                    file, "PNG" if suffix == ".png" else "JPEG", quality=self._quality, subsampling=0, compress_level=1
+                )
             os.replace(part, path)
         except OSError as error:
             with suppress(OSError):
@@ -86,3 +87,4 @@ class ImagesSink:
     def close(self) -> None:
         for folder in self.paths:
             check_unmoved(folder, self._opened)
+            make_folder_durable(folder)

@@ -1,15 +1,15 @@
 """Encoding of one MP4 file.
 
 While it is written, the file is a fragmented MP4, which stays playable after an error, on a full disk, or if the
-process is killed; only the last second and the frames still in the encoder are lost (hardly any with x264's ultrafast,
-about 40 with medium). `close` remuxes it into a plain MP4 with the index in front (faststart), which replaces it; if
-that fails, for example on a full disk, the fragmented file stays.
+process is killed; only the last second is lost: a fragment, and the frames still in the encoder. `close` remuxes it
+into a plain MP4 with the index in front (faststart), which replaces it; if that fails, for example on a full disk, the
+fragmented file stays.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
-from framefuse.sinks._lines import check_unmoved, write_error
+from framefuse.sinks._lines import check_unmoved, make_durable, open_output, write_error
 from framefuse.sinks.audio import AudioCopy
 from framefuse.sinks.canvas import planes_of
 
-FRAGMENT_SECONDS = 1.0
+FRAGMENT_SECONDS = 0.2
+ENCODER_SECONDS = 0.7
+"""Of frames that x264 may hold back. With a fragment it stays below a second."""
 MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
 """ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
 
@@ -122,8 +124,9 @@ class Mp4File:
         self._av_frame.pts, self._av_frame.time_base = pts, self._encoding.time_base
         try:
             if self._opened is None:
-                with open(self.path, "wb") as file:  # an invalid path fails before any work
-                    self._opened = os.fstat(file.fileno())
+                descriptor = open_output(self.path)  # an invalid path fails before any work
+                self._opened = os.fstat(descriptor)
+                os.close(descriptor)
                 self._container.start_encoding()
             self._container.mux(self._stream.encode(self._av_frame))
             if self._audio is not None:
@@ -154,7 +157,7 @@ class Mp4File:
                 cut_to_whole_boxes(self.path)
         if error is not None and not self._failed:
             raise self._error(error) from error
-        return None if self._failed else self._move_index_to_front()
+        return None if self._failed else move_index_to_front(self.path, self._encoding.time_base.denominator)
 
     def _flush(self, source_end: Fraction) -> None:
         try:
@@ -167,20 +170,46 @@ class Mp4File:
                 self._audio.close()
             self._container.close()
 
-    def _move_index_to_front(self) -> str | None:
-        part = self.path.with_name(self.path.name + ".part")
-        try:
-            remux(self.path, part, self._encoding.time_base.denominator)
-            os.replace(part, self.path)
-        except (av.FFmpegError, OSError) as error:
-            return f"{self.path.name} remains a fragmented MP4: {error.strerror}"
-        finally:
-            with suppress(OSError):
-                part.unlink()
-        return None
-
     def _error(self, error: av.FFmpegError | OSError) -> SinkError:
         return write_error(self.path, OSError(error.errno or 0, error.strerror or str(error)))
+
+
+def move_index_to_front(path: Path, movie_timescale: int) -> str | None:
+    """Replace a fragmented MP4 by a plain one that begins with its index; the reason if that fails."""
+    part = path.with_name(path.name + ".part")
+    try:
+        os.close(open_output(part))
+        remux(path, part, movie_timescale)
+        make_durable(part)
+        os.replace(part, path)
+        make_durable(path)
+    except (av.FFmpegError, OSError) as error:
+        return f"{path.name} remains a fragmented MP4: {error.strerror}"
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return None
+
+
+def finish_unfinished(path: Path) -> str:
+    """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if nothing was needed.
+
+    Raises:
+        SinkError: it holds no whole fragment, or cannot be rewritten.
+        OSError: it cannot be read.
+    """
+    kinds = {kind for kind, _ in boxes(path)}
+    if b"moov" in kinds and b"moof" not in kinds:
+        return ""
+    cut_to_whole_boxes(path)
+    if not path.exists():
+        return "removed: it held no whole fragment"
+    with av.open(f"file:{path}") as container:
+        timescale = container.streams.video[0].time_base
+    if problem := move_index_to_front(path, 1000 if timescale is None else timescale.denominator):
+        raise SinkError(problem, remedy="free some space and try again")
+    with av.open(f"file:{path}") as container:
+        return f"completed, {container.streams.video[0].frames} frames"
 
 
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
@@ -200,18 +229,29 @@ def _copy_of(stream: Any, writer: OutputContainer) -> Any:
     return copy
 
 
+def boxes(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The kind and the end of each whole box at the top of an MP4."""
+    index = 0
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while index + 8 <= size:
+            file.seek(index)
+            header = file.read(16)
+            length = int.from_bytes(header[:4], "big")
+            if length == 1:
+                length = int.from_bytes(header[8:], "big")
+            index += max(8, length)
+            if index <= size:
+                yield header[4:8], index
+
+
 def cut_to_whole_boxes(path: Path) -> None:
     """Truncate an unfinished fragmented MP4 after its last complete fragment; remove it if there is none."""
-    whole, index, fragments = 0, 0, 0
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while index + 8 <= end:
-            file.seek(index)
-            header = file.read(8)
-            index += max(8, int.from_bytes(header[:4], "big"))
-            if index <= end and header[4:] != b"moof":
-                whole = index
-                fragments += header[4:] == b"mdat"
-        file.truncate(whole)
+    whole = fragments = 0
+    for kind, end in boxes(path):
+        if kind != b"moof":
+            whole = end
+            fragments += kind == b"mdat"
+    os.truncate(path, whole)
     if not fragments:
         path.unlink()

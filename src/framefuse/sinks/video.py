@@ -14,8 +14,8 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.canvas import FrameConverter, Plane, upright
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
-from framefuse.sinks.mp4 import Encoding, Mp4File
+from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder, limit_delay
+from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
@@ -140,7 +140,7 @@ class VideoSink:
     ) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
-        self._encoder, self._audio = encoder, audio
+        self._encoder, self._preset, self._audio = encoder, preset, audio
         self._options = encoder_options(encoder, crf, preset, gpu)
         self._threads = threads
         self._converter = FrameConverter()
@@ -196,14 +196,18 @@ class VideoSink:
         self._annotator = Annotator(
             width, height, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range
         )
+        options, threads = self._options, self._threads
+        if self._encoder == SOFTWARE:
+            limits, most = limit_delay(self._preset, rate, ENCODER_SECONDS)
+            options, threads = {**options, **limits}, threads or most
         file = Mp4File(
             path,
             Encoding(
                 encoder=self._encoder,
-                options=self._options,
+                options=options,
                 width=width,
                 height=height,
-                threads=self._threads,
+                threads=threads,
                 time_base=self._times.time_base,
                 rate=rate,
                 matrix=format.matrix,

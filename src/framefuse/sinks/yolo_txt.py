@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from framefuse.frame import Frame
 from framefuse.prediction import FrameInfo, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, check_unmoved, write_error
+from framefuse.sinks._lines import RecordFile, check_unmoved, make_folder_durable, write_error
 from framefuse.sinks.run_folder import shorten
 
 
@@ -35,6 +36,8 @@ class YoloTxtSink:
         folder = context.folder / "labels"
         try:
             folder.mkdir(exist_ok=True)
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, "Is a symbolic link")
             self._opened = folder.stat()
         except OSError as error:
             raise write_error(folder, error) from error
@@ -56,7 +59,7 @@ class YoloTxtSink:
         try:
             file.append("".join(lines).encode())
         finally:
-            file.close()
+            file.close(durable=False)
 
     def _unique(self, info: FrameInfo) -> str:
         """A unique file name. All names of images are stored, but only the stem of a video, which may be endless."""
@@ -71,3 +74,4 @@ class YoloTxtSink:
     def close(self) -> None:
         for folder in self.paths:
             check_unmoved(folder, self._opened)
+            make_folder_durable(folder)

@@ -11,6 +11,7 @@ BACKEND = Backend(
             "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
             "fp16": ("avx512_fp16", "amx_fp16", "avx_ne_convert"),
         },
+        survives_fork=False,
     ),
     opener="framefuse.engines.openvino.engine:open_engine",
     needs={"cpu": Needs((Package("openvino", ("openvino",)),))},

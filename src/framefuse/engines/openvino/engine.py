@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -221,11 +222,27 @@ def _openvino() -> Any:
     return openvino
 
 
-@cache
+_starting = threading.Lock()
+
+
 def _core() -> Any:
-    """The only core, never freed: its CPU plugin gives the thread that creates it an alternate signal stack and frees
-    that stack with itself. If another thread frees it, the next signal in the first thread crashes the process."""
-    return _openvino().Core()
+    """The only core, made by the first thread that needs it while the others wait.
+
+    OpenVINO initialises itself on its first calls, and holds the GIL while it waits for another thread that does so.
+    """
+    with _starting:
+        return _started()
+
+
+@cache
+def _started() -> Any:
+    """Never freed: its CPU plugin gives the thread that creates it an alternate signal stack and frees that stack with
+    itself. If another thread frees it, the next signal in the first thread crashes the process."""
+    ov = _openvino()
+    core = ov.Core()
+    core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")  # loads the plugin
+    ov.Type.f32.to_dtype()  # builds a table
+    return core
 
 
 def _has_bf16(core: Any) -> bool:

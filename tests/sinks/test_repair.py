@@ -1,0 +1,159 @@
+"""Outputs of runs that were killed: what is left, and what `framefuse repair` makes of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pytest
+
+from command_line import COMMAND
+from framefuse.cli.app import main
+from framefuse.errors import SinkError
+from framefuse.sinks import open_sink
+from framefuse.sinks.repair import repair_folder
+from framefuse.sinks.run_folder import FolderLock
+from reading import decoded
+from sink_frames import NONE, context, detections, frame, result
+
+LOST_SECONDS = 1
+
+
+def unfinished(folder: Path, frames: int = 6) -> Path:
+    """COCO outputs of a run that ended without `close`."""
+    run = folder.parent / "run"
+    run.mkdir(exist_ok=True)
+    sink = open_sink("coco")
+    sink.open(context(run))
+    for index in range(frames):
+        found = NONE if index % 3 == 2 else detections((1, 2, 30, 40, 0.5, 0), (5, 6, 50, 60, 0.25, 2))
+        sink.write(result(frame(index), found), None)
+    shutil.copytree(run, folder, dirs_exist_ok=True)
+    sink.close()
+    return folder
+
+
+def coco(folder: Path) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads((folder / "clip.json").read_text())
+    return found
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    return unfinished(tmp_path / "killed")
+
+
+def test_coco_of_a_killed_run(killed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["repair", str(killed)]) == 0
+    assert capfd.readouterr().out == f"{killed}/clip.json.part: completed as clip.json, 6 images\n"
+    found = coco(killed)
+    assert [image["frame"] for image in found["images"]] == list(range(6))
+    assert [row["image_id"] for row in found["annotations"]] == [1, 1, 2, 2, 4, 4, 5, 5]
+    assert len(found["categories"]) == 3
+    assert [path.name for path in killed.iterdir()] == ["clip.json"]
+    assert main(["repair", str(killed)]) == 0
+    assert capfd.readouterr().out == "every output is complete\n"
+
+
+@pytest.mark.parametrize("part", ["clip.json.part", "clip.images.part"])
+def test_coco_that_ends_anywhere(tmp_path: Path, part: str) -> None:
+    """Cut after each byte of the last two rows: what is whole before the cut is kept, and the rest is not there."""
+    whole = unfinished(tmp_path / "whole")
+    content = (whole / part).read_bytes()
+    begin = content.rfind(b"\n", 0, content.rfind(b"\n"))
+    for end in range(begin, len(content) + 1):
+        folder = tmp_path / "cut"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        (folder / part).write_bytes(content[:end])
+        list(repair_folder(folder))
+        found = coco(folder)
+        rows = found["images" if "images" in part else "annotations"]
+        complete = {"images": 6, "annotations": 8}["images" if "images" in part else "annotations"]
+        assert complete - 2 <= len(rows) <= complete
+        assert [row["id"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+def test_coco_whose_end_was_being_written(killed: Path) -> None:
+    rows = (killed / "clip.images.part").read_bytes().lstrip()
+    with (killed / "clip.json.part").open("ab") as file:
+        file.write(b'],\n"images": [' + rows[: len(rows) // 2])
+    list(repair_folder(killed))
+    assert len(coco(killed)["images"]) == 6
+
+
+def test_coco_without_its_images(killed: Path) -> None:
+    (killed / "clip.images.part").unlink()
+    (line,) = repair_folder(killed)
+    assert "not repaired" in line
+    assert (killed / "clip.json.part").exists()
+
+
+def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
+    (tmp_path / "clip.json.part").write_bytes(b'{"categ')
+    (tmp_path / "clip.images.part").write_bytes(b"")
+    assert any("ends before its first frame" in line for line in repair_folder(tmp_path))
+
+
+def test_lines_and_copies(tmp_path: Path) -> None:
+    (tmp_path / "clip.jsonl").write_text('{"frame": 0}\n{"fra')
+    (tmp_path / "clip.csv").write_text("frame,pts\n0,0.0\n")
+    (tmp_path / "clip_1.png.part").write_bytes(b"\x89PNG")
+    assert list(repair_folder(tmp_path)) == [
+        "clip.jsonl: 5 bytes of an unfinished last line removed",
+        "clip_1.png.part: removed: it is the incomplete copy of a file",
+    ]
+    assert (tmp_path / "clip.jsonl").read_text() == '{"frame": 0}\n'
+
+
+def test_a_run_that_still_writes_is_left_alone(killed: Path) -> None:
+    lock = FolderLock(killed)
+    with pytest.raises(SinkError, match="another run is writing"):
+        list(repair_folder(killed))
+    lock.release()
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="there is no folder"):
+        list(repair_folder(tmp_path / "none"))
+
+
+@pytest.fixture(params=["SIGKILL", "SIGKILL medium", "SIGHUP"])
+def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder of a run with every output that a signal ended in its midst."""
+    name, _, preset = str(request.param).partition(" ")
+    words = ["predict", "synthetic://street?frames=3000&size=320x240", "squares", "--engine", "null", "--quiet",
+             "--save", "--save-jsonl", "--save-csv", "--save-json", "--encode-preset", preset or "ultrafast",
+             "--project", str(tmp_path), "--name", "run"]  # fmt: skip
+    process = subprocess.Popen([*COMMAND, *words])
+    lines = tmp_path / "run" / "synthetic.jsonl"
+    begun = time.monotonic()
+    while not lines.exists() or lines.read_bytes().count(b"\n") < 60:
+        assert process.poll() is None
+        assert time.monotonic() - begun < 60
+        time.sleep(0.02)
+    time.sleep(random.Random(0).uniform(0, 1))
+    process.send_signal(getattr(signal, name))
+    process.wait(30)
+    yield tmp_path / "run", name
+
+
+def test_nothing_but_the_last_second_of_the_video_is_lost(ended: tuple[Path, str]) -> None:
+    folder, name = ended
+    list(repair_folder(folder))
+    lines = [json.loads(line) for line in (folder / "synthetic.jsonl").read_text().splitlines()]
+    images = json.loads((folder / "synthetic.json").read_text())["images"]
+    frames = len(decoded(folder / "synthetic.mp4"))
+    assert abs(len(images) - len(lines)) <= 1
+    assert len(lines) - frames <= (LOST_SECONDS * 30 if name == "SIGKILL" else 0)
+    with av.open(str(folder / "synthetic.mp4")) as container:
+        assert container.streams.video[0].frames == frames  # a plain MP4, with its index
+    assert not list(folder.glob("*.part"))
+    assert (folder / "report.html").exists() == (name == "SIGHUP")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from framefuse.errors import SinkError
@@ -105,7 +106,8 @@ class RecordFile:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self.truncate(self.size)
+            with suppress(OSError):  # the first error is the one to report
+                self.truncate(self.size)
             if not self.size:
                 self.discard()
             raise write_error(self.path, error) from error
@@ -141,6 +143,7 @@ class RecordFile:
             raise write_error(self.path, error) from error
 
     def discard(self) -> None:
-        """Close and remove the file."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        """Close and remove the file; on a broken disk it stays."""
+        with suppress(OSError):
+            self._file.close()
+            self.path.unlink(missing_ok=True)

@@ -390,3 +390,29 @@ class TestExternalData:
     def test_missing(self, refer: Any) -> None:
         with pytest.raises(ModelError, match="no such file"):
             read_card(refer("weights.bin"))
+
+
+def not_utf8(tmp_path: Path, where: str) -> Path:
+    """The model squares with the Latin-1 word "Café" somewhere."""
+    model = onnx.load(find_model("squares"))
+    if where == "class":
+        for entry in model.metadata_props:
+            entry.value = entry.value.replace("red", "Xafe") if entry.key == "names" else entry.value
+    elif where == "author":
+        model.metadata_props.add(key="author", value="Xafe")
+    else:
+        setattr(model.graph.node[0], where, "Xafe")
+    path = tmp_path / "latin.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"Xafe", "Café".encode("latin-1")))
+    return path
+
+
+def test_metadata_in_latin_1(tmp_path: Path) -> None:
+    assert read_card(not_utf8(tmp_path, "class")).names[0] == "Café"
+    assert read_card(not_utf8(tmp_path, "author")).names[0] == "red"
+
+
+@pytest.mark.parametrize("where", ["name", "op_type"])
+def test_names_in_the_graph_that_are_not_utf8(tmp_path: Path, where: str) -> None:
+    with pytest.raises(ModelError, match=r"(?s)a name in its graph that is not UTF-8: b.Caf.*ASCII"):
+        read_card(not_utf8(tmp_path, where))

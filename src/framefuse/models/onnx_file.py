@@ -64,8 +64,13 @@ def read_onnx(path: Path) -> OnnxFacts:
         path,
         tuple(_facts(value) for value in model.graph.input if value.name not in weights),
         tuple(_facts(value) for value in model.graph.output),
-        {entry.key: entry.value for entry in model.metadata_props},
+        {_text(entry.key): _text(entry.value) for entry in model.metadata_props},
     )
+
+
+def _text(value: str | bytes) -> str:
+    """A string of a model. Protobuf gives bytes where it is not UTF-8; it is Latin-1 then, as old exporters write."""
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 def load_onnx(path: Path) -> Any:
@@ -110,6 +115,11 @@ def _parse(path: Path) -> Any:
         raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
+    if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
+        raise ModelError(
+            f"{path} has a name in its graph that is not UTF-8: {brief(strange)}",
+            remedy="export the model again, with names of ASCII characters",
+        )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset > onnx_opset_version():
         raise ModelError(
@@ -144,6 +154,14 @@ def _looks_like(data: bytes) -> str:
         if data.startswith(head):
             return f"not ONNX but {kind}"
     return f"not ONNX, or truncated ({len(data)} bytes, starting with {data[:8].hex(' ')})"
+
+
+def _names(graph: Any) -> Iterator[str | bytes]:
+    """Names of the tensors, nodes and operators of a graph."""
+    for one in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield one.name
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

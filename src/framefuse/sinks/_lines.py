@@ -58,23 +58,32 @@ def make_durable(path: Path) -> None:
     Raises:
         OSError: the disk cannot take it.
     """
-    for place in (path, path.parent):
-        descriptor = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
-                raise
-        finally:
-            os.close(descriptor)
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def make_folder_durable(folder: Path) -> None:
-    """`make_durable` for every file in a folder, at the end of a run: one by one, each would wait for the disk."""
+    """`make_durable` for every file in a folder, once at the end of a run, when the disk has most of them already.
+
+    Raises:
+        SinkError: the disk cannot take it.
+    """
     try:
         for path in folder.iterdir():
             if path.is_file() and not path.is_symlink():
-                make_durable(path)
+                _sync(path)
+        _sync(folder)
     except OSError as error:
         raise write_error(folder, error) from error
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import av
@@ -132,7 +133,9 @@ def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     words = ["predict", "synthetic://street?frames=3000&size=320x240", "squares", "--engine", "null", "--quiet",
              "--save", "--save-jsonl", "--save-csv", "--save-json", "--encode-preset", preset or "ultrafast",
              "--project", str(tmp_path), "--name", "run"]  # fmt: skip
-    process = subprocess.Popen([*COMMAND, *words])
+    # Under nohup, SIGHUP is ignored, and children inherit that.
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    process = subprocess.Popen([*COMMAND, *words], preexec_fn=heard)
     lines = tmp_path / "run" / "synthetic.jsonl"
     begun = time.monotonic()
     while not lines.exists() or lines.read_bytes().count(b"\n") < 60:

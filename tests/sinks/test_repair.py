@@ -15,6 +15,7 @@ from pathlib import Path
 import av
 import pytest
 
+import media
 from command_line import COMMAND
 from framefuse.cli.app import main
 from framefuse.errors import SinkError
@@ -94,11 +95,12 @@ def test_coco_without_its_images(killed: Path) -> None:
     (killed / "clip.images.part").unlink()
     (line,) = repair_folder(killed)
     assert "not repaired" in line
+    assert main(["repair", str(killed)]) == 1
     assert (killed / "clip.json.part").exists()
 
 
 def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
-    (tmp_path / "clip.json.part").write_bytes(b'{"categ')
+    (tmp_path / "clip.json.part").write_bytes(b'{"categories": [{"id')
     (tmp_path / "clip.images.part").write_bytes(b"")
     assert any("ends before its first frame" in line for line in repair_folder(tmp_path))
 
@@ -106,12 +108,35 @@ def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
 def test_lines_and_copies(tmp_path: Path) -> None:
     (tmp_path / "clip.jsonl").write_text('{"frame": 0}\n{"fra')
     (tmp_path / "clip.csv").write_text("frame,pts\n0,0.0\n")
-    (tmp_path / "clip_1.png.part").write_bytes(b"\x89PNG")
+    (tmp_path / "empty.mp4").touch()
     assert list(repair_folder(tmp_path)) == [
         "clip.jsonl: 5 bytes of an unfinished last line removed",
-        "clip_1.png.part: removed: it is the incomplete copy of a file",
+        "empty.mp4: removed: it is empty",
     ]
     assert (tmp_path / "clip.jsonl").read_text() == '{"frame": 0}\n'
+
+
+def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
+    """Somebody may name a folder that is not of a run."""
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    fragmented = {"movflags": "+empty_moov+delay_moov+default_base_moof"}
+    media.video(folder / "others.mp4", container_options=fragmented)
+    media.truncate(media.video(folder / "cut.mp4"), 0.5)
+    (folder / "text.mp4").write_text("no video")
+    (folder / "download.mp4.part").write_bytes(b"half")
+    (folder / "photo.png.part").write_bytes(b"half")
+    (folder / "notes.json.part").write_text('{"a": 1')
+    (folder / "table.csv").write_text("a,b\n1,2")
+    (folder / "lines.jsonl").write_text('{"a": 1}\n{"a": 2}')
+    (folder / "link.jsonl").symlink_to(outside)
+    (folder / "folder.mp4").mkdir()
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert list(repair_folder(folder)) == []
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert outside.read_text() == "precious"
 
 
 def test_a_run_that_still_writes_is_left_alone(killed: Path) -> None:
@@ -158,5 +183,6 @@ def test_nothing_but_the_last_second_of_the_video_is_lost(ended: tuple[Path, str
     assert len(lines) - frames <= (LOST_SECONDS * 30 if name == "SIGKILL" else 0)
     with av.open(str(folder / "synthetic.mp4")) as container:
         assert container.streams.video[0].frames == frames  # a plain MP4, with its index
+        assert "comment" not in container.metadata
     assert not list(folder.glob("*.part"))
     assert (folder / "report.html").exists() == (name == "SIGHUP")

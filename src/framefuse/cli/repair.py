@@ -15,13 +15,13 @@ def repair(
 ) -> int:
     """Complete the outputs of a run that was killed or whose machine lost power."""
     from framefuse.cli.console import without_controls
-    from framefuse.sinks.repair import repair_folder
+    from framefuse.sinks.repair import NOT_REPAIRED, repair_folder
 
-    done = 0
+    lines = []
     for folder in folders:
         for line in repair_folder(folder):
+            lines.append(line)
             typer.echo(without_controls(f"{folder}/{line}"))
-            done += 1
-    if not done:
+    if not lines:
         typer.echo("every output is complete")
-    return 0
+    return int(any(f": {NOT_REPAIRED}: " in line for line in lines))

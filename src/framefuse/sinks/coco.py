@@ -21,6 +21,7 @@ from framefuse.sinks.draw import UNTINTED
 CHUNK = 1 << 20
 TAIL = 64 << 20
 """Bytes in which the last row of a file begins; a row is a few hundred bytes, a mask up to a few megabytes."""
+BEGINNING = b'{"categories": ['
 ANNOTATIONS, IMAGES, IMAGES_PART = b'],\n"annotations": [', b'],\n"images": [', ".images.part"
 RESERVE = 8192
 """Bytes reserved for the end of the JSON, in case the disk is full by then."""
@@ -53,7 +54,7 @@ class CocoSink:
         try:
             self._images.append(b" " * RESERVE)
             self._main = RecordFile(path.with_name(path.name + ".part"))
-            self._main.append(b'{"categories": [' + _rows(categories) + ANNOTATIONS)
+            self._main.append(BEGINNING + _rows(categories) + ANNOTATIONS)
         except SinkError:
             self._images.discard()
             raise
@@ -125,6 +126,12 @@ def _append_images(main: RecordFile, images: RecordFile) -> None:
         images.truncate(0)
         main.truncate(end)
         main.append(IMAGES + rows + b"]}\n")
+
+
+def is_part(path: Path) -> bool:
+    """Whether this is the unfinished file of a run of framefuse."""
+    with path.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def repair(path: Path) -> int:

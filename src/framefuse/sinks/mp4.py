@@ -29,6 +29,9 @@ from framefuse.sinks._lines import check_unmoved, make_durable, open_output, wri
 from framefuse.sinks.audio import AudioCopy
 from framefuse.sinks.canvas import planes_of
 
+UNFINISHED = "being written by framefuse"
+"""Comment in a file that is not complete, by which `repair` knows it."""
+HEADER_BYTES = 1 << 16
 FRAGMENT_SECONDS = 0.2
 ENCODER_SECONDS = 0.7
 """Of frames that x264 may hold back. With a fragment it stays below a second."""
@@ -82,6 +85,7 @@ class Mp4File:
                 "movie_timescale": str(encoding.time_base.denominator),
             },
         )
+        self._container.metadata["comment"] = UNFINISHED
         self._stream = self._open_encoder()
         self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
         self._closed = False
@@ -191,15 +195,24 @@ def move_index_to_front(path: Path, movie_timescale: int) -> str | None:
     return None
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether this is a fragmented MP4 that a run of framefuse writes or has left."""
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    return header[4:8] == b"ftyp" and UNFINISHED.encode() in header
+
+
 def finish_unfinished(path: Path) -> str:
-    """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if nothing was needed.
+    """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if it is another file.
 
     Raises:
-        SinkError: it holds no whole fragment, or cannot be rewritten.
+        SinkError: it cannot be rewritten.
         OSError: it cannot be read.
     """
-    kinds = {kind for kind, _ in boxes(path)}
-    if b"moov" in kinds and b"moof" not in kinds:
+    if not path.stat().st_size:
+        path.unlink()
+        return "removed: it is empty"
+    if not is_unfinished(path):
         return ""
     cut_to_whole_boxes(path)
     if not path.exists():

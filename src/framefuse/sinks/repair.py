@@ -6,23 +6,24 @@ lines and CSV end with a whole line, COCO JSON lies in two growing files, and an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco
 from framefuse.sinks._lines import make_durable, write_error
-from framefuse.sinks.mp4 import finish_unfinished
+from framefuse.sinks.csv import HEADER
+from framefuse.sinks.mp4 import finish_unfinished, is_unfinished
 from framefuse.sinks.run_folder import FolderLock
 
-LINES = ".jsonl", ".csv"
-PART = ".part"
+NOT_REPAIRED = "not repaired"
 
 
 def repair_folder(folder: Path) -> Iterator[str]:
     """Complete every unfinished output in the folder of a run; yields what was done, a line for each file.
 
-    Files that are complete stay as they are, so that it may run any number of times.
+    Files that are complete, and files that framefuse has not written, stay as they are.
 
     Raises:
         SinkError: there is no such folder, a run is writing into it, or a file cannot be written.
@@ -35,7 +36,7 @@ def repair_folder(folder: Path) -> Iterator[str]:
             try:
                 done = _repair(path)
             except FramefuseError as error:
-                done = f"not repaired: {error.message}"
+                done = f"{NOT_REPAIRED}: {error.message}"
             except OSError as error:
                 raise write_error(path, error) from error
             if done:
@@ -45,30 +46,51 @@ def repair_folder(folder: Path) -> Iterator[str]:
 
 
 def _repair(path: Path) -> str:
-    """What was done to a file; "" if it was complete."""
+    """What was done to a file; "" if nothing was. Only what framefuse has written is changed."""
     if not path.is_file() or path.is_symlink():
         return ""
     if path.name.endswith(coco.IMAGES_PART):
-        if path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json.part").exists():
-            return ""  # used, and then removed, with the annotations
-        path.unlink()
-        return "removed, since the JSON is complete"
+        return _used_images(path)
     if path.name.endswith(".json.part"):
-        return f"completed as {path.with_suffix('').name}, {coco.repair(path)} images"
-    if path.suffix == PART:
+        return f"completed as {path.with_suffix('').name}, {coco.repair(path)} images" if coco.is_part(path) else ""
+    if path.name.endswith(".mp4.part") and path.with_suffix("").exists() and is_unfinished(path.with_suffix("")):
         path.unlink()
-        return "removed: it is the incomplete copy of a file"
+        return f"removed: {path.with_suffix('').name} has all of it"
     if path.suffix == ".mp4":
         return finish_unfinished(path)
-    return _cut_line(path) if path.suffix in LINES else ""
+    return _cut_line(path, LINES[path.suffix]) if path.suffix in LINES else ""
 
 
-def _cut_line(path: Path) -> str:
+def _used_images(path: Path) -> str:
+    main = path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json")
+    if main.with_name(main.name + ".part").exists() or not main.exists():
+        return ""  # used with the annotations
+    path.unlink()
+    return f"removed: {main.name} is complete"
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+LINES = {
+    ".jsonl": (b'{"', _is_json),
+    ".csv": (",".join(HEADER).encode() + b"\n", lambda line: line.count(b",") >= len(HEADER)),
+}
+"""Suffix -> how our files begin, and whether a line without an end is a whole one all the same."""
+
+
+def _cut_line(path: Path, ours: tuple[bytes, Callable[[bytes], bool]]) -> str:
     """Remove the beginning of a last line that has no end."""
+    begins, is_whole = ours
     with path.open("r+b") as file:
         content = file.read()
         whole = content.rfind(b"\n") + 1
-        if whole == len(content):
+        if whole == len(content) or not content.startswith(begins) or is_whole(content[whole:]):
             return ""
         file.truncate(whole)
     make_durable(path)

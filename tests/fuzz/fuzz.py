@@ -55,8 +55,8 @@ def work(name: str, seed: int, folder: Path, seconds: float) -> None:
             print(number, json.dumps(try_one(target, content, Path(place))), flush=True)
 
 
-def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) -> int:
-    """Fuzz a target for so many seconds; returns the seed to go on from."""
+def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) -> None:
+    """Fuzz a target for so many seconds."""
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch:
         current = Path(scratch, "current")
@@ -78,7 +78,6 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) ->
                 what = f"no end within {CASE_SECONDS} s" if watch.ended else f"the process ended with {code}"
                 keep(out, name, what, current.read_bytes() if current.exists() else b"", findings)
                 seed += 1
-    return seed
 
 
 class Watch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -166,8 +165,7 @@ def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     while not lines.exists() or lines.read_bytes().count(b"\n") < 60:
         assert process.poll() is None
         assert time.monotonic() - begun < 60
-        time.sleep(0.02)
-    time.sleep(random.Random(0).uniform(0, 1))
+        time.sleep(0.02)  # another process writes the file, and nothing tells when
     process.send_signal(getattr(signal, name))
     process.wait(30)
     yield tmp_path / "run", name

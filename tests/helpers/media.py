@@ -53,6 +53,7 @@ def video(
     container_options: Mapping[str, str] | None = None,
     container_format: str | None = None,
     audio: bool = False,
+    title: str = "",
 ) -> Path:
     """Encode `rgb_image(0)`, `rgb_image(1)`, ...
 
@@ -65,6 +66,8 @@ def video(
     width, height = size
     time_base = time_base or 1 / Fraction(rate)
     with av.open(str(path), "w", format=container_format, container_options=dict(container_options or {})) as output:
+        if title:
+            output.metadata["title"] = title
         stream: Any = output.add_stream(codec, rate=rate, options=dict(options or {}))
         stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
         stream.codec_context.time_base = time_base

@@ -24,17 +24,20 @@ import av
 import numpy as np
 
 FPS = 25
+ENCODERS = {"h264": "libx264", "hevc": "libx265", "mpeg2video": "mpeg2video"}
 SMALL, LARGE = (64, 48), (160, 96)
 Size = tuple[int, int]
 
 
 @cache
-def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.Packet[Any], ...]:
-    """A moving clip as H.264 packets in decoding order, with a key frame every 5 frames."""
-    options = {"preset": "ultrafast", "g": "5", "keyint_min": "5", "bf": str(b_frames), "threads": "1"}
-    if not b_frames:
-        options["tune"] = "zerolatency"
-    encoder = av.CodecContext.create("libx264", "w")
+def access_units(size: Size, frames: int = FPS, b_frames: int = 0, codec: str = "h264") -> tuple[av.Packet[Any], ...]:
+    """A moving clip as packets in decoding order, with a key frame every 5 frames."""
+    options = {"g": "5", "bf": str(b_frames), "threads": "1"}
+    if codec != "mpeg2video":
+        options |= {"preset": "ultrafast", "keyint_min": "5"} | ({} if b_frames else {"tune": "zerolatency"})
+    if codec == "hevc":
+        options["x265-params"] = "log-level=none:pools=none:frame-threads=1"
+    encoder: Any = av.CodecContext.create(ENCODERS[codec], "w")
     encoder.width, encoder.height, encoder.pix_fmt = *size, "yuv420p"
     encoder.time_base, encoder.framerate, encoder.options = Fraction(1, FPS), Fraction(FPS), options
     packets: list[av.Packet[Any]] = []
@@ -48,13 +51,15 @@ def access_units(size: Size, frames: int = FPS, b_frames: int = 0) -> tuple[av.P
     return (*packets, *encoder.encode(None))
 
 
-def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tuple[bytes, int, int]]:
+def endless(
+    size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264"
+) -> Iterator[tuple[bytes, int, int]]:
     """(Annex B bytes, pts, dts) of the clip in an endless loop, in frame periods.
 
     Args:
         damage: of every ten frames, one is noise behind a valid start, and one ends in noise.
     """
-    packets = access_units(size, FPS, b_frames)
+    packets = access_units(size, FPS, b_frames, codec)
     for lap in count():
         for number, packet in enumerate(packets):
             assert packet.pts is not None and packet.dts is not None
@@ -66,13 +71,13 @@ def endless(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[tup
             yield data, packet.pts + lap * FPS, packet.dts + lap * FPS
 
 
-def mpegts(size: Size, b_frames: int = 0, damage: bool = False) -> Iterator[bytes]:
+def mpegts(size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264", pid: int = 256) -> Iterator[bytes]:
     """The endless clip as MPEG-TS, in chunks of one frame."""
     out = io.BytesIO()
-    with av.open(out, "w", format="mpegts") as container:
+    with av.open(out, "w", format="mpegts", container_options={"mpegts_start_pid": str(pid)}) as container:
         container.flags |= av.container.Flags.flush_packets.value
-        stream = container.add_mux_stream("h264", rate=FPS, width=size[0], height=size[1])
-        for data, pts, dts in endless(size, b_frames, damage):
+        stream = container.add_mux_stream(codec, rate=FPS, width=size[0], height=size[1])
+        for data, pts, dts in endless(size, b_frames, damage, codec):
             packet = av.Packet(data)
             packet.stream, packet.time_base = stream, Fraction(1, FPS)
             packet.pts, packet.dts, packet.is_keyframe = pts, dts, dts % 5 == 0

@@ -47,7 +47,9 @@ class AudioCopy:
 
     def _open(self, path: Path, start: Fraction) -> None:
         # As in sources/files.py: no other protocols, and no playlist reaches the network.
-        self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
+        self._input = av.open(
+            f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, metadata_errors="replace"
+        )
         for stream in self._input.streams:
             reason = _unfit(stream) if stream.type == "audio" else ""
             if reason is None:

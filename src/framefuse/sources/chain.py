@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from framefuse.common.redact import redact_source
-from framefuse.errors import SourceError, UsageError
+from framefuse.common.redact import redact, redact_source
+from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note
 
@@ -45,7 +45,7 @@ def _name(item: Any) -> str:
 
 
 def chain(openers: Sequence[Opener]) -> PullSource:
-    """Join several sources into one. Each is opened when the previous one ends; one that fails is skipped with a note.
+    """Join several sources into one. Each is opened when the previous one ends; one that raises is skipped with a note.
 
     Frames keep the source_id of their own source; if two sources have the same one (a file named twice), the later gets
     "#2". `info` has the size and rate of the first that opens, and `info.parts` the facts of each.
@@ -132,7 +132,7 @@ class _Chain:
                 break
             try:
                 self._current = opener()
-            except SourceError as error:
+            except Exception as error:
                 self._failed(name, error)
         if self._current is not None and self._info.kind == "unread":
             facts, info = self._current.info, self._info
@@ -150,7 +150,7 @@ class _Chain:
                     name = self._unique(frame.source_id, source.info.parts.get(frame.source_id, source.info))
                     yield frame if name == frame.source_id else frame.replace_unchecked(source_id=name)
                     delivered += 1
-            except SourceError as error:
+            except Exception as error:
                 self._failed(source.info.uri, error)
             finally:
                 source.close()
@@ -177,10 +177,18 @@ class _Chain:
         for cause, count in facts.drops.items():
             self._info.drops[cause] = self._info.drops.get(cause, 0) + count
 
-    def _failed(self, name: str, error: SourceError) -> None:
-        self.failures.append(error.message)
+    def _failed(self, name: str, error: Exception) -> None:
+        """Note an item that cannot be read, whatever it raises.
+
+        Raises:
+            EngineError: the GPU that decodes has failed, which is not the item's fault.
+        """
+        if isinstance(error, EngineError):
+            raise error
+        message = error.message if isinstance(error, FramefuseError) else redact(f"{type(error).__name__}: {error}")
+        self.failures.append(message)
         self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
-        note(self._info, f"{name} skipped: {error.message}")
+        note(self._info, f"{name} skipped: {message}")
 
     def nothing(self) -> SourceError:
         return SourceError(f"none of {self._info.uri} could be read: {'; '.join(self.failures) or 'it is empty'}")

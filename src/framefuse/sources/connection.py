@@ -14,6 +14,7 @@ Why not `fflags=nobuffer`
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import threading
 import time
@@ -29,7 +30,8 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.files import NOT_VIDEO, configure_decoder, exact
+from framefuse.sources.decoder import HostDecoder
+from framefuse.sources.files import NOT_VIDEO, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
 
 FFMPEG_OPTIONS = {
@@ -40,9 +42,17 @@ FFMPEG_OPTIONS = {
     "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
     "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
     "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
+    "merge_pmt_versions": "1",  # MPEG-TS: a video that moves to another PID stays the same stream
+    "reuse": "1",  # UDP: a new connection can be opened while an abandoned one still reads
 }
 PATIENCE = 3.0
 """Seconds of silence from a server after which the user is told what is being waited for."""
+UNDECODED_SECONDS, UNDECODED_PACKETS = 2.0, 10
+"""A connection is opened anew when so many packets over so many seconds give no clean frame."""
+FIRST_FRAME_SECONDS = 30.0
+"""How long packets may arrive before the first frame: key frames can be that far apart."""
+ABSENT_SECONDS = 1.0
+"""Seconds beyond the timeout after which FFmpeg, which reads on, gets no packet of the video, only of other streams."""
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
@@ -135,16 +145,64 @@ class ArrivedFrame(NamedTuple):
     arrival: float
 
 
+class Watch:
+    """Which frames of a connection are clean, and whether its packets still give any. The clock is passed in.
+
+    Args:
+        patience: seconds to wait for the first frame; infinite for a file, which need not be opened anew.
+    """
+
+    def __init__(self, now: float, patience: float) -> None:
+        self._clean = False
+        """Whether every packet since the last clean frame could be decoded."""
+        self._begun = False
+        self._since, self._packets = now, 0  # of the last clean frame
+        self._patience = patience
+
+    def frame(self, damaged: bool, now: float) -> bool:
+        """Whether to deliver a frame: not the damaged ones before the first clean frame, and after a lost packet."""
+        if damaged and not self._clean:
+            return False
+        self._clean = self._begun = True
+        if not damaged:
+            self._since, self._packets = now, 0
+        return True
+
+    def packet(self, decoded: bool, now: float) -> bool:
+        """Count a packet; returns whether one that cannot be decoded is damage, not just a stream joined midway.
+
+        Raises:
+            Undecodable: no clean frame has come for too long.
+        """
+        self._packets += 1
+        self._clean &= decoded
+        seconds = now - self._since
+        limit = UNDECODED_SECONDS if self._begun and self._patience < math.inf else self._patience
+        if self._packets >= UNDECODED_PACKETS and seconds >= limit:
+            raise Undecodable(f"{self._packets} packets in {seconds:.1f} s gave no clean frame")
+        return self._begun and not decoded
+
+
+class Undecodable(Exception):
+    """Packets arrive, but the decoder makes no frames of them."""
+
+
 class Connection:
     """One connection, read and decoded in its own thread (see the module docstring).
 
     Args:
-        drops: damaged packets are counted here.
+        drops: damaged packets, and damaged frames that are not delivered, are counted here.
         on_silence: called once, in the waiting thread, after PATIENCE seconds without data.
+        on_change: called in the connection's thread with the old and the new codec.
     """
 
     def __init__(
-        self, address: Address, options: SourceOptions, drops: dict[str, int], on_silence: Callable[[], None]
+        self,
+        address: Address,
+        options: SourceOptions,
+        drops: dict[str, int],
+        on_silence: Callable[[], None],
+        on_change: Callable[[str, str], None],
     ) -> None:
         self.facts: Facts | None = None
         """Set when the connection is open."""
@@ -153,7 +211,10 @@ class Connection:
         self._address, self._options, self._drops = address, options, drops
         self._frames: deque[ArrivedFrame] = deque()
         self._abandoned = False
+        self._last_packet = math.inf
+        """When the last packet of the video arrived, or the connection was opened; infinite before."""
         self._on_silence, self._silence_reported = on_silence, False
+        self._on_change = on_change
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="framefuse live connection", daemon=True).start()
 
@@ -164,7 +225,9 @@ class Connection:
     def frames(self) -> Iterator[ArrivedFrame]:
         """Decoded frames, until the connection ends or is abandoned."""
         while True:
-            self._wait_for(lambda: bool(self._frames or self.ended) or self._abandoned)
+            while not self._wait_for(lambda: bool(self._frames or self.ended) or self._abandoned, self._left()):
+                if self._left() <= 0:
+                    self._end(Ended(f"no video for {self._options.timeout:g} s", TimeoutError))
             with self._changed:
                 if self._abandoned or not self._frames:
                     return
@@ -172,13 +235,17 @@ class Connection:
                 self._changed.notify_all()
             yield item
 
-    def _wait_for(self, condition: Callable[[], bool], timeout: float = threading.TIMEOUT_MAX) -> None:
+    def _left(self) -> float:
+        """Seconds that the consumer still waits for a packet of the video."""
+        return self._last_packet + self._options.timeout + ABSENT_SECONDS - time.monotonic()
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
             if not self._silence_reported and timeout > PATIENCE and not self._changed.wait_for(condition, PATIENCE):
                 self._silence_reported = True
                 self._on_silence()
                 timeout -= PATIENCE
-            self._changed.wait_for(condition, timeout)
+            return self._changed.wait_for(condition, timeout)
 
     def abandon(self) -> None:
         """Stop using the connection: from any thread, any number of times. Its own thread frees it."""
@@ -195,8 +262,11 @@ class Connection:
             # FFmpeg reports an RTSP handshake that timed out as invalid data.
             silent = self.facts is None and time.monotonic() - started >= self._options.timeout
             ended = self._failure(TimeoutError() if silent else error)
+        self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
         with self._changed:
-            self.ended = ended
+            self.ended = self.ended or ended
             self._changed.notify_all()
 
     def _failure(self, error: Exception) -> Ended:
@@ -211,6 +281,8 @@ class Connection:
                 reason += self._unresolved()
         elif isinstance(error, FramefuseError):
             reason = error.message
+        elif isinstance(error, Undecodable):
+            reason = str(error)
         return Ended(reason, type(error))
 
     def _unresolved(self) -> str:
@@ -225,7 +297,9 @@ class Connection:
     def _read(self) -> Ended:
         timeout = self._options.timeout
         options = self._address.ffmpeg_options
-        with av.open(self._address.url, container_options=options, timeout=(timeout, timeout)) as container:
+        with av.open(
+            self._address.url, container_options=options, timeout=(timeout, timeout), metadata_errors="replace"
+        ) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:
                 raise SourceError("it contains no video that can be decoded")
@@ -235,24 +309,35 @@ class Connection:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
             facts = _facts(container, stream)
             low_latency = self._options.low_latency or facts.seconds is None
-            configure_decoder(stream.codec_context, self._options.decode_threads, low_latency)
+            last = self._last_packet = time.monotonic()
             with self._changed:
                 self.facts = facts
                 self._changed.notify_all()
 
-            last, started = time.monotonic(), False
+            patience = math.inf if facts.seconds else max(timeout, FIRST_FRAME_SECONDS)
+            watch, closed = Watch(last, patience), threading.Event()
+
+            def changed(before: str, after: str) -> None:
+                nonlocal watch
+                watch = Watch(time.monotonic(), patience)
+                self._on_change(before, after)
+
+            threads = self._options.decode_threads
+            decoder = HostDecoder(stream, threads=threads, low_latency=low_latency, on_change=changed)
             for packet in container.demux(stream):
-                arrival = time.monotonic()
+                arrival = self._last_packet = time.monotonic()
                 try:
-                    decoded = packet.decode()
+                    decoded, good = decoder.decode(packet, closed), True
                 except av.FFmpegError:
-                    decoded = []
-                    if started:  # until the first key frame, errors only mean that the stream was joined midway
-                        self._drops["corrupt"] = self._drops.get("corrupt", 0) + 1
+                    decoded, good = [], False
+                corrupt = int(watch.packet(good, arrival))
                 for av_frame in decoded:
-                    started = True
-                    if not self._deliver(ArrivedFrame(av_frame, arrival)):
+                    if not watch.frame(av_frame.is_corrupt, arrival):
+                        corrupt += 1
+                    elif not self._deliver(ArrivedFrame(av_frame, arrival)):
                         return Ended("closed")
+                if corrupt:
+                    self._drops["corrupt"] = self._drops.get("corrupt", 0) + corrupt
                 # On a timeout, FFmpeg returns what its parser still held and waits once more.
                 if arrival - last >= timeout:
                     raise TimeoutError

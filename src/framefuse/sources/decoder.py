@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
+
+import av
+from av.bitstream import BitStreamFilterContext
 
 from framefuse.frame import Frame
 from framefuse.sources.planes import wrap
 from framefuse.sources.source import SourceInfo
+
+FILTERS = {
+    "h264": "h264_mp4toannexb",
+    "hevc": "hevc_mp4toannexb",
+    "vvc": "vvc_mp4toannexb",
+    "mpeg2video": "mpeg2_metadata",
+    "mpeg4": "mpeg4_unpack_bframes",
+    "av1": "av1_metadata",
+}
+"""Codec -> an FFmpeg filter that refuses every other codec."""
+STARTS = {
+    "h264": rb"\x00\x00\x01[\x09\x27\x67]",  # access unit delimiter or sequence parameter set (ITU-T H.264, table 7-1)
+    "hevc": rb"\x00\x00\x01[\x40\x46]\x01",  # the same or a video parameter set (ITU-T H.265, table 7-1)
+    "mpeg2video": rb"\x00\x00\x01\xb3",  # sequence header (ISO/IEC 13818-2, table 6-1)
+}
+"""Codec -> how a sequence begins; no packet of another codec contains these bytes."""
 
 
 class Decoder(Protocol):
@@ -33,14 +55,81 @@ class Decoder(Protocol):
 
 
 class HostDecoder:
-    """FFmpeg on the CPU."""
+    """FFmpeg on the CPU. It follows an MPEG-TS that changes its codec, which PyAV does not.
+
+    Args:
+        on_change: called with the old and the new codec.
+    """
+
+    def __init__(self, stream: Any, *, threads: int, low_latency: bool, on_change: Callable[[str, str], None]) -> None:
+        self.codec = stream.codec_context.name
+        self._stream, self._context = stream, stream.codec_context
+        self._follows = stream.container.format.name in ("mpegts", "hls")
+        self._configure = partial(_configure, threads=threads, low_latency=low_latency)
+        self._on_change = on_change
+        self._configure(self._context)
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
-        decoded: Iterable[Any] = packet.decode()
+        if self._follows and packet.size and (codec := changed_codec(self._stream, self.codec)):
+            return self._change(packet, codec)
+        decoded: Iterable[Any] = self._context.decode(packet if packet.size else None)
         return decoded
+
+    def _change(self, packet: Any, codec: str) -> list[Any]:
+        """The last frames of the old codec, and the first of the new one; FFmpeg's parser joins these in one packet."""
+        old, new = _split(packet, codec)
+        frames: list[Any] = []
+        self._on_change(self.codec, codec)
+        before, self.codec, self._context = self._context, codec, av.CodecContext.create(codec, "r")
+        self._configure(self._context)
+        for context, part in ((before, old), (before, None), (self._context, new)):
+            with suppress(av.FFmpegError, EOFError):
+                frames += context.decode(part) if part is None or part.size else []
+        return frames
 
     def restart(self) -> None:
         """PyAV flushes the decoder when it seeks."""
 
     def wrap(self, decoded: Any, info: SourceInfo, **facts: Any) -> Frame:
         return wrap(decoded, info, **facts)
+
+
+def _configure(context: Any, threads: int, low_latency: bool) -> None:
+    """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
+    context.thread_count = threads
+    context.thread_type = "SLICE" if low_latency else "AUTO"
+    if low_latency:
+        context.flags |= av.codec.context.Flags.low_delay
+
+
+def _split(packet: Any, codec: str) -> tuple[Any, Any]:
+    """What a packet holds before the first sequence of a codec, and from there on; only the first has times."""
+    data = bytes(packet)
+    start = re.search(STARTS[codec], data) if codec in STARTS else None
+    at = start.start() if start else len(data)
+    old, new = av.Packet(data[:at]), av.Packet(data[at:])
+    timed = old if at else new
+    timed.pts, timed.dts = packet.pts, packet.dts
+    old.time_base = new.time_base = packet.time_base
+    return old, new
+
+
+def changed_codec(stream: Any, codec: str) -> str | None:
+    """The codec that a stream has changed to; None: it still is `codec`, or an unknown one.
+
+    An MPEG-TS may change it at any time. FFmpeg's demuxer notices, but PyAV shows only the codec of the beginning. A
+    filter for one codec refuses all others, which takes a few microseconds.
+    """
+    if codec not in FILTERS or _has_codec(stream, codec):
+        return None
+    return next((name for name in FILTERS if _has_codec(stream, name)), None)
+
+
+def _has_codec(stream: Any, codec: str) -> bool:
+    try:
+        BitStreamFilterContext(FILTERS[codec], stream)
+    except av.error.ArgumentError:
+        return False
+    except av.FFmpegError:
+        return True  # the codec fits, and the header of the stream is damaged or outdated
+    return True

@@ -9,22 +9,23 @@ import av
 
 from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.frame import Frame
-from framefuse.sources.decoder import Decoder, HostDecoder
+from framefuse.sources.decoder import Decoder
 from framefuse.sources.nvdec_support import CODECS, load_nvdec, refusal
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
 
 def choose_decoder(
-    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame]
+    stream: Any, options: SourceOptions, info: SourceInfo, first_frame: Callable[[], Frame], host: Decoder
 ) -> tuple[Decoder, str]:
     """NVDEC if it can decode this stream, else FFmpeg on the host; and the reason.
 
     Args:
         first_frame: decodes the first frame on the host; it tells what the header does not (colours, rotation).
+        host: FFmpeg's decoder for the stream.
     """
 
     def on_host(reason: str | None) -> tuple[Decoder, str]:
-        return HostDecoder(), f"decoded by FFmpeg on the host: {reason}"
+        return host, f"decoded by FFmpeg on the host: {reason}"
 
     try:
         module = load_nvdec()

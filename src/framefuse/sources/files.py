@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -17,7 +18,8 @@ from av.stream import Disposition
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.decoder import Decoder, HostDecoder
+from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec
+from framefuse.sources.mpegts import next_program_table
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SourceInfo, SourceOptions, note
@@ -27,6 +29,8 @@ READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
 ENDS_EARLY = 0.5
 """Seconds by which a video may be shorter than its header states without a note."""
+UNDECODED_PACKETS = 48
+"""MPEG-TS: packets without a frame after which another codec is looked for; more than decoders hold back."""
 SEEK_AFTER = 1
 """Seconds; an earlier start is reached by decoding, because indexes are least reliable there (negative pts)."""
 SEEK_MARGINS = (0, 5, 30)
@@ -50,13 +54,13 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
             from framefuse.sources.decoders import choose_decoder
 
             video.decoder, why = choose_decoder(
-                video.stream, options, video.info, partial(_first_frame, path, video.info)
+                video.stream, options, video.info, partial(_first_frame, path, video.info), video.decoder
             )
             note(video.info, why)
     except BaseException:
         container.close()
         raise
-    return PullSource(video.info, video.frames, container.close)
+    return PullSource(video.info, video.frames, video.close)
 
 
 def _first_frame(path: Path, info: SourceInfo) -> Frame:
@@ -74,15 +78,27 @@ def _first_frame(path: Path, info: SourceInfo) -> Frame:
     return frame
 
 
-def open_container(path: Path) -> Any:
-    """Open the file as a PyAV container; failures become typed errors with the system's or FFmpeg's reason."""
+def open_container(path: Path, begin: int = 0) -> Any:
+    """Open the file, or what follows byte `begin`, as a PyAV container.
+
+    Raises:
+        SourceError: with the system's reason.
+        DecodeError: with FFmpeg's reason.
+    """
     try:
         if not path.exists() or path.is_file():
             with path.open("rb") as file:
                 if not file.read(1):
                     raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
         # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
-        return av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"})
+        return av.open(
+            f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
+            container_options={
+                "protocol_whitelist": "file,crypto,data" + (",subfile" if begin else ""),
+                "merge_pmt_versions": "1",  # MPEG-TS: a video that moves to another PID stays the same stream
+            },
+            metadata_errors="replace",
+        )
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None
     except av.FFmpegError as error:
@@ -101,14 +117,6 @@ def exact(value: Any) -> Fraction | None:
     return Fraction(value.numerator, value.denominator) if value else None
 
 
-def configure_decoder(context: Any, threads: int, low_latency: bool) -> None:
-    """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
-    context.thread_count = threads
-    context.thread_type = "SLICE" if low_latency else "AUTO"
-    if low_latency:
-        context.flags |= av.codec.context.Flags.low_delay
-
-
 @dataclass
 class _Video:
     """One video stream of an open container."""
@@ -120,7 +128,8 @@ class _Video:
     time_base: Fraction
     origin: int
     """First pts of the stream, from which `start` and `end` count."""
-    decoder: Decoder = field(default_factory=HostDecoder)
+    codec: str
+    decoder: Decoder = field(init=False)
     decoded: int = 0
     hidden: int = 0
     """Packets that an edit list excludes from the presentation."""
@@ -133,6 +142,12 @@ class _Video:
     """End of the last frame read, in units of time_base from the origin."""
     reason: str = "it has no packets"
     sizes: set[tuple[int, int]] = field(default_factory=set)
+    begin: int = 0
+    """Position in the file from which the container reads."""
+    position: int = 0
+    """MPEG-TS: that of the last packet that has become a frame."""
+    undecoded: dict[int | None, int] = field(default_factory=dict)
+    """MPEG-TS: pts and position of the packets behind it."""
 
     @classmethod
     def find(cls, container: Any, uri: str, options: SourceOptions) -> _Video:
@@ -156,13 +171,13 @@ class _Video:
             raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
         check_size(context.width, context.height, uri)
 
-        configure_decoder(context, options.decode_threads, options.low_latency)
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
         info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))
         if len(streams) > 1:
             note(info, f"{len(streams)} video streams: number {stream.index} is read")
-        video = cls(container, stream, info, options, time_base, stream.start_time or 0)
+        video = cls(container, stream, info, options, time_base, stream.start_time or 0, context.name)
+        video.decoder = video._host_decoder()
         info.frames = video._expected()
         return video
 
@@ -258,6 +273,7 @@ class _Video:
     def _decoded_frames(self, closed: threading.Event) -> Iterator[Any]:
         """All frames that decode. Damaged packets are counted and skipped."""
         packets = self.container.demux(self.stream)
+        transport = self.container.format.name == "mpegts"
         failures = 0
         while not closed.is_set():
             try:
@@ -268,17 +284,77 @@ class _Video:
                 failures += 1
                 packets = self.container.demux(self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
                 continue
+            silent = len(self.undecoded) > (UNDECODED_PACKETS if packet is not None else 0)
+            if silent and self._open_what_follows():
+                packets = self.container.demux(self.stream)
+                continue
             if packet is None:
                 return
             self.hidden += packet.is_discard
+            if transport:
+                if packet.size:
+                    self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
+                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self.codec):
+                    with suppress(EOFError):
+                        yield from self._decode(av.Packet(), closed)
+                    self.decoder = self._host_decoder()
             try:
-                for decoded in self.decoder.decode(packet, closed):
-                    self.decoded += 1
-                    yield decoded
+                yield from self._decode(packet, closed)
             except EOFError:
                 return
-            except av.FFmpegError as error:
-                self._damaged(error)
+
+    def _decode(self, packet: Any, closed: threading.Event) -> Iterator[Any]:
+        """
+        Raises:
+            EOFError: there are no more frames.
+        """
+        try:
+            for decoded in self.decoder.decode(packet, closed):
+                self.decoded += 1
+                if decoded.pts in self.undecoded:
+                    self.position = max(self.position, self.undecoded[decoded.pts])
+                    self.undecoded = {pts: at for pts, at in self.undecoded.items() if at > self.position}
+                yield decoded
+        except av.FFmpegError as error:
+            if isinstance(error, EOFError):
+                raise
+            self._damaged(error)
+
+    def _open_what_follows(self) -> bool:
+        """Open the MPEG-TS behind the last packet that became a frame, if it has another codec there."""
+        path, undecoded = Path(self.info.uri), len(self.undecoded)
+        end = max(self.undecoded.values())
+        self.undecoded.clear()
+        begin: int | None = self.position
+        while begin is not None and (begin := next_program_table(path, begin, end)):
+            with suppress(SourceError):
+                container = open_container(path, begin)
+                context = next((one.codec_context for one in container.streams.video if one.codec_context), None)
+                if context is not None and context.width and context.name != self.codec:
+                    self.container.close()
+                    self.container, self.stream = container, container.streams.video[0]
+                    self.begin = self.position = begin
+                    self.corrupt = self.info.drops["corrupt"] = max(0, self.corrupt - undecoded)  # they are read again
+                    self._codec_changed(self.codec, context.name)
+                    self.decoder = self._host_decoder()
+                    return True
+                container.close()
+        return False
+
+    def close(self) -> None:
+        self.container.close()
+
+    def _host_decoder(self) -> HostDecoder:
+        return HostDecoder(
+            self.stream,
+            threads=self.options.decode_threads,
+            low_latency=self.options.low_latency,
+            on_change=self._codec_changed,
+        )
+
+    def _codec_changed(self, before: str, after: str) -> None:
+        self.codec = after
+        note(self.info, f"the codec changes from {before} to {after}, which FFmpeg decodes on the host")
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.corrupt += 1

@@ -77,8 +77,12 @@ class _Live:
             self._connection.abandon()
 
     def _connect(self) -> Connection:
-        self._connection = Connection(self._address, self._options, self.info.drops, self._silent)
+        self._connection = Connection(self._address, self._options, self.info.drops, self._silent, self._codec_changed)
         return self._connection
+
+    def _codec_changed(self, before: str, after: str) -> None:
+        self._note(f"the codec changes from {before} to {after}")
+        self._warn(f"the codec changes from {before} to {after}")
 
     def _silent(self) -> None:
         """Warn about a silent server, unless this is a retry after a loss that was already reported."""

@@ -62,7 +62,7 @@ class HostDecoder:
     """
 
     def __init__(self, stream: Any, *, threads: int, low_latency: bool, on_change: Callable[[str, str], None]) -> None:
-        self.codec = stream.codec_context.name
+        self.codec: str = stream.codec_context.name
         self._stream, self._context = stream, stream.codec_context
         self._follows = stream.container.format.name in ("mpegts", "hls")
         self._configure = partial(_configure, threads=threads, low_latency=low_latency)

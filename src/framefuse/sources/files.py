@@ -128,7 +128,6 @@ class _Video:
     time_base: Fraction
     origin: int
     """First pts of the stream, from which `start` and `end` count."""
-    codec: str
     decoder: Decoder = field(init=False)
     decoded: int = 0
     hidden: int = 0
@@ -144,8 +143,8 @@ class _Video:
     sizes: set[tuple[int, int]] = field(default_factory=set)
     begin: int = 0
     """Position in the file from which the container reads."""
-    position: int = 0
-    """MPEG-TS: that of the last packet that has become a frame."""
+    position: int = -1
+    """MPEG-TS: that of the last packet that has become a frame, or of the first packet."""
     undecoded: dict[int | None, int] = field(default_factory=dict)
     """MPEG-TS: pts and position of the packets behind it."""
 
@@ -176,7 +175,7 @@ class _Video:
         info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))
         if len(streams) > 1:
             note(info, f"{len(streams)} video streams: number {stream.index} is read")
-        video = cls(container, stream, info, options, time_base, stream.start_time or 0, context.name)
+        video = cls(container, stream, info, options, time_base, stream.start_time or 0)
         video.decoder = video._host_decoder()
         info.frames = video._expected()
         return video
@@ -263,6 +262,8 @@ class _Video:
 
     def _seek(self, pts: Fraction) -> None:
         self.decoder.restart()
+        self.position = -1
+        self.undecoded.clear()
         try:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
@@ -293,11 +294,13 @@ class _Video:
             self.hidden += packet.is_discard
             if transport:
                 if packet.size:
-                    self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
-                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self.codec):
+                    at = self.undecoded[packet.pts] = self.begin + (packet.pos or 0)
+                    self.position = at if self.position < 0 else self.position
+                if not isinstance(self.decoder, HostDecoder) and changed_codec(self.stream, self._codec):
                     with suppress(EOFError):
                         yield from self._decode(av.Packet(), closed)
                     self.decoder = self._host_decoder()
+                    note(self.info, "FFmpeg decodes on the host where the codec changes")
             try:
                 yield from self._decode(packet, closed)
             except EOFError:
@@ -330,12 +333,12 @@ class _Video:
             with suppress(SourceError):
                 container = open_container(path, begin)
                 context = next((one.codec_context for one in container.streams.video if one.codec_context), None)
-                if context is not None and context.width and context.name != self.codec:
+                if context is not None and context.width and context.name != self._codec:
                     self.container.close()
                     self.container, self.stream = container, container.streams.video[0]
                     self.begin = self.position = begin
                     self.corrupt = self.info.drops["corrupt"] = max(0, self.corrupt - undecoded)  # they are read again
-                    self._codec_changed(self.codec, context.name)
+                    _note_change(self.info, self._codec, context.name)
                     self.decoder = self._host_decoder()
                     return True
                 container.close()
@@ -345,16 +348,18 @@ class _Video:
         self.container.close()
 
     def _host_decoder(self) -> HostDecoder:
+        # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
         return HostDecoder(
             self.stream,
             threads=self.options.decode_threads,
             low_latency=self.options.low_latency,
-            on_change=self._codec_changed,
+            on_change=partial(_note_change, self.info),
         )
 
-    def _codec_changed(self, before: str, after: str) -> None:
-        self.codec = after
-        note(self.info, f"the codec changes from {before} to {after}, which FFmpeg decodes on the host")
+    @property
+    def _codec(self) -> str:
+        decoder = self.decoder
+        return decoder.codec if isinstance(decoder, HostDecoder) else str(self.stream.codec_context.name)
 
     def _damaged(self, error: av.FFmpegError) -> None:
         self.corrupt += 1
@@ -411,3 +416,7 @@ class _Video:
         elif seconds and seconds - self.end * self.time_base > ENDS_EARLY:
             read = float(self.end * self.time_base)
             note(self.info, f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")
+
+
+def _note_change(info: SourceInfo, before: str, after: str) -> None:
+    note(info, f"the codec changes from {before} to {after}")

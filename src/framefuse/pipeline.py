@@ -8,14 +8,16 @@ decoder, the engine and the encoder bring their own.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
 from typing import Any
+from weakref import WeakSet, ref
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
 from framefuse.common.redact import brief
@@ -30,7 +32,7 @@ from framefuse.prediction import Result
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import Report, build_report
 from framefuse.runtime.batching import Batcher
-from framefuse.runtime.channel import Threaded
+from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.ledger import Copy, Ledger
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
@@ -44,6 +46,8 @@ from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
+_open: WeakSet[Pipeline] = WeakSet()
+"""Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 UNNAMED = f"no model was given: {DEFAULT_MODEL} only finds red, green and blue squares"
 
 
@@ -98,6 +102,7 @@ class Pipeline:
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._closed = False
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
@@ -124,8 +129,19 @@ class Pipeline:
             opened.pop_all()
         self._gpu, self.settings = plan.gpu, plan.settings
         self._choices = plan.choices(self.engine.reasons)
+        self._results: Callable[[], Generator[Result] | None] = lambda: None
+        # Registered anew, so that it runs before the handlers of an engine that this pipeline was the first to import.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        _open.add(self)
 
-    def __iter__(self) -> Iterator[Result]:
+    def __iter__(self) -> Generator[Result]:
+        results = self._run()
+        if self._results() is None:
+            self._results = ref(results)
+        return results
+
+    def _run(self) -> Generator[Result]:
         with self._lock:
             if self._last is not None or self._closed:
                 raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
@@ -149,6 +165,7 @@ class Pipeline:
             self._recorder.stop()
             self.close()
             self._save_report()
+            self._ended.set()
 
     def run(self) -> Report:
         """Run to the end without keeping results; only sinks and callbacks receive them."""
@@ -334,6 +351,17 @@ class Pipeline:
             frame.lease.release()
         drops = self._info_of(frame.source_id).drops
         drops[cause] = drops.get(cause, 0) + 1
+
+
+def _close_all() -> None:
+    for pipeline in list(_open):
+        pipeline.close()
+        results = pipeline._results()
+        if results is not None:
+            try:
+                results.close()
+            except ValueError:  # it runs in another thread, which `close` has woken
+                pipeline._ended.wait(JOIN_SECONDS)
 
 
 def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:

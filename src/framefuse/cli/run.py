@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -34,7 +34,7 @@ def run(
         print_report: also print the report as JSON on stdout.
         verdict: makes one more line to print below the report.
     """
-    results = cast("Generator[Result]", iter(pipeline))
+    results = iter(pipeline)
     ended: BaseException | None = None
     try:
         with pipeline, Bar(pipeline, quiet) as bar:

@@ -162,7 +162,7 @@ def test_without_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_failed_has_its_line() -> None:
     row = Row(Wanted("a", "b", "int8"), error=CapabilityError("no | int8", remedy="other"))
     assert table([row])[1] == ["a", "b", "int8", "failed", "-", "-"]
-    assert "- a b int8: no | int8 (other)" in markdown([row])
+    assert "- a b int8: no &#124; int8 (other)" in markdown([row])
 
 
 def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:

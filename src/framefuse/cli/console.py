@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import typer
 
 from framefuse.cli.interrupts import stop_if_interrupted
 from framefuse.common.redact import redact
+from framefuse.common.text import on_one_line, without_controls
 from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
@@ -24,15 +24,6 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, and those that change the direction of what follows."""
-
-
-def without_controls(text: str) -> str:
-    """The text with the controls that a file name or class name may bring written as escapes."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def hush(quiet: bool) -> None:
@@ -116,7 +107,7 @@ def print_table(
     Args:
         dim: whether to print a row dimmed.
     """
-    rows = [[without_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    columns, *rows = ([on_one_line(cell) for cell in row] for row in (columns, *rows))
     full = [columns, *(row for row in rows if len(row) > 1)]
     widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
     for row in (columns, *rows):

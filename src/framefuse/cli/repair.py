@@ -14,7 +14,7 @@ def repair(
     ],
 ) -> int:
     """Complete the outputs of a run that was killed or whose machine lost power."""
-    from framefuse.cli.console import without_controls
+    from framefuse.common.text import without_controls
     from framefuse.sinks.repair import NOT_REPAIRED, repair_folder
 
     lines = []

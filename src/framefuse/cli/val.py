@@ -13,6 +13,7 @@ import typer
 
 from framefuse.cli.console import print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import FramefuseError, UsageError
 
@@ -87,7 +88,7 @@ def val(
         lines = [f"note     {note}" for note in notes] + [f"wrote    {path}" for path in written]
     lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
     if lines:
-        stderr().print("\n".join(lines), markup=False)
+        stderr().print("\n".join(map(on_one_line, lines)), markup=False)
     return failed[0].exit_code if failed else 0
 
 

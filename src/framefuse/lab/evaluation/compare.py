@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from framefuse.common.text import in_markdown
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores
 
@@ -107,15 +108,15 @@ def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
     scored = [row.scores for row in rows if row.scores]
     page = ["# Accuracy", ""]
     if scored:
-        page += [f"`{scored[0].data}`, {scored[0].frames:,} frames.", ""]
+        page += [f"{in_markdown(scored[0].data)}, {scored[0].frames:,} frames.", ""]
     page += [*markdown_table(table(rows)), "", *legend(scored), ""]
     if scored:
         page += ["## By class", "", *markdown_table(class_table(rows)), ""]
     for row in rows:
         for note in row.scores.notes if row.scores else ():
-            page.append(f"- {row.title}: {note}")
+            page.append(f"- {in_markdown(f'{row.title}: {note}')}")
         if row.error:
-            page.append(f"- {row.title}: {row.error.message} ({row.error.remedy})")
+            page.append(f"- {in_markdown(f'{row.title}: {row.error.message} ({row.error.remedy})')}")
     page += [f"\n![{path.stem}]({path.name})" for path in images]
     return "\n".join(page).rstrip() + "\n"
 
@@ -142,9 +143,8 @@ def legend(scored: Sequence[Scores]) -> list[str]:
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
     """Header and rows as lines of Markdown."""
-    head, *body = lines
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in body]
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *escaped)]
+    head, *body = [[in_markdown(cell) for cell in line] for line in lines]
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
 
 
 def to_json(rows: Sequence[Row]) -> str:

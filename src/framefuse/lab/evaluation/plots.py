@@ -21,20 +21,22 @@ def plot(scores: Scores, title: str, path: Path) -> Path:
         CapabilityError: matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("matplotlib") from error
-    figure = Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
-    left, right = figure.subplots(1, 2)
-    _confusion(left, scores)
-    if scores.boxes:
-        _curves(right, scores)
-    else:
-        _shares(right, scores)
-    figure.savefig(path)
+    with rc_context({"text.parse_math": False}):  # names are text, also between dollars
+        figure = Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
+        left, right = figure.subplots(1, 2)
+        _confusion(left, scores)
+        if scores.boxes:
+            _curves(right, scores)
+        else:
+            _shares(right, scores)
+        figure.savefig(path)
     return path
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.common.files import Files
 from framefuse.common.redact import redact
 from framefuse.common.text import on_one_line, without_controls
 from framefuse.errors import SinkError, UsageError
@@ -33,15 +34,17 @@ def hush(quiet: bool) -> None:
     logging.getLogger("framefuse").setLevel(logging.ERROR if quiet else logging.NOTSET)
 
 
-def check_out(out: Path | None) -> None:
+def check_out(out: Path | None, *inputs: str | Path | None) -> None:
     """Check before the work starts that the file of --out can be written.
 
     Raises:
-        SinkError: it is a folder, or its folder is missing or not writable.
+        SinkError: it is a folder or one of the inputs, or its folder is missing or not writable.
     """
     if out is None:
         return
     why = "it is a folder" if out.is_dir() else None
+    if out in Files([Path(name) for name in inputs if name is not None]):
+        why = "it is an input of this command"
     if not out.parent.is_dir():
         why = f"there is no folder {out.parent}"
     try:

@@ -13,6 +13,7 @@ import typer
 
 from framefuse.cli.console import print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import FramefuseError, UsageError
@@ -62,14 +63,18 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.evaluation.compare import Row, Wanted, save
-    from framefuse.sinks.run_folder import run_folder
+    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, save
+    from framefuse.sinks.run_folder import output_path, run_folder
 
     opened = open_data(data, images)
     opened.spread(limit)
+    cards = [model.removesuffix(".onnx") + ".yaml" for model in models]
+    inputs = Files([*opened.files, *map(Path, (*models, *cards)), *([config] if config else [])])
     rows: list[Row] = []
     written: list[Path] = []
     with run_folder(settings.project, settings.name, settings.exist_ok) as folder:
+        for name in FILES:
+            output_path(folder, name, inputs)
         try:
             for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
                 chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
@@ -78,7 +83,7 @@ def val(
         finally:  # keep the scores that were finished before an interruption
             if any(row.scores for row in rows):
                 _show(rows, print_json)
-                written = save(rows, folder)
+                written = save(rows, folder, inputs)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise failed[0]

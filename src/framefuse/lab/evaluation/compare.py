@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from framefuse.common.text import in_markdown
-from framefuse.errors import FramefuseError, SinkError
+from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores
+from framefuse.sinks._lines import encode, open_output, write_error
+from framefuse.sinks.run_folder import output_path
 
+FILES = "scores.json", "val.md"
 SCHEMA = 1
 """Version of scores.json; increased when a field changes its meaning or is removed."""
 
@@ -157,8 +161,11 @@ def to_json(rows: Sequence[Row]) -> str:
     return json.dumps({"schema": SCHEMA, "runs": content}, indent=2, allow_nan=False) + "\n"
 
 
-def save(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write scores.json, val.md and a plot for each run into a folder; returns their paths.
+def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> list[Path]:
+    """Write FILES and a plot for each run into a folder; returns their paths.
+
+    Args:
+        inputs: files that are not overwritten.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -166,17 +173,22 @@ def save(rows: Sequence[Row], folder: Path) -> list[Path]:
     """
     from framefuse.lab.evaluation.plots import plot
 
-    written = []
+    texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, Row]()
+    for number, row in enumerate(rows, 1):
+        if row.scores:
+            name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
+            plots[output_path(folder, f"{number}-{name}.png", inputs)] = row
+    for path, text in zip(texts, (to_json(rows), markdown(rows, list(plots))), strict=True):
+        _write(path, encode(text))
+    for path, row in plots.items():
+        if row.scores:
+            _write(path, plot(row.scores, row.title))
+    return [*texts, *plots]
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
-        for number, row in enumerate(rows, 1):
-            if row.scores:
-                name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
-                written.append(plot(row.scores, row.title, folder / f"{number}-{name}.png"))
-        texts = {folder / "scores.json": to_json(rows), folder / "val.md": markdown(rows, written)}
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
+        with os.fdopen(open_output(path), "wb") as file:
+            file.write(content)
     except OSError as error:
-        raise SinkError(
-            f"cannot write into {folder}: {error.strerror or error}", remedy="choose another --project"
-        ) from error
-    return [*texts, *written]
+        raise write_error(path, error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ LEGEND = 12
 """Maximum number of classes in the legend, besides the mean."""
 
 
-def plot(scores: Scores, title: str, path: Path) -> Path:
-    """Write a plot as PNG.
+def plot(scores: Scores, title: str) -> bytes:
+    """The plot as PNG.
 
     Raises:
         CapabilityError: matplotlib is not installed.
@@ -36,8 +36,8 @@ def plot(scores: Scores, title: str, path: Path) -> Path:
             _curves(right, scores)
         else:
             _shares(right, scores)
-        figure.savefig(path)
-    return path
+        figure.savefig(png := io.BytesIO())
+    return png.getvalue()
 
 
 def _confusion(axes: Any, scores: Scores) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -31,12 +32,12 @@ from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
 from framefuse.sources.files import NOT_VIDEO, configure_decoder, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
+from framefuse.sources.tls import why_untrusted
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",
     "allowed_media_types": "video",
     "max_delay": "200000",  # RTP over UDP: microseconds to wait for a datagram that is out of order
-    "tls_verify": "0",  # the default differs between FFmpeg 8 and 9, and cameras have self-signed certificates
     "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
     "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
     "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
@@ -117,6 +118,8 @@ class Facts:
     seconds: float | None
     """Duration; None: a live stream."""
     aspect: Fraction
+    format: str = ""
+    """FFmpeg's name of the container or protocol."""
 
 
 class Ended(NamedTuple):
@@ -209,6 +212,9 @@ class Connection:
             reason = str(error.strerror)  # str(error) contains the address
             if error.errno == errno.EIO and self.facts is None:
                 reason += self._unresolved()
+                untrusted = why_untrusted(self._address.url, self._options.tls_verify, self._options.timeout)
+                if untrusted:
+                    return Ended(untrusted, ssl.SSLCertVerificationError)
         elif isinstance(error, FramefuseError):
             reason = error.message
         return Ended(reason, type(error))
@@ -278,4 +284,5 @@ def _facts(container: Any, stream: Any) -> Facts:
         exact(stream.average_rate),
         container.duration / 1_000_000 if container.duration else None,
         exact(stream.sample_aspect_ratio) or Fraction(1),
+        container.format.name,
     )

@@ -79,6 +79,43 @@ def test_video_keeps_times_exactly(tmp_path: Path, time_base: Fraction, stamps: 
     assert sink.notes == []
 
 
+@pytest.mark.parametrize("preset", ["ultrafast", "medium", "veryslow"])
+@pytest.mark.parametrize(
+    ("ticks", "seconds", "repeats"),
+    [(90_000, [0, 0.04, 7 * 3600, 7 * 3600 + 0.04], 3), (90_000, [0, 86400, 100 * 3600, 300 * 3600], 10 + 34 + 90),
+     (1_000_000_000, [0, 0.04, 2.2, 2.24], 3), (1000, [0, 40 * 86400], 77)],
+)  # fmt: skip
+def test_video_keeps_times_across_long_gaps(
+    tmp_path: Path, ticks: int, seconds: list[float], repeats: int, preset: str
+) -> None:
+    """A camera that is off for the night; MP4 holds 31 bits of ticks between two frames."""
+    stamps = [round(second * ticks) for second in seconds]
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, ticks)) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video", preset=preset), context(tmp_path), frames)
+    found = times(sink.paths[0])
+    assert set(found) >= {Fraction(stamp, ticks) for stamp in stamps}
+    assert found == sorted(found) and found[-1] == Fraction(stamps[-1], ticks)
+    assert len(found) == len(stamps) + repeats
+    assert f"{repeats} repeated frames fill gaps over" in sink.notes[0]
+
+
+def test_video_shows_the_last_frame_in_a_gap(tmp_path: Path) -> None:
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, 90000)) for i, stamp in enumerate([0, 9 * 3600 * 90000])]
+    frames[1].planes[0][:] = 200
+    sink = run(open_sink("video", crf=5), context(tmp_path), frames, NONE)
+    brightness = [int(planes_of(one)[0].mean()) for one in decoded(sink.paths[0])]
+    assert [value > 150 for value in brightness] == [False] * 5 + [True]
+
+
+def test_video_shortens_a_gap_of_years(tmp_path: Path) -> None:
+    stamps = [0, 9 * 365 * 86400 * 90000, 9 * 365 * 86400 * 90000 + 3600]
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, 90000)) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video"), context(tmp_path), frames)
+    found = times(sink.paths[0])
+    assert found[-1] - found[-2] == Fraction(1, 25) and len(found) == 1003
+    assert "1 gaps shortened to 7,961" in sink.notes[1]
+
+
 @pytest.mark.parametrize(
     "stamps,expected,note",
     [

@@ -28,6 +28,13 @@ LEAD_IN = Fraction(2)
 """Seconds. Players show nothing before the first frame; a later start than this (trimmed, live) is moved to 0."""
 JUMP = Fraction(1)
 """Seconds; a larger step backwards is a restart of the source's timestamps, a smaller one is disorder."""
+TRACK_TICKS = 10_000
+"""FFmpeg doubles the ticks per second of an MP4 track until they are as many as this."""
+LONGEST = (2**31 - 1) // 3
+"""Ticks between two frames at most. FFmpeg has 31 bits for the distance between two frames of an MP4, and for that from
+decoding to presentation, which x264 lets grow to two frames and more where it reorders."""
+REPEATS = 1000
+"""Frames at most that fill one gap."""
 MPEG4_TICKS = 65535
 """MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
 
@@ -43,6 +50,9 @@ class VideoFormat(NamedTuple):
 
 class Timeline:
     """Timestamps of one file: those of the source, made strictly increasing.
+
+    A gap that is too long for MP4 (over two hours at 90 kHz, 0.7 s at 1 GHz) is filled with repeats of the frame before
+    it, so that all frames keep their times; one that REPEATS do not fill is shortened.
 
     Args:
         first: the first frame; its time base is kept. If it has no pts, the time base is one frame.
@@ -64,10 +74,14 @@ class Timeline:
         self._index = 0
         self.ticks = self._frame_ticks
         """Duration of the last frame, taken from the interval before it."""
-        self.missing = self.moved = self.jumps = 0
+        scale = self.time_base.denominator
+        while scale < TRACK_TICKS:
+            scale *= 2
+        self._longest = max(1, LONGEST // int(scale * self.time_base))
+        self.missing = self.moved = self.jumps = self.repeated = self.shortened = 0
 
-    def stamp(self, frame: Frame) -> int:
-        """The pts of the next frame, in units of `time_base`."""
+    def stamps(self, frame: Frame) -> list[int]:
+        """The pts of repeats of the frame before, then that of the next frame, in units of `time_base`."""
         if frame.pts is None:
             self.missing += self._timed
             # By the index, so that frames skipped by vid_stride keep their duration.
@@ -82,9 +96,15 @@ class Timeline:
             elif pts <= self.last:
                 self.moved += 1
                 pts = self.last + 1
+            elif pts - self.last > (end := (REPEATS + 1) * self._longest):
+                self.shortened += 1
+                self.offset -= (pts - self.last - end) * self.time_base
+                pts = self.last + end
             self.ticks = pts - self.last
+        repeats = [] if self.last is None else range(self.last + self._longest, pts, self._longest)
+        self.repeated += len(repeats)
         self.last, self._index = pts, frame.index
-        return pts
+        return [*repeats, pts]
 
     @property
     def source_seconds(self) -> Fraction:
@@ -100,7 +120,7 @@ class Timeline:
         found = []
         if self.inexact:
             found.append(f"{name}: timestamps rounded to {self.time_base} s, as mpeg4 requires")
-        if self.offset and not self.jumps:
+        if self.offset and not self.jumps and not self.shortened:
             found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
         if self.missing:
             found.append(f"{name}: {self.missing} frames without pts follow at the frame rate")
@@ -108,6 +128,11 @@ class Timeline:
             found.append(f"{name}: {self.moved} frames with non-increasing pts delayed to the next tick")
         if self.jumps:
             found.append(f"{name}: pts jumped back {self.jumps} times; the video continues without the jump")
+        longest = float(self._longest * self.time_base)
+        if self.repeated:
+            found.append(f"{name}: {self.repeated} repeated frames fill gaps over {longest:,.1f} s, as MP4 requires")
+        if self.shortened:
+            found.append(f"{name}: {self.shortened} gaps shortened to {(REPEATS + 1) * longest:,.1f} s")
         return found
 
 
@@ -164,11 +189,13 @@ class VideoSink:
         if self._file is None or format != self._format:
             self._finish()
             self._file = self._start(frame, format)
+        *repeats, pts = self._times.stamps(frame)
+        for repeat in repeats:
+            self._file.encode(repeat, self._times.source_seconds, alone=True)
         target = self._file.planes()
         fill(target, planes, frame.rotation)
         self._annotator.draw(target, result.detections, result.masks)
-        pts = self._times.stamp(frame)
-        self._file.encode(pts, self._times.source_seconds)
+        self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def close(self) -> None:
         self._finish()

@@ -259,6 +259,37 @@ def test_video_goes_on_in_a_second_file_when_the_size_changes(tmp_path: Path) ->
     assert times(sink.paths[1]) == [i * 40 * MS for i in range(5, 9)]
 
 
+def test_video_that_changes_its_size_with_every_frame_makes_few_files(tmp_path: Path) -> None:
+    sizes = [(96 + 2 * i, 64) if i % 2 else (64, 97) for i in range(30)]
+    sink = run(open_sink("video"), context(tmp_path), [frame(i, *size) for i, size in enumerate(sizes)])
+    assert [path.name for path in sink.paths] == ["clip.mp4", *(f"clip_{number}.mp4" for number in range(2, 9))]
+    assert [time for path in sink.paths for time in times(path)] == [i * 40 * MS for i in range(30)]
+    last = decoded(sink.paths[-1])
+    assert {(one.width, one.height) for one in last} == {(96 + 14, 64)} and len(last) == 23
+    assert "clip_8.mp4: the frames keep changing; all from here on are scaled to 110x64" in sink.notes
+
+
+@pytest.mark.parametrize("size", [(192, 128), (48, 32), (64, 128), (300, 20), (95, 63), (1, 1)])
+def test_video_scales_frames_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: Any) -> None:
+    """In the middle, between black bars, with the boxes, and in the colours of the file."""
+    monkeypatch.setattr("framefuse.sinks.video.FILES", 1)
+    width, height = size
+    box = detections((0, 0, width, height, 0.5, 1)) if min(size) > 60 else NONE
+    changed = frame(1, *size, matrix="bt709", full_range=True)
+    sink = run(open_sink("video", crf=5), context(tmp_path), [frame(0), changed], box)
+    luma, u, _ = (plane.astype(int) for plane in planes_of(decoded(sink.paths[0])[1]))
+    scale = min(96 / width, 64 / height)
+    across, along = width * scale, height * scale
+    expected = 16 + 100 * 219 / 255
+    assert abs(luma[32, 48] - expected) < 6
+    if along < 58:
+        assert luma[: int(32 - along / 2) - 3].max() < 24 and luma[int(32 + along / 2) + 3 :].max() < 24
+    if across < 88:
+        assert luma[:, : int(48 - across / 2) - 3].max() < 24 and luma[:, int(48 + across / 2) + 3 :].max() < 24
+    if box is not NONE:
+        assert abs(u[16, round(24 - across / 4)] - 128) > 20 > abs(u[16, 24] - 128)  # its left edge, and inside
+
+
 def test_video_never_writes_into_the_decoders_planes(tmp_path: Path) -> None:
     frames = [frame(i) for i in range(3)]
     for one in frames:

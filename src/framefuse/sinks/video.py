@@ -6,13 +6,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+import av
 import numpy as np
 
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.canvas import FrameConverter, Plane, upright
+from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder, limit_delay
 from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
@@ -35,6 +36,8 @@ LONGEST = (2**31 - 1) // 3
 decoding to presentation, which x264 lets grow to two frames and more where it reorders."""
 REPEATS = 1000
 """Frames at most that fill one gap."""
+FILES = 8
+"""Files at most that one source makes by changing its size; the last holds all frames that follow."""
 MPEG4_TICKS = 65535
 """MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
 
@@ -46,6 +49,11 @@ class VideoFormat(NamedTuple):
     height: int
     matrix: Matrix
     full_range: bool
+
+    @property
+    def even(self) -> tuple[int, int]:
+        """Width and height as 4:2:0 requires."""
+        return self.width + self.width % 2, self.height + self.height % 2
 
 
 class Timeline:
@@ -140,8 +148,9 @@ class VideoSink:
     """Writes <stem>.mp4, upright, with the source's timestamps (variable rates too) and audio packets.
 
     Frames of odd size are extended by a copy of the last column or row. If the size or the colour description changes
-    within the stream, a second file <stem>_2.mp4 continues. Memory use is one frame plus the encoder's. See mp4.py for
-    what remains after an error, and Timeline for timestamps that are missing or out of order.
+    within the stream, a second file <stem>_2.mp4 continues, and so on. The last of FILES files has the largest size so
+    far, and all further frames are scaled to it. Memory use is one frame plus the encoder's. See mp4.py for what
+    remains after an error, and Timeline for timestamps that are missing or out of order.
 
     Args:
         encoder: FFmpeg's name; there is no fallback (`encoders.choose_encoder` checks in advance).
@@ -170,6 +179,7 @@ class VideoSink:
         self._threads = threads
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
+        self._largest = VideoFormat(0, 0, "bt601", False)
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -186,15 +196,22 @@ class VideoSink:
         assert frame is not None, "the sink video needs the frame"
         planes, matrix, full_range = self._converter.yuv420p(frame)
         format = VideoFormat(frame.width, frame.height, matrix, full_range)
-        if self._file is None or format != self._format:
+        if self._file is None or (format != self._format and len(self.paths) < FILES):
+            self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
             self._finish()
-            self._file = self._start(frame, format)
+            self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds, alone=True)
         target = self._file.planes()
-        fill(target, planes, frame.rotation)
-        self._annotator.draw(target, result.detections, result.masks)
+        if self._format is None or format == self._format:
+            fill(target, planes, frame.rotation)
+            self._annotator.draw(target, result.detections, result.masks)
+        else:
+            own = av.VideoFrame(*format.even, "yuv420p")
+            fill(planes_of(own), planes, frame.rotation)
+            annotator_of(format).draw(planes_of(own), result.detections, result.masks)
+            self._converter.fit(own, format, target, self._format)
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def close(self) -> None:
@@ -207,8 +224,10 @@ class VideoSink:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
             path = self._context.output(f"{stem}.mp4")
         size = f"{format.width}x{format.height}"
-        width, height = format.width + format.width % 2, format.height + format.height % 2
-        if number > 1:
+        width, height = format.even
+        if number == FILES:
+            self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
+        elif number > 1:
             self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
@@ -220,9 +239,7 @@ class VideoSink:
         transposed = frame.rotation in (90, 270)
         aspect = 1 / frame.sample_aspect_ratio if transposed else frame.sample_aspect_ratio
         self._format = format
-        self._annotator = Annotator(
-            width, height, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range
-        )
+        self._annotator = annotator_of(format)
         options, threads = self._options, self._threads
         if self._encoder == SOFTWARE:
             limits, most = limit_delay(self._preset, rate, ENCODER_SECONDS)
@@ -256,6 +273,10 @@ class VideoSink:
         problem = file.close(self._times.source_end)
         if problem:
             self.notes.append(problem)
+
+
+def annotator_of(format: VideoFormat) -> Annotator:
+    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range)
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

@@ -320,10 +320,12 @@ def test_the_encoder_is_the_gpus_where_it_opens() -> None:
 
 
 def test_x264s_words_for_nvenc() -> None:
-    found = encoder_options("h264_nvenc", 23, "ultrafast", 1)
+    rate = Fraction(25)
+    found, _ = encoder_options("h264_nvenc", crf=23, preset="ultrafast", rate=rate, gpu=1)
     assert found == {"rc": "vbr", "cq": "23", "b": "0", "preset": "p1", "gpu": "1"}
-    assert encoder_options("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
-    assert encoder_options("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
+    assert encoder_options("hevc_nvenc", crf=20, preset="p6", rate=rate)[0]["preset"] == "p6"
+    found, threads = encoder_options("libx264", crf=20, preset="fast", rate=rate, threads=3, gpu=0)
+    assert found.items() >= {"crf": "20", "preset": "fast"}.items() and "gpu" not in found and threads == 3
 
 
 def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,8 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder, limit_delay
-from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
+from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
+from framefuse.sinks.mp4 import Encoding, Mp4File
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
@@ -174,9 +175,8 @@ class VideoSink:
     ) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
-        self._encoder, self._preset, self._audio = encoder, preset, audio
-        self._options = encoder_options(encoder, crf, preset, gpu)
-        self._threads = threads
+        self._encoder, self._audio = encoder, audio
+        self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
         self._largest = VideoFormat(0, 0, "bt601", False)
@@ -240,10 +240,7 @@ class VideoSink:
         aspect = 1 / frame.sample_aspect_ratio if transposed else frame.sample_aspect_ratio
         self._format = format
         self._annotator = annotator_of(format)
-        options, threads = self._options, self._threads
-        if self._encoder == SOFTWARE:
-            limits, most = limit_delay(self._preset, rate, ENCODER_SECONDS)
-            options, threads = {**options, **limits}, threads or most
+        options, threads = self._options(rate=rate)
         file = Mp4File(
             path,
             Encoding(

@@ -107,6 +107,13 @@ class Settings(BaseModel):
         10.0, gt=0, le=DAY, description="live sources: seconds without data before the connection counts as lost"
     )
     reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
+    tls_verify: str = Field(
+        "auto",
+        min_length=1,
+        description="certificates of https and rtsps servers: on, off, a PEM file of those to trust, or auto: on for "
+        "https, off for rtsps, as cameras sign their own",
+        json_schema_extra={"enum": ["auto", "on", "off", "FILE"]},
+    )
 
     # pipeline
     queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")
@@ -165,6 +172,12 @@ class Settings(BaseModel):
         if isinstance(value, str):
             return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("tls_verify", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        """Accept the booleans that YAML makes of on and off."""
+        return ("off", "on")[value] if isinstance(value, bool) else value
 
     @field_validator("name")
     @classmethod

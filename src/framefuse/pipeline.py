@@ -30,7 +30,7 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
-from framefuse.report.report import Report, build_report
+from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.ledger import Copy, Ledger
@@ -73,6 +73,7 @@ class Pipeline:
     Attributes:
         report: what has been measured and decided so far; final once the run has ended.
         folder: where the sinks write; None before the run starts, or if no sink writes there.
+        inputs: files besides the sources that no output overwrites; add yours, such as a configuration.
 
     Raises:
         UsageError, CapabilityError, SourceError, ModelError, EngineError, SinkError: see errors.py.
@@ -107,6 +108,7 @@ class Pipeline:
         if settings.show:
             load_opencv()
         self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
+        self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
         plan = plan_run(self.card, settings, source, None if isinstance(engine, str) else engine)
         self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
         with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
@@ -286,12 +288,13 @@ class Pipeline:
         settings = self.settings
         if not self._make_sinks(self.sources[0].info):
             return
-        if writes(settings):
-            folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+        folder = make_run_folder(settings.project, settings.name, settings.exist_ok) if writes(settings) else None
+        inputs = [*self.inputs, *(file for source in self.sources for file in source.info.files)]
+        beside = FILES if folder else ()
+        self._sink_set = SinkSet(self._make_sinks, folder or Path(), self.card.names, inputs=inputs, beside=beside)
+        if folder is not None:
             self._folder_lock = FolderLock(folder)
             self.folder = folder
-        inputs = [file for source in self.sources for file in source.info.files]
-        self._sink_set = SinkSet(self._make_sinks, self.folder or Path(), self.card.names, inputs=inputs)
 
     def _explained(self, error: BaseException) -> BaseException:
         """The error; a HostMemoryError in its place if the host ran out of memory and the error does not say so."""

@@ -156,3 +156,15 @@ def test_the_committed_option_reference_is_up_to_date(run: Any) -> None:
     assert (code, out) == (0, markdown())
     page = "docs/reference/options.md"
     assert (ROOT / page).read_text() == out, f"framefuse config reference > {page}"
+
+
+@pytest.mark.parametrize(
+    "words", ["bench engines m.onnx --out m.onnx", "parity squares --source m.json --out m.json",
+              "build m.onnx --precision fp16 --exist-ok --out m.onnx"],
+)  # fmt: skip
+def test_no_command_writes_over_its_input(run: Any, words: str) -> None:
+    Path("m.onnx").write_text("mine")
+    Path("m.json").write_text("mine")
+    code, _, err = run(*words.split())
+    assert code == 1 and "it is an input of this command" in err
+    assert Path("m.onnx").read_text() == Path("m.json").read_text() == "mine"

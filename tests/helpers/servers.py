@@ -10,13 +10,14 @@ import base64
 import io
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import cache
-from itertools import count
+from itertools import count, islice
 from types import TracebackType
 from typing import Any
 
@@ -105,8 +106,16 @@ class Server:
 
     scheme = "tcp"
 
-    def __init__(self, size: Size = SMALL, *, port: int = 0, b_frames: int = 0, damage: bool = False) -> None:
-        self.size, self.b_frames, self.damage = size, b_frames, damage
+    def __init__(
+        self,
+        size: Size = SMALL,
+        *,
+        port: int = 0,
+        b_frames: int = 0,
+        damage: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.size, self.b_frames, self.damage, self.tls = size, b_frames, damage, tls
         self.connections = threading.Semaphore(0)
         """Released once for each client that connected."""
         self.silent = threading.Event()
@@ -137,13 +146,16 @@ class Server:
 
     def _talk(self, client: socket.socket) -> None:
         with suppress(OSError):
+            if self.tls is not None:
+                client = self.tls.wrap_socket(client, server_side=True)
+                self._sockets.append(client)
             self.serve(client)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
         client.close()
 
     def url(self, path: str = "/stream", login: str = "") -> str:
-        return f"{self.scheme}://{login}127.0.0.1:{self.port}{path}"
+        return f"{self.scheme}{'s' if self.tls else ''}://{login}127.0.0.1:{self.port}{path}"
 
     def freeze(self) -> None:
         """Fall silent; connections stay open."""
@@ -203,7 +215,7 @@ def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
 
 
 class HttpServer(Server):
-    """/stream: endless MPEG-TS. /clip.mp4: a file, with ranges. /page: no video. Anything else: 404."""
+    """/stream: endless MPEG-TS. /clip.mp4: a file, with ranges. /list.m3u8: HLS. /page: no video. Else: 404."""
 
     scheme = "http"
 
@@ -229,6 +241,13 @@ class HttpServer(Server):
         elif path == "/page":
             body = b"<html>no video here</html>" * 50
             reply("200 OK", "Content-Type: text/html", f"Content-Length: {len(body)}", body=body)
+        elif path == "/list.m3u8":
+            body = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\npart.ts\n#EXT-X-ENDLIST\n"
+            kind = "Content-Type: application/vnd.apple.mpegurl"
+            reply("200 OK", kind, f"Content-Length: {len(body)}", body=body)
+        elif path == "/part.ts":
+            body = b"".join(islice(mpegts(self.size), FPS))
+            reply("200 OK", "Content-Type: video/mp2t", f"Content-Length: {len(body)}", body=body)
         elif path == "/clip.mp4":
             body = finite("mp4", self.size)
             first = int(re.findall(r"\d+", headers.get("range", "bytes=0-"))[0])
@@ -290,7 +309,7 @@ class RtspServer(Server):
             if self.login and method != "OPTIONS" and headers.get("authorization") != wanted:
                 self.refusals += 1
                 reply("401 Unauthorized", 'WWW-Authenticate: Basic realm="test"')
-            elif not re.match(r"rtsp://[^/]+/stream\b", url):
+            elif not re.match(r"rtsps?://[^/]+/stream\b", url):
                 reply("404 Not Found")
             elif method == "DESCRIBE":
                 reply("200 OK", "Content-Type: application/sdp", f"Content-Base: {url}/", body=sdp)

@@ -100,6 +100,29 @@ def test_where_the_scores_go_is_tried_before_anything_is_measured(
         assert code == 1 and f"cannot create the run folder {project}" in err
 
 
+@pytest.mark.parametrize(("output", "kept"), [("scores.json", "truth.json"), ("val.md", "0.png"), ("val.md", "m.yaml")])
+def test_no_score_overwrites_what_it_was_measured_on(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, output: str, kept: str
+) -> None:
+    write_squares(Path("m.onnx"))
+    Path("m.yaml").write_text("stride: 32\n")
+    before = Path(kept).read_bytes()
+    Path("out").mkdir()
+    Path("out", output).hardlink_to(kept)
+    monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
+    code, _, err = run(capsys, "m.onnx", "-d", "truth.json", "--project", ".", "--name", "out", "--exist-ok")
+    assert code == 1 and f"out/{output} is an input of this run and would be overwritten" in err
+    assert Path(kept).read_bytes() == before
+
+
+def test_scores_follow_no_link(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("mine").write_text("precious")
+    Path("out/val.md").symlink_to("../mine")
+    code, _, err = run(capsys, "squares", "-d", "truth.json", "--project", ".", "--name", "out", "--exist-ok")
+    assert code == 1 and "symbolic link" in err and Path("mine").read_text() == "precious"
+
+
 def test_what_was_scored_before_an_interruption_is_kept(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +185,7 @@ def test_without_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_failed_has_its_line() -> None:
     row = Row(Wanted("a", "b", "int8"), error=CapabilityError("no | int8", remedy="other"))
     assert table([row])[1] == ["a", "b", "int8", "failed", "-", "-"]
-    assert "- a b int8: no | int8 (other)" in markdown([row])
+    assert "- a b int8: no &#124; int8 (other)" in markdown([row])
 
 
 def test_int8_means_the_model_that_was_built_from_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import media
 from framefuse import Pipeline
 from framefuse.cli.app import main
 from framefuse.errors import SinkError
+from framefuse.models.squares import write_squares
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.report.report import Report, build_report
 from framefuse.sinks import SinkContext, open_sink
@@ -77,7 +78,7 @@ def test_no_sink_overwrites_its_source(tmp_path: Path, name: str, file: str, lin
         output.hardlink_to(source)
     sinks = SinkSet(lambda _: [open_sink(name)], output.parent, NAMES)
     one = frame()
-    with pytest.raises(SinkError, match=rf"{file} is a source of this run.*\n.*--name"):
+    with pytest.raises(SinkError, match=rf"{file} is an input of this run.*\n.*--name"):
         sinks.write(result(one), one, SourceInfo(str(source), "file", path=source))
     sinks.close()
     assert source.read_bytes() == b"precious"
@@ -100,7 +101,7 @@ def test_no_sink_overwrites_a_source_that_comes_later(tmp_path: Path, name: str,
     later.write_bytes(b"precious")
     sinks = SinkSet(lambda _: [open_sink(name)], tmp_path, NAMES, inputs=[later, tmp_path / "gone.mp4"])
     source = SourceInfo("clip.mp4", "file", path=Path("clip.mp4"))
-    with pytest.raises(SinkError, match="is a source of this run"):
+    with pytest.raises(SinkError, match="is an input of this run"):
         for one in (frame(0), frame(1, 64, 96)):
             sinks.write(result(one), one, source)
     sinks.close()
@@ -144,9 +145,61 @@ def test_pipeline_never_overwrites_what_it_reads(tmp_path: Path) -> None:
         media.image(folder / name, 1)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     pipeline = Pipeline(folder, save=True, project=tmp_path, name=folder.name, exist_ok=True)
-    with pytest.raises(SinkError, match=r"1\.png is a source of this run"):
+    with pytest.raises(SinkError, match=r"1\.png is an input of this run"):
         pipeline.run()
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("output", "kept"),
+    [
+        ("report.json", "config"),
+        ("report.html", "config"),
+        ("clip.jsonl", "config"),
+        ("clip.csv", "model"),
+        ("clip.json", "card"),
+        ("labels/clip_0.txt", "card"),
+        ("clip.mp4", "source"),
+        ("report.json.part", "config"),
+    ],
+)
+def test_no_run_overwrites_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str, kept: str
+) -> None:
+    """The output is another name of the file, as if it were called so itself."""
+    monkeypatch.chdir(tmp_path)
+    config, model, clip = Path("run.yaml"), write_squares(Path("m.onnx")), media.video(Path("clip.mp4"))
+    config.write_text("source: clip.mp4\nmodel: m.onnx\nexist_ok: true\n")
+    model.with_suffix(".yaml").write_text("stride: 32\n")
+    files = {"config": config, "model": model, "card": model.with_suffix(".yaml"), "source": clip}
+    target = Path("out") / output
+    target.parent.mkdir(parents=True)
+    target.hardlink_to(files[kept])
+    before = {path: path.read_bytes() for path in files.values()}
+    saves = ["--save", "--save-csv", "--save-json", "--save-txt"]
+    assert main(["predict", "--config", str(config), "--project", ".", "--name", "out", *saves]) == 1
+    assert f"out/{output} is an input of this run and would be overwritten" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    if output.startswith("report"):
+        assert os.listdir("out") == [output]
+
+
+def test_a_report_that_cannot_be_written_leaves_the_folder_free(tmp_path: Path) -> None:
+    clip = media.video(tmp_path / "clip.mp4")
+    pipeline = Pipeline(clip, project=tmp_path, name="out", exist_ok=True, save_jsonl=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").write_text("mine")
+    pipeline.inputs.append(tmp_path / "out" / "report.json")
+    with pytest.raises(SinkError, match=r"out/report\.json is an input"):
+        pipeline.run()
+    FolderLock(tmp_path / "out").release()
+
+
+def test_no_output_is_overwritten_by_the_report(tmp_path: Path) -> None:
+    clip = media.video(tmp_path / "report.mp4")
+    Pipeline(clip, project=tmp_path, name="out", save_json=True).run()
+    assert len(json.loads((tmp_path / "out" / "report_2.json").read_text())["images"]) > 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["frames"] > 0
 
 
 def test_a_world_overwrites_no_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,25 +92,34 @@ def test_coco_whose_end_was_being_written(killed: Path) -> None:
 
 def test_coco_without_its_images(killed: Path) -> None:
     (killed / "clip.images.part").unlink()
-    (line,) = repair_folder(killed)
-    assert "not repaired" in line
+    (repair,) = repair_folder(killed)
+    assert repair.failed and "not repaired" in str(repair)
     assert main(["repair", str(killed)]) == 1
     assert (killed / "clip.json.part").exists()
+
+
+def test_a_name_does_not_decide_the_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "x: not repaired: y"
+    folder.mkdir()
+    (folder / "empty.mp4").touch()
+    assert main(["repair", str(folder)]) == 0
+    (folder / "a: not repaired: b.mp4").touch()
+    assert main(["repair", str(folder)]) == 0
 
 
 def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
     (tmp_path / "clip.json.part").write_bytes(b'{"categories": [{"id')
     (tmp_path / "clip.images.part").write_bytes(b"")
-    assert any("ends before its first frame" in line for line in repair_folder(tmp_path))
+    assert any("ends before its first frame" in repair.done for repair in repair_folder(tmp_path))
 
 
 def test_lines_and_copies(tmp_path: Path) -> None:
     (tmp_path / "clip.jsonl").write_text('{"frame": 0}\n{"fra')
     (tmp_path / "clip.csv").write_text("frame,pts\n0,0.0\n")
     (tmp_path / "empty.mp4").touch()
-    assert list(repair_folder(tmp_path)) == [
-        "clip.jsonl: 5 bytes of an unfinished last line removed",
-        "empty.mp4: removed: it is empty",
+    assert list(map(str, repair_folder(tmp_path))) == [
+        f"{tmp_path}/clip.jsonl: 5 bytes of an unfinished last line removed",
+        f"{tmp_path}/empty.mp4: removed: it is empty",
     ]
     assert (tmp_path / "clip.jsonl").read_text() == '{"frame": 0}\n'
 

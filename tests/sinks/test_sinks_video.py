@@ -79,6 +79,43 @@ def test_video_keeps_times_exactly(tmp_path: Path, time_base: Fraction, stamps: 
     assert sink.notes == []
 
 
+@pytest.mark.parametrize("preset", ["ultrafast", "medium", "veryslow"])
+@pytest.mark.parametrize(
+    ("ticks", "seconds", "repeats"),
+    [(90_000, [0, 0.04, 7 * 3600, 7 * 3600 + 0.04], 3), (90_000, [0, 86400, 100 * 3600, 300 * 3600], 10 + 34 + 90),
+     (1_000_000_000, [0, 0.04, 2.2, 2.24], 3), (1000, [0, 40 * 86400], 77)],
+)  # fmt: skip
+def test_video_keeps_times_across_long_gaps(
+    tmp_path: Path, ticks: int, seconds: list[float], repeats: int, preset: str
+) -> None:
+    """A camera that is off for the night; MP4 holds 31 bits of ticks between two frames."""
+    stamps = [round(second * ticks) for second in seconds]
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, ticks)) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video", preset=preset), context(tmp_path), frames)
+    found = times(sink.paths[0])
+    assert set(found) >= {Fraction(stamp, ticks) for stamp in stamps}
+    assert found == sorted(found) and found[-1] == Fraction(stamps[-1], ticks)
+    assert len(found) == len(stamps) + repeats
+    assert f"{repeats} repeated frames fill gaps over" in sink.notes[0]
+
+
+def test_video_shows_the_last_frame_in_a_gap(tmp_path: Path) -> None:
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, 90000)) for i, stamp in enumerate([0, 9 * 3600 * 90000])]
+    frames[1].planes[0][:] = 200
+    sink = run(open_sink("video", crf=5), context(tmp_path), frames, NONE)
+    brightness = [int(planes_of(one)[0].mean()) for one in decoded(sink.paths[0])]
+    assert [value > 150 for value in brightness] == [False] * 5 + [True]
+
+
+def test_video_shortens_a_gap_of_years(tmp_path: Path) -> None:
+    stamps = [0, 9 * 365 * 86400 * 90000, 9 * 365 * 86400 * 90000 + 3600]
+    frames = [frame(i, pts=stamp, time_base=Fraction(1, 90000)) for i, stamp in enumerate(stamps)]
+    sink = run(open_sink("video"), context(tmp_path), frames)
+    found = times(sink.paths[0])
+    assert found[-1] - found[-2] == Fraction(1, 25) and len(found) == 1003
+    assert "1 gaps shortened to 7,961" in sink.notes[1]
+
+
 @pytest.mark.parametrize(
     "stamps,expected,note",
     [
@@ -222,6 +259,37 @@ def test_video_goes_on_in_a_second_file_when_the_size_changes(tmp_path: Path) ->
     assert times(sink.paths[1]) == [i * 40 * MS for i in range(5, 9)]
 
 
+def test_video_that_changes_its_size_with_every_frame_makes_few_files(tmp_path: Path) -> None:
+    sizes = [(96 + 2 * i, 64) if i % 2 else (64, 97) for i in range(30)]
+    sink = run(open_sink("video"), context(tmp_path), [frame(i, *size) for i, size in enumerate(sizes)])
+    assert [path.name for path in sink.paths] == ["clip.mp4", *(f"clip_{number}.mp4" for number in range(2, 9))]
+    assert [time for path in sink.paths for time in times(path)] == [i * 40 * MS for i in range(30)]
+    last = decoded(sink.paths[-1])
+    assert {(one.width, one.height) for one in last} == {(96 + 14, 64)} and len(last) == 23
+    assert "clip_8.mp4: the frames keep changing; all from here on are scaled to 110x64" in sink.notes
+
+
+@pytest.mark.parametrize("size", [(192, 128), (48, 32), (64, 128), (300, 20), (95, 63), (1, 1)])
+def test_video_scales_frames_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: Any) -> None:
+    """In the middle, between black bars, with the boxes, and in the colours of the file."""
+    monkeypatch.setattr("framefuse.sinks.video.FILES", 1)
+    width, height = size
+    box = detections((0, 0, width, height, 0.5, 1)) if min(size) > 60 else NONE
+    changed = frame(1, *size, matrix="bt709", full_range=True)
+    sink = run(open_sink("video", crf=5), context(tmp_path), [frame(0), changed], box)
+    luma, u, _ = (plane.astype(int) for plane in planes_of(decoded(sink.paths[0])[1]))
+    scale = min(96 / width, 64 / height)
+    across, along = width * scale, height * scale
+    expected = 16 + 100 * 219 / 255
+    assert abs(luma[32, 48] - expected) < 6
+    if along < 58:
+        assert luma[: int(32 - along / 2) - 3].max() < 24 and luma[int(32 + along / 2) + 3 :].max() < 24
+    if across < 88:
+        assert luma[:, : int(48 - across / 2) - 3].max() < 24 and luma[:, int(48 + across / 2) + 3 :].max() < 24
+    if box is not NONE:
+        assert abs(u[16, round(24 - across / 4)] - 128) > 20 > abs(u[16, 24] - 128)  # its left edge, and inside
+
+
 def test_video_never_writes_into_the_decoders_planes(tmp_path: Path) -> None:
     frames = [frame(i) for i in range(3)]
     for one in frames:
@@ -252,10 +320,12 @@ def test_the_encoder_is_the_gpus_where_it_opens() -> None:
 
 
 def test_x264s_words_for_nvenc() -> None:
-    found = encoder_options("h264_nvenc", 23, "ultrafast", 1)
+    rate = Fraction(25)
+    found, _ = encoder_options("h264_nvenc", crf=23, preset="ultrafast", rate=rate, gpu=1)
     assert found == {"rc": "vbr", "cq": "23", "b": "0", "preset": "p1", "gpu": "1"}
-    assert encoder_options("hevc_nvenc", 20, "p6", None)["preset"] == "p6"
-    assert encoder_options("libx264", 20, "fast", 0) == {"crf": "20", "preset": "fast"}
+    assert encoder_options("hevc_nvenc", crf=20, preset="p6", rate=rate)[0]["preset"] == "p6"
+    found, threads = encoder_options("libx264", crf=20, preset="fast", rate=rate, threads=3, gpu=0)
+    assert found.items() >= {"crf": "20", "preset": "fast"}.items() and "gpu" not in found and threads == 3
 
 
 def test_video_encoder_that_does_not_work_is_an_error(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def engines(
     check_choice("--device", device, ("auto", "cpu", "cuda", "all"))
     for name in precisions:
         check_choice("--precision", name, ("auto", "fp32", "bf16", "fp16", "int8"))
-    check_out(out)
+    check_out(out, model)
     options: dict[str, Any] = {"devices": ("cpu", "cuda") if device == "all" else (device,), "precision": precisions}
     report = bench_engines(
         model,

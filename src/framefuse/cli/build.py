@@ -67,7 +67,7 @@ def build(
 ) -> int:
     """Convert a model to FP16 or INT8, and write it if it stays accurate."""
     _check_engine(engine, shapes, workspace, out)
-    check_out(out)
+    check_out(out, model, calib, data)
     plan_only = f"{precision} is for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
     check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
     check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))

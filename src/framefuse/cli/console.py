@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from framefuse.cli.interrupts import stop_if_interrupted
+from framefuse.common.files import Files
 from framefuse.common.redact import redact
+from framefuse.common.text import on_one_line, without_controls
 from framefuse.errors import SinkError, UsageError
 
 if TYPE_CHECKING:
@@ -26,15 +27,6 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, and those that change the direction of what follows."""
-
-
-def without_controls(text: str) -> str:
-    """The text with the controls that a file name or class name may bring written as escapes."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
 def hush(quiet: bool) -> None:
     """With `quiet`, keep warnings of the logger, such as those of a live source, off stderr."""
     import logging
@@ -42,15 +34,17 @@ def hush(quiet: bool) -> None:
     logging.getLogger("framefuse").setLevel(logging.ERROR if quiet else logging.NOTSET)
 
 
-def check_out(out: Path | None) -> None:
+def check_out(out: Path | None, *inputs: str | Path | None) -> None:
     """Check before the work starts that the file of --out can be written.
 
     Raises:
-        SinkError: it is a folder, or its folder is missing or not writable.
+        SinkError: it is a folder or one of the inputs, or its folder is missing or not writable.
     """
     if out is None:
         return
     why = "it is a folder" if out.is_dir() else None
+    if out in Files([Path(name) for name in inputs if name is not None]):
+        why = "it is an input of this command"
     if not out.parent.is_dir():
         why = f"there is no folder {out.parent}"
     try:
@@ -116,7 +110,7 @@ def print_table(
     Args:
         dim: whether to print a row dimmed.
     """
-    rows = [[without_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    columns, *rows = ([on_one_line(cell) for cell in row] for row in (columns, *rows))
     full = [columns, *(row for row in rows if len(row) > 1)]
     widths = [max(len(row[column]) for row in full) for column in range(len(columns))]
     for row in (columns, *rows):

@@ -47,7 +47,7 @@ def parity(
     if out is not None and out.suffix not in PAGES:
         raise UsageError(f"--out {str(out)!r} does not end in {', '.join(PAGES)}", remedy="use --out parity.html")
     settings = load_settings(config, None, given).settings
-    check_out(out)
+    check_out(out, model, source, config)
 
     from framefuse.lab.parity import certify
     from framefuse.lab.parity.report import LEGEND, head, verdict

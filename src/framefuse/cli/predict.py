@@ -91,6 +91,7 @@ def predict(
     from framefuse.sinks.jsonl import to_json
 
     pipeline = Pipeline(chosen, chosen_model, settings=effective.settings)
+    pipeline.inputs += [config] if config else []
     if stdout:
         info = pipeline.sources[0].info
         several = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)

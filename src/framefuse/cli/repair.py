@@ -14,14 +14,14 @@ def repair(
     ],
 ) -> int:
     """Complete the outputs of a run that was killed or whose machine lost power."""
-    from framefuse.cli.console import without_controls
-    from framefuse.sinks.repair import NOT_REPAIRED, repair_folder
+    from framefuse.common.text import without_controls
+    from framefuse.sinks.repair import repair_folder
 
-    lines = []
+    repairs = []
     for folder in folders:
-        for line in repair_folder(folder):
-            lines.append(line)
-            typer.echo(without_controls(f"{folder}/{line}"))
-    if not lines:
+        for repair in repair_folder(folder):
+            repairs.append(repair)
+            typer.echo(without_controls(str(repair)))
+    if not repairs:
         typer.echo("every output is complete")
-    return int(any(f": {NOT_REPAIRED}: " in line for line in lines))
+    return int(any(repair.failed for repair in repairs))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from framefuse.cli.console import stderr, without_controls
+from framefuse.cli.console import stderr
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
+from framefuse.common.text import without_controls
 
 if TYPE_CHECKING:
     from framefuse.fleet.fleet import Fleet

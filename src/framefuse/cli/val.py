@@ -13,6 +13,8 @@ import typer
 
 from framefuse.cli.console import print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.common.files import Files
+from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
 from framefuse.errors import FramefuseError, UsageError
 
@@ -61,14 +63,18 @@ def val(
         load_settings(None, None, {"precision": precision})
 
     from framefuse.lab.evaluation import open_data
-    from framefuse.lab.evaluation.compare import Row, Wanted, save
-    from framefuse.sinks.run_folder import run_folder
+    from framefuse.lab.evaluation.compare import FILES, Row, Wanted, save
+    from framefuse.sinks.run_folder import output_path, run_folder
 
     opened = open_data(data, images)
     opened.spread(limit)
+    cards = [model.removesuffix(".onnx") + ".yaml" for model in models]
+    inputs = Files([*opened.files, *map(Path, (*models, *cards)), *([config] if config else [])])
     rows: list[Row] = []
     written: list[Path] = []
     with run_folder(settings.project, settings.name, settings.exist_ok) as folder:
+        for name in FILES:
+            output_path(folder, name, inputs)
         try:
             for wanted in (Wanted(*names) for names in product(models, engines, precisions)):
                 chosen = settings.model_copy(update={"engine": wanted.engine, "precision": wanted.precision})
@@ -77,7 +83,7 @@ def val(
         finally:  # keep the scores that were finished before an interruption
             if any(row.scores for row in rows):
                 _show(rows, print_json)
-                written = save(rows, folder)
+                written = save(rows, folder, inputs)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise failed[0]
@@ -87,7 +93,7 @@ def val(
         lines = [f"note     {note}" for note in notes] + [f"wrote    {path}" for path in written]
     lines += [f"failed   {row.title}: {row.error.message} -> {row.error.remedy}" for row in rows if row.error]
     if lines:
-        stderr().print("\n".join(lines), markup=False)
+        stderr().print("\n".join(map(on_one_line, lines)), markup=False)
     return failed[0].exit_code if failed else 0
 
 

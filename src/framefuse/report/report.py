@@ -19,6 +19,8 @@ from framefuse.report.verdict import verdict
 from framefuse.runtime.profiling import Measurements
 from framefuse.sources import SourceInfo
 
+FILES = "report.json", "report.html"
+
 
 @dataclass(frozen=True)
 class Report(ReportFacts):
@@ -49,14 +51,14 @@ class Report(ReportFacts):
         return printable(render(self, folder))
 
     def save(self, folder: Path) -> list[Path]:
-        """Write report.json and report.html into a folder, which is created if missing; returns their paths.
+        """Write FILES into a folder, which is created if missing; returns their paths.
 
         Existing files are replaced once the new ones are complete.
 
         Raises:
             SinkError: a file cannot be written.
         """
-        texts = {folder / "report.json": self.to_json(), folder / "report.html": self.to_html(folder)}
+        texts = dict(zip((folder / name for name in FILES), (self.to_json(), self.to_html(folder)), strict=True))
         parts = {path: path.with_name(path.name + ".part") for path in texts}
         try:
             folder.mkdir(parents=True, exist_ok=True)

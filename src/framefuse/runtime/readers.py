@@ -57,6 +57,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         max_age=settings.max_age,
         timeout=settings.timeout,
         reconnect=settings.reconnect,
+        tls_verify=settings.tls_verify,
         device="cuda" if settings.on_gpu else "cpu",
         held=1 if batch == 1 else batch * 3 + settings.queue,  # one batch in the batcher, two in flight
     )

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from framefuse.errors import SinkError, UsageError
+from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks.run_folder import UniqueNames
+from framefuse.sinks.run_folder import UniqueNames, output_path
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
@@ -56,19 +56,8 @@ class SinkContext:
     """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
 
     def output(self, name: str) -> Path:
-        """The path of an output file, which may be called `name`.part until it is complete.
-
-        Raises:
-            SinkError: the run reads this file.
-        """
-        path = self.folder / name
-        for written in (path, path.with_name(path.name + ".part")):
-            if written in self.inputs:
-                raise SinkError(
-                    f"{written} is a source of this run and would be overwritten",
-                    remedy="choose another --project or --name",
-                )
-        return path
+        """See `output_path`."""
+        return output_path(self.folder, name, self.inputs)
 
 
 class Sink(Protocol):

@@ -7,7 +7,8 @@ colour matrix and range.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol, cast
 
 import av
 import numpy as np
@@ -52,6 +53,15 @@ def to_av(frame: Frame) -> av.VideoFrame:
     return av_frame
 
 
+class Meaning(Protocol):
+    """What the values of 4:2:0 mean."""
+
+    @property
+    def matrix(self) -> Matrix: ...
+    @property
+    def full_range(self) -> bool: ...
+
+
 class FrameConverter:
     """Converts frames to 8-bit 4:2:0 or RGB; keeps swscale's tables between frames."""
 
@@ -81,6 +91,28 @@ class FrameConverter:
             dst_color_range=ColorRange.JPEG if full_range else ColorRange.MPEG,
         )
         return Yuv(planes_of(converted), matrix, full_range)
+
+    def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
+        """Scale 8-bit 4:2:0 of even size into the planes of another size, with black bars where the shapes differ."""
+        height, width = target[0].shape
+        scale = min(Fraction(width, source.width), Fraction(height, source.height))
+        across, along = (max(2, int(side * scale) // 2 * 2) for side in (source.width, source.height))
+        scaled = self._scaler.reformat(
+            source,
+            width=across,
+            height=along,
+            format="yuv420p",
+            src_colorspace=SWS_MATRIX[meaning.matrix],
+            dst_colorspace=SWS_MATRIX[wanted.matrix],
+            src_color_range=ColorRange.JPEG if meaning.full_range else ColorRange.MPEG,
+            dst_color_range=ColorRange.JPEG if wanted.full_range else ColorRange.MPEG,
+        )
+        left, top = (width - across) // 4, (height - along) // 4
+        black = (0 if wanted.full_range else 16, 128, 128)
+        for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1), strict=True):
+            into[:] = value
+            rows, columns = plane.shape
+            into[top * step : top * step + rows, left * step : left * step + columns] = plane
 
     def rgb(self, frame: Frame) -> NDArray[np.uint8]:
         """An upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is dropped."""

@@ -153,7 +153,8 @@ def repair(path: Path) -> int:
         if header < 0 or images.size < RESERVE:
             raise SinkError(f"{path} ends before its first frame", remedy="delete it, and run again")
         tail = max(main.size - TAIL, 0)
-        main.truncate(tail + _index(main.read(tail), IMAGES))
+        before, found, rest = main.read(tail).rpartition(IMAGES)
+        main.truncate(tail + len(before if found else rest))
         _cut_to_rows(main, header + len(ANNOTATIONS))
         _cut_to_rows(images, RESERVE)
         rows = sum(images.read(start, CHUNK).count(b"\n") for start in range(RESERVE, images.size, CHUNK))
@@ -161,12 +162,6 @@ def repair(path: Path) -> int:
         opened.pop_all()
     join(main, images, target)
     return count
-
-
-def _index(content: bytes, part: bytes) -> int:
-    """Where the last `part` begins; the length if there is none."""
-    found = content.rfind(part)
-    return found if found >= 0 else len(content)
 
 
 def _cut_to_rows(file: RecordFile, begin: int) -> None:

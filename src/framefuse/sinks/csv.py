@@ -53,7 +53,7 @@ class CsvSink:
             np.round(found.confidence.astype(np.float64), 4).tolist(),
             np.round(found.xyxy.astype(np.float64), 2).tolist(),
         )
-        info = result.frame
+        info, source = result.frame, safe_text(result.frame.source_id)
         rows: list[tuple[object, ...]] = [
             (
                 info.index,
@@ -62,7 +62,7 @@ class CsvSink:
                 safe_text(found.name(class_id)),
                 score,
                 *box,
-                safe_text(info.source_id),
+                source,
             )
             for class_id, score, box in zip(*columns, strict=True)
         ]

@@ -11,6 +11,7 @@ from av.codec import Codec
 from av.video.codeccontext import VideoCodecContext
 
 from framefuse.common.machine import available_cores
+from framefuse.sinks.mp4 import ENCODER_SECONDS
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
 SPEEDS = {
@@ -70,23 +71,6 @@ def nvenc_refuses(gpu: int) -> str | None:
     return why
 
 
-def encoder_options(encoder: str, crf: int, preset: str, gpu: int | None) -> dict[str, str]:
-    """The encoder's own options.
-
-    Args:
-        crf: quality as x264's crf, lower is better; mapped to a fixed quantiser of mpeg4 and to NVENC's cq.
-        preset: the encoder's speed preset; for NVENC also those of x264.
-        gpu: GPU of NVENC; None: FFmpeg's default.
-    """
-    if encoder == "mpeg4":
-        quantiser = min(31, max(2, round(crf / 6)))
-        return {"flags": "+qscale", "global_quality": str(quantiser * 118)}  # FF_QP2LAMBDA
-    if encoder.endswith("_nvenc"):
-        where = {} if gpu is None else {"gpu": str(gpu)}
-        return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": SPEEDS.get(preset, preset), **where}
-    return {"crf": str(crf), "preset": preset}
-
-
 LOOKAHEAD = {
     "ultrafast": 0, "superfast": 0, "veryfast": 10, "faster": 20, "fast": 30, "medium": 40,
     "slow": 50, "slower": 60, "veryslow": 60, "placebo": 60,
@@ -98,15 +82,37 @@ FEWEST_AHEAD = 12
 """Frames of delay below which x264 has to work without threads over frames, reordering and looking ahead."""
 
 
-def limit_delay(preset: str, rate: Fraction, seconds: float) -> tuple[dict[str, str], int]:
-    """Options of x264, and its threads, with which it holds back at most the frames of `seconds`.
+def encoder_options(
+    encoder: str, *, crf: int, preset: str, rate: Fraction, threads: int = 0, gpu: int | None = None
+) -> tuple[dict[str, str], int]:
+    """The encoder's own options, and its threads.
+
+    Args:
+        crf: quality as x264's crf, lower is better; mapped to a fixed quantiser of mpeg4 and to NVENC's cq.
+        preset: the encoder's speed preset; for NVENC also those of x264.
+        rate: frames per second.
+        threads: 0: as many as keep the delay short, or the encoder's default.
+        gpu: GPU of NVENC; None: FFmpeg's default.
+    """
+    if encoder == "mpeg4":
+        quantiser = min(31, max(2, round(crf / 6)))
+        return {"flags": "+qscale", "global_quality": str(quantiser * 118)}, threads  # FF_QP2LAMBDA
+    if encoder.endswith("_nvenc"):
+        where = {} if gpu is None else {"gpu": str(gpu)}
+        return {"rc": "vbr", "cq": str(crf), "b": "0", "preset": SPEEDS.get(preset, preset), **where}, threads
+    limits, most = _limit_delay(preset, rate) if encoder == SOFTWARE else ({}, 0)
+    return {"crf": str(crf), "preset": preset, **limits}, threads or most
+
+
+def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
+    """Options of x264, and its threads, with which it holds back at most the frames of ENCODER_SECONDS.
 
     What is still in the encoder when the process is killed is lost. By default x264 holds back up to 60 frames and one
     for each thread.
     """
     if preset not in LOOKAHEAD:
         return {}, 0
-    frames = int(rate * Fraction(seconds))
+    frames = int(rate * Fraction(ENCODER_SECONDS))
     if frames < FEWEST_AHEAD:
         return {"tune": "zerolatency"}, 0
     threads = min(frames // 3, available_cores() * 3 // 2)

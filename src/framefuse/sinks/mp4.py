@@ -19,6 +19,7 @@ from typing import Any
 import av
 import numpy as np
 from av.container import OutputContainer
+from av.video.frame import PictureType
 from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
@@ -123,9 +124,14 @@ class Mp4File:
         self._av_frame.make_writable()  # reallocates if the encoder still reads the previous frame
         return planes_of(self._av_frame)
 
-    def encode(self, pts: int, source_end: Fraction) -> None:
-        """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time)."""
+    def encode(self, pts: int, source_end: Fraction, *, alone: bool = False) -> None:
+        """Encode the frame with this pts, and copy the audio before `source_end` (seconds of the source's own time).
+
+        Args:
+            alone: without reference to other frames, and in their order.
+        """
         self._av_frame.pts, self._av_frame.time_base = pts, self._encoding.time_base
+        self._av_frame.pict_type = PictureType.I if alone else PictureType.NONE
         try:
             if self._opened is None:
                 descriptor = open_output(self.path)  # an invalid path fails before any work

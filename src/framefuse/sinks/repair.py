@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco
@@ -17,11 +18,20 @@ from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished, is_unfinished
 from framefuse.sinks.run_folder import FolderLock
 
-NOT_REPAIRED = "not repaired"
+
+class Repair(NamedTuple):
+    """What was done to a file."""
+
+    path: Path
+    done: str
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}: {'not repaired: ' if self.failed else ''}{self.done}"
 
 
-def repair_folder(folder: Path) -> Iterator[str]:
-    """Complete every unfinished output in the folder of a run; yields what was done, a line for each file.
+def repair_folder(folder: Path) -> Iterator[Repair]:
+    """Complete every unfinished output in the folder of a run; yields what was done, for each file that needed it.
 
     Files that are complete, and files that framefuse has not written, stay as they are.
 
@@ -34,13 +44,12 @@ def repair_folder(folder: Path) -> Iterator[str]:
     try:
         for path in sorted(folder.iterdir()):
             try:
-                done = _repair(path)
+                if done := _repair(path):
+                    yield Repair(path, done)
             except FramefuseError as error:
-                done = f"{NOT_REPAIRED}: {error.message}"
+                yield Repair(path, error.message, failed=True)
             except OSError as error:
                 raise write_error(path, error) from error
-            if done:
-                yield f"{path.name}: {done}"
     finally:
         lock.release()
 

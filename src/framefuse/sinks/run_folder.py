@@ -1,4 +1,4 @@
-"""The folder of a run, its lock, and unique file names."""
+"""The folder of a run, its lock, and the names of the files in it: unique, and none of an input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -96,6 +96,22 @@ class FolderLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def output_path(folder: Path, name: str, inputs: Container[Path]) -> Path:
+    """The path of an output file, which may be called `name`.part until it is complete.
+
+    Raises:
+        SinkError: the run reads this file.
+    """
+    path = folder / name
+    for written in (path, path.with_name(path.name + ".part")):
+        if written in inputs:
+            raise SinkError(
+                f"{written} is an input of this run and would be overwritten",
+                remedy="choose another --project or --name",
+            )
+    return path
 
 
 def shorten(stem: str) -> str:

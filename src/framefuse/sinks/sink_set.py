@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
+from framefuse.common.files import Files
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import Sink, SinkContext
-from framefuse.sinks.run_folder import UniqueNames, shorten
+from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
 from framefuse.sources import SourceInfo
 
 
@@ -36,7 +36,11 @@ class SinkSet:
         make: creates the unopened sinks of a source.
         folder: folder of the run; it exists.
         names: class names of the model.
-        inputs: known files that the run reads; no sink overwrites one.
+        inputs: known files that the run reads; no output overwrites one.
+        beside: files that the run itself writes into the folder.
+
+    Raises:
+        SinkError: one of `beside` is an input.
     """
 
     def __init__(
@@ -46,11 +50,15 @@ class SinkSet:
         names: Mapping[int, str] | None = None,
         *,
         inputs: Iterable[Path] = (),
+        beside: Iterable[str] = (),
     ) -> None:
         self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
+        paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
+        for stem in {path.stem for path in paths}:
+            self._taken["stem"].take(stem)
 
     def __enter__(self) -> SinkSet:
         return self
@@ -113,31 +121,6 @@ class SinkSet:
             except Exception as error:
                 errors.append(error)
         _raise_first(errors)
-
-
-class Files:
-    """A set of files compared by identity, not by name: a link to a file is that file."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-
-    def __contains__(self, path: object) -> bool:
-        assert isinstance(path, Path)
-        found = _identity(path)
-        return found is not None and found in self._identities
-
-    @cached_property
-    def _identities(self) -> frozenset[tuple[int, int]]:
-        """Computed only if an output already exists, which is never the case in a new folder."""
-        return frozenset(found for path in self._paths if (found := _identity(path)) is not None)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        facts = path.stat()
-    except (OSError, ValueError):  # ValueError: a null byte
-        return None
-    return facts.st_dev, facts.st_ino
 
 
 def _close(sinks: Sequence[Sink]) -> list[Exception]:

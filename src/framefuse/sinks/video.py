@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import av
 import numpy as np
 
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.canvas import FrameConverter, Plane, upright
+from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder, limit_delay
-from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
+from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
+from framefuse.sinks.mp4 import Encoding, Mp4File
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
@@ -28,6 +30,15 @@ LEAD_IN = Fraction(2)
 """Seconds. Players show nothing before the first frame; a later start than this (trimmed, live) is moved to 0."""
 JUMP = Fraction(1)
 """Seconds; a larger step backwards is a restart of the source's timestamps, a smaller one is disorder."""
+TRACK_TICKS = 10_000
+"""FFmpeg doubles the ticks per second of an MP4 track until they are as many as this."""
+LONGEST = (2**31 - 1) // 3
+"""Ticks between two frames at most. FFmpeg has 31 bits for the distance between two frames of an MP4, and for that from
+decoding to presentation, which x264 lets grow to two frames and more where it reorders."""
+REPEATS = 1000
+"""Frames at most that fill one gap."""
+FILES = 8
+"""Files at most that one source makes by changing its size; the last holds all frames that follow."""
 MPEG4_TICKS = 65535
 """MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
 
@@ -40,9 +51,17 @@ class VideoFormat(NamedTuple):
     matrix: Matrix
     full_range: bool
 
+    @property
+    def even(self) -> tuple[int, int]:
+        """Width and height as 4:2:0 requires."""
+        return self.width + self.width % 2, self.height + self.height % 2
+
 
 class Timeline:
     """Timestamps of one file: those of the source, made strictly increasing.
+
+    A gap that is too long for MP4 (over two hours at 90 kHz, 0.7 s at 1 GHz) is filled with repeats of the frame before
+    it, so that all frames keep their times; one that REPEATS do not fill is shortened.
 
     Args:
         first: the first frame; its time base is kept. If it has no pts, the time base is one frame.
@@ -64,10 +83,14 @@ class Timeline:
         self._index = 0
         self.ticks = self._frame_ticks
         """Duration of the last frame, taken from the interval before it."""
-        self.missing = self.moved = self.jumps = 0
+        scale = self.time_base.denominator
+        while scale < TRACK_TICKS:
+            scale *= 2
+        self._longest = max(1, LONGEST // int(scale * self.time_base))
+        self.missing = self.moved = self.jumps = self.repeated = self.shortened = 0
 
-    def stamp(self, frame: Frame) -> int:
-        """The pts of the next frame, in units of `time_base`."""
+    def stamps(self, frame: Frame) -> list[int]:
+        """The pts of repeats of the frame before, then that of the next frame, in units of `time_base`."""
         if frame.pts is None:
             self.missing += self._timed
             # By the index, so that frames skipped by vid_stride keep their duration.
@@ -82,9 +105,15 @@ class Timeline:
             elif pts <= self.last:
                 self.moved += 1
                 pts = self.last + 1
+            elif pts - self.last > (end := (REPEATS + 1) * self._longest):
+                self.shortened += 1
+                self.offset -= (pts - self.last - end) * self.time_base
+                pts = self.last + end
             self.ticks = pts - self.last
+        repeats = [] if self.last is None else range(self.last + self._longest, pts, self._longest)
+        self.repeated += len(repeats)
         self.last, self._index = pts, frame.index
-        return pts
+        return [*repeats, pts]
 
     @property
     def source_seconds(self) -> Fraction:
@@ -100,7 +129,7 @@ class Timeline:
         found = []
         if self.inexact:
             found.append(f"{name}: timestamps rounded to {self.time_base} s, as mpeg4 requires")
-        if self.offset and not self.jumps:
+        if self.offset and not self.jumps and not self.shortened:
             found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
         if self.missing:
             found.append(f"{name}: {self.missing} frames without pts follow at the frame rate")
@@ -108,6 +137,11 @@ class Timeline:
             found.append(f"{name}: {self.moved} frames with non-increasing pts delayed to the next tick")
         if self.jumps:
             found.append(f"{name}: pts jumped back {self.jumps} times; the video continues without the jump")
+        longest = float(self._longest * self.time_base)
+        if self.repeated:
+            found.append(f"{name}: {self.repeated} repeated frames fill gaps over {longest:,.1f} s, as MP4 requires")
+        if self.shortened:
+            found.append(f"{name}: {self.shortened} gaps shortened to {(REPEATS + 1) * longest:,.1f} s")
         return found
 
 
@@ -115,8 +149,9 @@ class VideoSink:
     """Writes <stem>.mp4, upright, with the source's timestamps (variable rates too) and audio packets.
 
     Frames of odd size are extended by a copy of the last column or row. If the size or the colour description changes
-    within the stream, a second file <stem>_2.mp4 continues. Memory use is one frame plus the encoder's. See mp4.py for
-    what remains after an error, and Timeline for timestamps that are missing or out of order.
+    within the stream, a second file <stem>_2.mp4 continues, and so on. The last of FILES files has the largest size so
+    far, and all further frames are scaled to it. Memory use is one frame plus the encoder's. See mp4.py for what
+    remains after an error, and Timeline for timestamps that are missing or out of order.
 
     Args:
         encoder: FFmpeg's name; there is no fallback (`encoders.choose_encoder` checks in advance).
@@ -140,11 +175,11 @@ class VideoSink:
     ) -> None:
         self.paths: list[Path] = []
         self.notes: list[str] = []
-        self._encoder, self._preset, self._audio = encoder, preset, audio
-        self._options = encoder_options(encoder, crf, preset, gpu)
-        self._threads = threads
+        self._encoder, self._audio = encoder, audio
+        self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
+        self._largest = VideoFormat(0, 0, "bt601", False)
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -161,14 +196,23 @@ class VideoSink:
         assert frame is not None, "the sink video needs the frame"
         planes, matrix, full_range = self._converter.yuv420p(frame)
         format = VideoFormat(frame.width, frame.height, matrix, full_range)
-        if self._file is None or format != self._format:
+        if self._file is None or (format != self._format and len(self.paths) < FILES):
+            self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
             self._finish()
-            self._file = self._start(frame, format)
+            self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
+        *repeats, pts = self._times.stamps(frame)
+        for repeat in repeats:
+            self._file.encode(repeat, self._times.source_seconds, alone=True)
         target = self._file.planes()
-        fill(target, planes, frame.rotation)
-        self._annotator.draw(target, result.detections, result.masks)
-        pts = self._times.stamp(frame)
-        self._file.encode(pts, self._times.source_seconds)
+        if self._format is None or format == self._format:
+            fill(target, planes, frame.rotation)
+            self._annotator.draw(target, result.detections, result.masks)
+        else:
+            own = av.VideoFrame(*format.even, "yuv420p")
+            fill(planes_of(own), planes, frame.rotation)
+            annotator_of(format).draw(planes_of(own), result.detections, result.masks)
+            self._converter.fit(own, format, target, self._format)
+        self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def close(self) -> None:
         self._finish()
@@ -180,8 +224,10 @@ class VideoSink:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
             path = self._context.output(f"{stem}.mp4")
         size = f"{format.width}x{format.height}"
-        width, height = format.width + format.width % 2, format.height + format.height % 2
-        if number > 1:
+        width, height = format.even
+        if number == FILES:
+            self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
+        elif number > 1:
             self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
@@ -193,13 +239,8 @@ class VideoSink:
         transposed = frame.rotation in (90, 270)
         aspect = 1 / frame.sample_aspect_ratio if transposed else frame.sample_aspect_ratio
         self._format = format
-        self._annotator = Annotator(
-            width, height, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range
-        )
-        options, threads = self._options, self._threads
-        if self._encoder == SOFTWARE:
-            limits, most = limit_delay(self._preset, rate, ENCODER_SECONDS)
-            options, threads = {**options, **limits}, threads or most
+        self._annotator = annotator_of(format)
+        options, threads = self._options(rate=rate)
         file = Mp4File(
             path,
             Encoding(
@@ -229,6 +270,10 @@ class VideoSink:
         problem = file.close(self._times.source_end)
         if problem:
             self.notes.append(problem)
+
+
+def annotator_of(format: VideoFormat) -> Annotator:
+    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range)
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

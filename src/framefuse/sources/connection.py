@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import math
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -33,12 +34,12 @@ from framefuse.errors import FramefuseError, SourceError
 from framefuse.sources.decoder import HostDecoder
 from framefuse.sources.files import NOT_VIDEO, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
+from framefuse.sources.tls import why_untrusted
 
 FFMPEG_OPTIONS = {
     "rtsp_transport": "tcp",
     "allowed_media_types": "video",
     "max_delay": "200000",  # RTP over UDP: microseconds to wait for a datagram that is out of order
-    "tls_verify": "0",  # the default differs between FFmpeg 8 and 9, and cameras have self-signed certificates
     "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
     "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
     "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
@@ -127,6 +128,8 @@ class Facts:
     seconds: float | None
     """Duration; None: a live stream."""
     aspect: Fraction
+    format: str = ""
+    """FFmpeg's name of the container or protocol."""
 
 
 class Ended(NamedTuple):
@@ -279,6 +282,9 @@ class Connection:
             reason = str(error.strerror)  # str(error) contains the address
             if error.errno == errno.EIO and self.facts is None:
                 reason += self._unresolved()
+                untrusted = why_untrusted(self._address.url, self._options.tls_verify, self._options.timeout)
+                if untrusted:
+                    return Ended(untrusted, ssl.SSLCertVerificationError)
         elif isinstance(error, FramefuseError):
             reason = error.message
         elif isinstance(error, Undecodable):
@@ -363,4 +369,5 @@ def _facts(container: Any, stream: Any) -> Facts:
         exact(stream.average_rate),
         container.duration / 1_000_000 if container.duration else None,
         exact(stream.sample_aspect_ratio) or Fraction(1),
+        container.format.name,
     )

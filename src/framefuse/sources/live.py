@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,6 +19,7 @@ from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.resume import TIME_BASE, Backoff, Timeline
 from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.tls import PORTS, is_verified, tls_options
 
 _logger = logging.getLogger(__name__)
 
@@ -42,17 +44,19 @@ def open_live(uri: str, options: SourceOptions, *, random: Random | None = None)
 
     Frames carry `arrival`, and pts in 1/90000 s that increase across all connections (see resume.Timeline); `start` and
     `end` count from the first frame. `info.notes` records each loss and reconnection, `info.drops["corrupt"]` counts
-    damaged packets. Silences, losses and reconnections are also logged as warnings. The certificate of an https or
-    rtsps server is not verified, because cameras have self-signed certificates.
+    damaged packets. Silences, losses and reconnections are also logged as warnings. `options.tls_verify` says
+    whether the certificate of an https or rtsps server is verified; a note says so if not.
 
     Raises:
-        SourceError: the address is malformed, or not found (http).
+        UsageError: tls_verify names a file without a certificate.
+        SourceError: the address is malformed, or not found (http), or its certificate is not trusted.
         AuthenticationError: the server refuses the login (http immediately, others on iteration).
         StreamError: on iteration: the stream was given up.
     """
     address = Address.parse(uri)
+    address.ffmpeg_options |= tls_options(address.scheme, options.tls_verify)
     live = _Live(address, options, random or Random())
-    if address.scheme in ("https", "rtsps"):
+    if address.scheme in PORTS and not is_verified(address.scheme, options.tls_verify):
         note(live.info, "the certificate of the server is not verified")
     if address.scheme in ("http", "https"):
         live.probe()
@@ -209,6 +213,10 @@ class _Live:
             return SourceError(text)
         if self._delivered:
             return None
+        if issubclass(kind, ssl.SSLCertVerificationError):
+            return SourceError(
+                text, remedy="set tls_verify to a PEM file that holds it or its authority, or to off to accept any"
+            )
         if issubclass(kind, av.error.ProtocolNotFoundError):
             return CapabilityError(text, remedy=f"the installed FFmpeg cannot read {self._address.scheme}:// addresses")
         if issubclass(kind, av.error.HTTPClientError) and not issubclass(kind, av.error.HTTPTooManyRequestsError):
@@ -222,6 +230,9 @@ class _Live:
     def _learn(self, facts: Facts) -> None:
         info, options = self.info, self._options
         info.width, info.height, info.fps = facts.width or None, facts.height or None, facts.fps
+        scheme = self._address.scheme
+        if facts.format == "hls" and scheme in PORTS and is_verified(scheme, options.tls_verify):
+            note(info, "FFmpeg verifies the certificate of the playlist only, not those of its parts")
         if facts.seconds and self._address.scheme in ("http", "https") and not self._delivered:
             info.kind = "file"
             seconds = min(options.end or facts.seconds, facts.seconds) - (options.start or 0.0)

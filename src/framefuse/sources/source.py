@@ -55,6 +55,10 @@ class SourceOptions:
     keeps this many."""
     reconnect_max_delay: float = 10.0
     """Live sources: the delay between attempts doubles from 0.25 s up to this many seconds."""
+    tls_verify: str = "auto"
+    """Certificates of https and rtsps servers: on: they must be signed by an authority that the system trusts; off: any
+    is accepted; a path: that of a PEM file of trusted certificates; auto: on for https, where every public server has
+    such a signature, and off for rtsps, where hardly any camera has one."""
 
     def __post_init__(self) -> None:
         for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
@@ -67,6 +71,9 @@ class SourceOptions:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a number of seconds above 0")
         if not isinstance(self.low_latency, bool | np.bool_):
             raise UsageError(f"low_latency is {brief(self.low_latency)}", remedy="low_latency takes True or False")
+        if not isinstance(self.tls_verify, str) or not self.tls_verify:
+            remedy = "tls_verify takes auto, on, off, or the path of a file of certificates to trust"
+            raise UsageError(f"tls_verify is {brief(self.tls_verify)}", remedy=remedy)
         if self.device not in ("cpu", "cuda"):
             raise UsageError(f"device is {brief(self.device)}", remedy="device takes cpu or cuda")
         start, end = self.span

@@ -65,8 +65,11 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
         **(_masks(categories, values) if outlined else {}),
     }
     if folder.is_file():
-        return Dataset(open=partial(_open_video, folder), key_of=_index_of, labels=labels, **shared)
-    return Dataset(open=_open_images, key_of=_file_of, labels=labels, mixed=len(by_key) > 1, **shared)
+        return Dataset(
+            open=partial(_open_video, folder), key_of=_index_of, labels=labels, files=[path, folder], **shared
+        )
+    files = [path, *map(Path, by_key)]
+    return Dataset(open=_open_images, key_of=_file_of, labels=labels, mixed=len(by_key) > 1, files=files, **shared)
 
 
 def _read(path: Path) -> Mapping[str, list[Any]]:

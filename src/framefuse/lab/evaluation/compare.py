@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from framefuse.errors import FramefuseError, SinkError
+from framefuse.common.text import in_markdown
+from framefuse.errors import FramefuseError
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores
+from framefuse.sinks._lines import encode, open_output, write_error
+from framefuse.sinks.run_folder import output_path
 
+FILES = "scores.json", "val.md"
 SCHEMA = 1
 """Version of scores.json; increased when a field changes its meaning or is removed."""
 
@@ -107,15 +112,15 @@ def markdown(rows: Sequence[Row], images: Sequence[Path] = ()) -> str:
     scored = [row.scores for row in rows if row.scores]
     page = ["# Accuracy", ""]
     if scored:
-        page += [f"`{scored[0].data}`, {scored[0].frames:,} frames.", ""]
+        page += [f"{in_markdown(scored[0].data)}, {scored[0].frames:,} frames.", ""]
     page += [*markdown_table(table(rows)), "", *legend(scored), ""]
     if scored:
         page += ["## By class", "", *markdown_table(class_table(rows)), ""]
     for row in rows:
         for note in row.scores.notes if row.scores else ():
-            page.append(f"- {row.title}: {note}")
+            page.append(f"- {in_markdown(f'{row.title}: {note}')}")
         if row.error:
-            page.append(f"- {row.title}: {row.error.message} ({row.error.remedy})")
+            page.append(f"- {in_markdown(f'{row.title}: {row.error.message} ({row.error.remedy})')}")
     page += [f"\n![{path.stem}]({path.name})" for path in images]
     return "\n".join(page).rstrip() + "\n"
 
@@ -142,9 +147,8 @@ def legend(scored: Sequence[Scores]) -> list[str]:
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> list[str]:
     """Header and rows as lines of Markdown."""
-    head, *body = lines
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in body]
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *escaped)]
+    head, *body = [[in_markdown(cell) for cell in line] for line in lines]
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -157,8 +161,11 @@ def to_json(rows: Sequence[Row]) -> str:
     return json.dumps({"schema": SCHEMA, "runs": content}, indent=2, allow_nan=False) + "\n"
 
 
-def save(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write scores.json, val.md and a plot for each run into a folder; returns their paths.
+def save(rows: Sequence[Row], folder: Path, inputs: Container[Path] = ()) -> list[Path]:
+    """Write FILES and a plot for each run into a folder; returns their paths.
+
+    Args:
+        inputs: files that are not overwritten.
 
     Raises:
         CapabilityError: the extra `val` is not installed.
@@ -166,17 +173,22 @@ def save(rows: Sequence[Row], folder: Path) -> list[Path]:
     """
     from framefuse.lab.evaluation.plots import plot
 
-    written = []
+    texts, plots = [output_path(folder, name, inputs) for name in FILES], dict[Path, Row]()
+    for number, row in enumerate(rows, 1):
+        if row.scores:
+            name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
+            plots[output_path(folder, f"{number}-{name}.png", inputs)] = row
+    for path, text in zip(texts, (to_json(rows), markdown(rows, list(plots))), strict=True):
+        _write(path, encode(text))
+    for path, row in plots.items():
+        if row.scores:
+            _write(path, plot(row.scores, row.title))
+    return [*texts, *plots]
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
-        for number, row in enumerate(rows, 1):
-            if row.scores:
-                name = "-".join("".join(c if c.isalnum() else "-" for c in row.title).split("-"))
-                written.append(plot(row.scores, row.title, folder / f"{number}-{name}.png"))
-        texts = {folder / "scores.json": to_json(rows), folder / "val.md": markdown(rows, written)}
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
+        with os.fdopen(open_output(path), "wb") as file:
+            file.write(content)
     except OSError as error:
-        raise SinkError(
-            f"cannot write into {folder}: {error.strerror or error}", remedy="choose another --project"
-        ) from error
-    return [*texts, *written]
+        raise write_error(path, error) from error

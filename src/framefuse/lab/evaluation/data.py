@@ -126,5 +126,6 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         mask_groups={name: {n for part in parts for n in part.mask_groups.get(name, ())} for name in groups},
         mixed=mixed,
         no_masks=first.no_masks,
+        files=[file for part in parts for file in part.files],
         notes=[note for part in parts for note in part.notes],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class Dataset:
     """Whether the images may differ in size."""
     no_masks: str = "no masks"
     """Why there are no masks, for messages."""
+    files: Sequence[Path] = ()
+    """What it is read from, so that no output overwrites one."""
     notes: Sequence[str] = ()
     """Oddities of the data, and what was left out."""
 

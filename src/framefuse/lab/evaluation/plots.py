@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import Any
 
 import numpy as np
@@ -14,28 +14,30 @@ LEGEND = 12
 """Maximum number of classes in the legend, besides the mean."""
 
 
-def plot(scores: Scores, title: str, path: Path) -> Path:
-    """Write a plot as PNG.
+def plot(scores: Scores, title: str) -> bytes:
+    """The plot as PNG.
 
     Raises:
         CapabilityError: matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("matplotlib") from error
-    figure = Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
-    left, right = figure.subplots(1, 2)
-    _confusion(left, scores)
-    if scores.boxes:
-        _curves(right, scores)
-    else:
-        _shares(right, scores)
-    figure.savefig(path)
-    return path
+    with rc_context({"text.parse_math": False}):  # names are text, also between dollars
+        figure = Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
+        left, right = figure.subplots(1, 2)
+        _confusion(left, scores)
+        if scores.boxes:
+            _curves(right, scores)
+        else:
+            _shares(right, scores)
+        figure.savefig(png := io.BytesIO())
+    return png.getvalue()
 
 
 def _confusion(axes: Any, scores: Scores) -> None:

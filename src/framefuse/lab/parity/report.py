@@ -10,6 +10,8 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from framefuse.common.text import in_markdown
+
 if TYPE_CHECKING:
     from framefuse.lab.parity.compare import Boxes, Check
     from framefuse.lab.parity.findings import EngineResult, Findings
@@ -97,11 +99,13 @@ def table(certificate: Findings) -> list[Sequence[str]]:
 
 
 def markdown(certificate: Findings) -> str:
-    lines = [f"# Parity certificate: {verdict(certificate)}", "", head(certificate) + ".", "", "## Where it starts", ""]
-    lines += [f"- {_cell(line)}" for line in summary(certificate)[:-1]]
+    lines = [f"# Parity certificate: {verdict(certificate)}", "", in_markdown(head(certificate)) + "."]
+    lines += ["", "## Where it starts", ""]
+    lines += [f"- {in_markdown(line)}" for line in summary(certificate)[:-1]]
     for title, checks in groups(certificate):
-        lines += ["", f"## {title}", "", "| | stage | found | limit | |", "|---|---|---|---|---|"]
-        lines += [f"| {MARKS[check.verdict]} | " + " | ".join(map(_cell, _texts(check))) + " |" for check in checks]
+        lines += ["", f"## {in_markdown(title)}", "", "| | stage | found | limit | |", "|---|---|---|---|---|"]
+        for check in checks:
+            lines.append(f"| {' | '.join((MARKS[check.verdict], *map(in_markdown, _texts(check))))} |")
     return "\n".join([*lines, "", LEGEND, ""])
 
 
@@ -207,10 +211,6 @@ def _texts(check: Check) -> tuple[str, str, str, str]:
 
 def _class(check: Check) -> str:
     return "none" if check.verdict == "not compared" else check.verdict
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 __all__ = ["html", "markdown", "summary", "table", "to_json"]

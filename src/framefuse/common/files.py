@@ -1,0 +1,32 @@
+"""Files compared by identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+
+class Files:
+    """A set of files compared by identity, not by name: a link to a file is that file."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = tuple(paths)
+
+    def __contains__(self, path: object) -> bool:
+        assert isinstance(path, Path)
+        found = _identity(path)
+        return found is not None and found in self._identities
+
+    @cached_property
+    def _identities(self) -> frozenset[tuple[int, int]]:
+        """Computed only if an output already exists, which is never the case in a new folder."""
+        return frozenset(found for path in self._paths if (found := _identity(path)) is not None)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except (OSError, ValueError):  # ValueError: a null byte
+        return None
+    return facts.st_dev, facts.st_ino

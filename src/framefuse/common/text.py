@@ -1,0 +1,28 @@
+"""Names of files and classes come from others: how a terminal and a page of Markdown show them as text."""
+
+from __future__ import annotations
+
+import re
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys, those that change the direction of what follows, and those without an encoding."""
+MARKUP = re.compile(r"[\\`*\[\]|~#$<>&]|(?<![^\W_])_|_(?![^\W_])|^[-+=](?=[-=\s])|^\d(?=\d*[.)]\s)")
+"""Characters with a meaning in Markdown or HTML: some everywhere, _ at the edge of a word, others at the beginning."""
+
+
+def without_controls(text: str) -> str:
+    """The text with the controls that a file name or class name may bring written as escapes."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def on_one_line(text: str) -> str:
+    """`without_controls`, with tabs and line breaks as escapes too."""
+    return without_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def in_markdown(text: str) -> str:
+    """The text as Markdown that shows it letter by letter, on one line, also in a cell of a table.
+
+    Character references instead of backslashes, because every dialect of Markdown reads them.
+    """
+    return MARKUP.sub(lambda found: f"&#{ord(found[0])};", on_one_line(text))

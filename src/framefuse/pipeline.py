@@ -48,6 +48,8 @@ from framefuse.sources import SourceInfo
 DEFAULT_MODEL = "squares"
 _open: WeakSet[Pipeline] = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
+NOT_TAKEN = "not taken"
+"""Cause of a drop: the outputs have the result, but the caller was too slow to take it from a live source."""
 UNNAMED = f"no model was given: {DEFAULT_MODEL} only finds red, green and blue squares"
 
 
@@ -218,7 +220,7 @@ class Pipeline:
         return self._write(self._infer(self._decode(sources)))
 
     def _decode(self, sources: Sequence[Iterable[Frame]]) -> Threaded[Frame]:
-        settings, live = self.settings, self.sources[0].info.live
+        settings, live = self.settings, self._live
         threads = settings.decode_threads * len(sources)
         decode_clock = self._recorder.stage("decode", parallel=threads, copies=len(sources))
         next_clock = self._recorder.stage("preprocess")
@@ -228,8 +230,8 @@ class Pipeline:
             cancel=self._close_sources,
             capacity=1 if live else settings.queue,
             policy="latest" if live else "block",
-            too_old=self._too_old if live else None,
-            on_drop=self._count_drop,
+            too_old=(lambda frame: self._is_old(frame.arrival)) if live else None,
+            on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
             on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
         )
@@ -243,7 +245,11 @@ class Pipeline:
             [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
             name="program",
             cancel=frames.close,
-            capacity=max(self.settings.queue, 2 * self._batcher.size),
+            capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
+            policy="latest" if self._live else "block",
+            too_old=(lambda found: self._is_old(found.result.arrival)) if self._live else None,
+            keep_newest=True,
+            on_drop=lambda found, cause: self._drop(found.frame, found.result.frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: last_clock.add(0, items=0, wait_out=blocked),
             on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
         )
@@ -256,7 +262,16 @@ class Pipeline:
         written = write(found, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
-        self._last = Threaded([written], name="write", cancel=found.close, capacity=self.settings.queue)
+        self._last = Threaded(
+            [written],
+            name="write",
+            cancel=found.close,
+            capacity=max(self.settings.queue, len(self.sources)),
+            policy="latest" if self._live else "block",
+            too_old=(lambda result: self._is_old(result.arrival)) if self._live else None,
+            keep_newest=True,
+            on_drop=lambda result, cause: self._drop(None, result.frame.source_id, NOT_TAKEN),
+        )
         return iter(self._last)
 
     def _make_program(self, plan: RunPlan, *, keep_frames: bool) -> Program:
@@ -330,6 +345,10 @@ class Pipeline:
             infos |= {id(info): info for info in (*own, *parts)}
         return list(infos.values())
 
+    @property
+    def _live(self) -> bool:
+        return self.sources[0].info.live
+
     def _close_sources(self) -> None:
         for source in self.sources:
             source.close()
@@ -346,13 +365,13 @@ class Pipeline:
         info = self.sources[self._reader_of(source_id)].info
         return info.parts.get(source_id, info)
 
-    def _too_old(self, frame: Frame) -> bool:
-        return frame.arrival is not None and monotonic() - frame.arrival > self.settings.max_age
+    def _is_old(self, arrival: float | None) -> bool:
+        return arrival is not None and monotonic() - arrival > self.settings.max_age
 
-    def _count_drop(self, frame: Frame, cause: str) -> None:
-        if frame.lease is not None:
+    def _drop(self, frame: Frame | None, source_id: str, cause: str) -> None:
+        if frame is not None and frame.lease is not None:
             frame.lease.release()
-        drops = self._info_of(frame.source_id).drops
+        drops = self._info_of(source_id).drops
         drops[cause] = drops.get(cause, 0) + 1
 
 

@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
@@ -73,9 +74,10 @@ def endless(
 
 
 def mpegts(size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264", pid: int = 256) -> Iterator[bytes]:
-    """The endless clip as MPEG-TS, in chunks of one frame."""
+    """The endless clip as MPEG-TS, in chunks of one frame, from each of which a reader can start."""
     out = io.BytesIO()
-    with av.open(out, "w", format="mpegts", container_options={"mpegts_start_pid": str(pid)}) as container:
+    options = {"mpegts_start_pid": str(pid), "mpegts_flags": "pat_pmt_at_frames"}
+    with av.open(out, "w", format="mpegts", container_options=options) as container:
         container.flags |= av.container.Flags.flush_packets.value
         stream = container.add_mux_stream(codec, rate=FPS, width=size[0], height=size[1])
         for data, pts, dts in endless(size, b_frames, damage, codec):
@@ -256,6 +258,39 @@ class HttpServer(Server):
             reply("206 Partial Content", "Accept-Ranges: bytes", content, length, body=body[first:])
         else:
             reply("404 Not Found", "Content-Length: 0")
+
+
+class HlsServer(HttpServer):
+    """/live.m3u8: a playlist of the last five parts of two seconds each, of which one is added every two seconds."""
+
+    part_frames = 2 * FPS
+
+    def __init__(self, size: Size = SMALL, **options: Any) -> None:
+        self._source, self._parts, self._making = mpegts(size), list[bytes](), threading.Lock()
+        self._began = time.monotonic()
+        super().__init__(size, **options)
+
+    def _part(self, number: int) -> bytes:
+        with self._making:
+            while len(self._parts) <= number:
+                self._parts.append(b"".join(islice(self._source, self.part_frames)))
+            return self._parts[number]
+
+    def serve(self, client: socket.socket) -> None:
+        line, _ = _request(client.makefile("rb"))
+        path = line.split()[1]
+        made = 4 + int((time.monotonic() - self._began) * FPS) // self.part_frames
+        kind, body = "video/mp2t", b""
+        if path == "/live.m3u8":
+            first = max(0, made - 5)
+            lines = ["#EXTM3U", "#EXT-X-VERSION:3", "#EXT-X-TARGETDURATION:2", f"#EXT-X-MEDIA-SEQUENCE:{first}"]
+            for number in range(first, made):
+                lines += ["#EXTINF:2.0,", f"part{number}.ts"]
+            kind, body = "application/vnd.apple.mpegurl", "\n".join([*lines, ""]).encode()
+        elif part := re.fullmatch(r"/part(\d+)\.ts", path):
+            body = self._part(int(part[1]))
+        head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
 
 
 class UdpSender(Server):

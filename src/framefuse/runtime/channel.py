@@ -41,6 +41,7 @@ class Threaded(Generic[Item]):
         capacity: maximum number of items that an iterable runs ahead of the reader.
         policy: what happens when a queue is full. block: the iterable waits. latest: its oldest item is dropped.
         too_old: whether an item that is about to be delivered is dropped as stale.
+        keep_newest: deliver a stale item nevertheless if there is no newer one.
         on_drop: called with each dropped item and the cause, "superseded" or "stale".
         on_step: called after each item with the seconds the iterable worked on it, the seconds it was then blocked, and
             the CPU seconds of its thread.
@@ -56,6 +57,7 @@ class Threaded(Generic[Item]):
         capacity: int = 4,
         policy: Literal["block", "latest"] = "block",
         too_old: Callable[[Item], bool] | None = None,
+        keep_newest: bool = False,
         on_drop: Callable[[Item, str], None] | None = None,
         on_step: Callable[[float, float, float], None] | None = None,
         on_wait: Callable[[float], None] | None = None,
@@ -65,6 +67,7 @@ class Threaded(Generic[Item]):
         self._capacity = capacity
         self._policy = policy
         self._too_old = too_old
+        self._keep_newest = keep_newest
         self._on_drop = on_drop or (lambda item, cause: None)
         self._on_step = on_step
         self._on_wait = on_wait
@@ -114,7 +117,7 @@ class Threaded(Generic[Item]):
                         item = queue.popleft()
                         if len(queue) <= self._capacity // 2:  # for one free place it would block again at once
                             self._writable[self.turn].notify()
-                        if self._too_old is None or not self._too_old(item):
+                        if self._too_old is None or (self._keep_newest and not queue) or not self._too_old(item):
                             return item
                         self._on_drop(item, "stale")
                 if self._closed:

@@ -296,8 +296,8 @@ class Connection:
         parts = urlsplit(self._address.url)
         try:
             socket.getaddrinfo(parts.hostname, parts.port)
-        except OSError as error:
-            return f" (cannot resolve the host {parts.hostname}: {error.strerror})"
+        except (OSError, UnicodeError) as error:  # the latter for a part of the name that is too long
+            return f" (cannot resolve the host {parts.hostname}: {getattr(error, 'strerror', None) or error})"
         return ""
 
     def _read(self) -> Ended:

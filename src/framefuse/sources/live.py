@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
+from time import monotonic
 from typing import Any
 
 import av
@@ -17,13 +18,15 @@ from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, F
 from framefuse.sources.files import exact
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.resume import TIME_BASE, Backoff, Timeline
+from framefuse.sources.resume import TIME_BASE, Backoff, Pace, Timeline
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 from framefuse.sources.tls import PORTS, is_verified, tls_options
 
 _logger = logging.getLogger(__name__)
 
 LOSSES_NOTED = 50
+SEGMENTED = ("hls", "dash")
+"""FFmpeg's names of the protocols that bring several seconds at once."""
 UNREADABLE_IN_A_ROW = 3
 """Connections without readable video, before the first frame, after which the address is given up as not a video."""
 
@@ -138,7 +141,7 @@ class _Live:
 
     def _timed(self, closed: threading.Event) -> Iterator[tuple[Any, float, int, Fraction]]:
         """The decoded frames of all connections with arrival, pts and pixel aspect ratio."""
-        timeline = Timeline()
+        timeline, pace = Timeline(), Pace()
         while not closed.is_set():
             connection = self._connection if self._probed and self._connection else self._connect()
             self._probed = False
@@ -154,7 +157,12 @@ class _Live:
                     unit = exact(av_frame.time_base) or TIME_BASE
                     source = None if av_frame.pts is None else av_frame.pts * unit
                     period = 1 / (connection.facts.fps or Fraction(25))
-                    yield av_frame, arrival, timeline.pts(source, arrival, period), connection.facts.aspect
+                    pts = timeline.pts(source, arrival, period)
+                    if connection.facts.format in SEGMENTED and self.info.live:
+                        if closed.wait(pace.wait(float(pts * TIME_BASE), monotonic())):
+                            return
+                        arrival = monotonic()
+                    yield av_frame, arrival, pts, connection.facts.aspect
             finally:
                 connection.abandon()
             if closed.is_set() or not self._try_again(connection, closed):

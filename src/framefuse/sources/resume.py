@@ -1,4 +1,4 @@
-"""How a live stream resumes after a loss: when to retry, and how its timestamps continue. Pure policy, no clock."""
+"""The times of a live stream: when to retry after a loss, how timestamps continue, when a frame is due. No clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from random import Random
 FIRST_DELAY = 0.25
 TIME_BASE = Fraction(1, 90_000)
 """Time base of live frames: that of RTP video and MPEG-TS."""
+LATE = 0.5
+"""Seconds by which a frame of a segmented stream may be late without delaying all that follow."""
 JUMP = 30
 """Seconds; a larger step between two frames means that the source's clock was set, not that time passed."""
 
@@ -84,3 +86,21 @@ class Timeline:
             self._offset = pts - tick
         self._last, self._arrival, self._resumed = pts, arrival, False
         return pts
+
+
+class Pace:
+    """When the frames of a stream that arrives in bursts are due: at the intervals of their pts.
+
+    A segmented stream (HLS, DASH) brings several seconds at once. Read as they arrive, nearly all of these frames would
+    be superseded by the last one.
+    """
+
+    def __init__(self) -> None:
+        self._begin: float | None = None
+        """When pts 0 is due, by the clock that is passed in."""
+
+    def wait(self, seconds: float, now: float) -> float:
+        """Seconds until the frame with this pts is due. One that comes too late starts the clock anew."""
+        if self._begin is None or now > self._begin + seconds + LATE:
+            self._begin = now - seconds
+        return max(0.0, self._begin + seconds - now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
 import media
 from framefuse.errors import DecodeError, SourceError
@@ -147,8 +148,21 @@ class TestImages:
     def test_not_an_image(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jpg"
         path.write_text("no image")
-        with pytest.raises(DecodeError, match="not an image, or damaged"):
+        with pytest.raises(DecodeError, match="not an image of a supported format, or damaged"):
             open_source(path)
+
+    def test_no_other_program_reads_an_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pillow alone would open this file, and Ghostscript would run what is in it."""
+        marker, program, path = tmp_path / "ran", tmp_path / "gs", tmp_path / "photo.jpg"
+        program.write_text(f"#!/bin/sh\ntouch {marker}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # where it was found before
+        media.image(tmp_path / "a.eps").rename(path)
+        with pytest.raises(DecodeError, match=r"photo\.jpg: not an image of a supported format") as caught:
+            read(path)
+        assert "save it as one of JPEG, PNG" in (caught.value.remedy or "")
+        assert not marker.exists()
 
     def test_truncated(self, tmp_path: Path) -> None:
         path = media.truncate(media.image(tmp_path / "a.jpg", size=(320, 240)), 0.8)

@@ -17,6 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
+from framefuse.sources.paths import IMAGE_FORMATS
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SourceInfo, SourceOptions, note
@@ -85,16 +86,18 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The open image; any error inside the block becomes a SourceError that names the path."""
     try:
-        with Image.open(path) as image:
+        Image.init()  # without it, a format that this Pillow lacks is a KeyError
+        with Image.open(path, formats=[name for name in IMAGE_FORMATS if name in Image.OPEN]) as image:
             check_size(*image.size, str(path))
             yield image
     except SourceError:
         raise
     except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes
-        reason = "not an image, or damaged"
-        if not isinstance(error, UnidentifiedImageError):  # its message only repeats the path
-            reason = str(error) or type(error).__name__
-        raise DecodeError(f"{path}: {reason}", remedy="check in an image viewer that it is complete") from error
+        reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
+        if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
+            reason = "not an image of a supported format, or damaged"
+            remedy += f", and save it as one of {', '.join(IMAGE_FORMATS)}"
+        raise DecodeError(f"{path}: {reason}", remedy=remedy) from error
 
 
 def _is_sequence(image: Image.Image) -> bool:

@@ -121,6 +121,7 @@ class TestDispatch:
             ({"vid_stride": True}, "vid_stride is True", "a whole number from 1"),
             ({"decode_threads": None}, "decode_threads is None", "a whole number from 1"),
             ({"held": 0}, "held is 0", "a whole number from 1"),
+            ({"max_pixels": 0}, "max_pixels is 0", "a whole number from 1"),
             ({"reconnect": -2}, "reconnect is -2", "a whole number from -1"),
             ({"start": -1.0}, "start -1.0 and end None", "from 0"),
             ({"start": "1.5"}, "start '1.5'", "from 0"),

@@ -154,7 +154,7 @@ class _Video:
         context = stream.codec_context
         if context is None:
             raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
-        check_size(context.width, context.height, uri)
+        check_size(context.width, context.height, uri, options.max_pixels)
 
         configure_decoder(context, options.decode_threads, options.low_latency)
         time_base = exact(stream.time_base) or Fraction(1, 1000)

@@ -55,9 +55,19 @@ class SourceOptions:
     keeps this many."""
     reconnect_max_delay: float = 10.0
     """Live sources: the delay between attempts doubles from 0.25 s up to this many seconds."""
+    max_pixels: int = 160_000_000
+    """Images and videos with larger frames are refused before they are decoded, as a file of half a megabyte may unpack
+    to gigabytes. The default admits the largest video (16K, 15360x8640) and the stills of every common sensor up to 150
+    megapixels; an image needs about ten bytes a pixel while it is read."""
 
     def __post_init__(self) -> None:
-        for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
+        for name, least in (
+            ("vid_stride", 1),
+            ("decode_threads", 1),
+            ("held", 1),
+            ("max_pixels", 1),
+            ("reconnect", -1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")

@@ -45,20 +45,25 @@ def open_path(text: str, options: SourceOptions) -> Source:
     Raises:
         SourceError: no such file, or no image or video among the files found.
     """
-    try:
-        return open_paths(_find(text), options)
-    except OSError as error:
-        raise _unreadable(text, error) from error
-
-
-def _unreadable(text: str, error: OSError) -> SourceError:
-    return SourceError(
-        f"cannot read {redact_source(text)}: {error.strerror}", remedy="check the path and its permissions"
-    )
+    return open_paths(_find(text), options)
 
 
 def _find(text: str) -> list[str]:
-    """The files that a path, folder or glob names."""
+    """The files that a path, folder or glob names.
+
+    Raises:
+        SourceError: no such file, or it cannot be read.
+    """
+    try:
+        return _named(text)
+    except (OSError, ValueError) as error:  # ValueError: a character that no file name can have
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(
+            f"cannot read {redact_source(text)}: {reason}", remedy="check the path and its permissions"
+        ) from error
+
+
+def _named(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
         return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
@@ -96,10 +101,7 @@ def videos_in(text: str) -> list[str]:
     Raises:
         SourceError: no such file, or it cannot be read.
     """
-    try:
-        paths = _find(text)
-    except OSError as error:
-        raise _unreadable(text, error) from error
+    paths = _find(text)
     return [text] if any(is_image_path(path) for path in paths) else paths
 
 

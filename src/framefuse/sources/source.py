@@ -171,5 +171,5 @@ def note(info: SourceInfo, text: str) -> None:
 def is_camera(source: Any) -> bool:
     """Whether this names a camera: 0, "0" or "/dev/video0". A file named 0 is "./0"."""
     if isinstance(source, (int, np.integer)):
-        return not isinstance(source, bool)
-    return isinstance(source, str) and re.fullmatch(r"[0-9]+|/dev/video[0-9]+", source) is not None
+        return not isinstance(source, bool) and abs(int(source)) < 10**9
+    return isinstance(source, str) and re.fullmatch(r"(/dev/video)?[0-9]{1,9}", source) is not None

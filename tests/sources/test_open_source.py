@@ -125,6 +125,7 @@ class TestDispatch:
             ("a\0b/*.jpg", "embedded null byte"),
             ("\ud800/*", "surrogates not allowed"),
             ("//[", "no image or video"),
+            ("*/" * 1000, "recursion depth"),
             ("9" * 5000, "File name too long"),
             ("/dev/video" + "9" * 200, "no such file"),
             ("rtsp://[", "invalid host or port"),

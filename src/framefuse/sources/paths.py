@@ -56,7 +56,7 @@ def _find(text: str) -> list[str]:
     """
     try:
         return _named(text)
-    except (OSError, ValueError) as error:  # ValueError: a character that no file name can have
+    except (OSError, ValueError, RecursionError) as error:  # a character that no file name has, hundreds of folders
         reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(
             f"cannot read {redact_source(text)}: {reason}", remedy="check the path and its permissions"

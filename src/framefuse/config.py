@@ -101,6 +101,9 @@ class Settings(BaseModel):
         description="videos of a list, folder or glob to read at once; 0: up to 8 on cuda, otherwise 1",
     )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
+    max_pixels: int = Field(
+        160_000_000, ge=1, description="largest frame to decode, width times height; larger are refused"
+    )
     low_latency: bool = Field(False, description="decode without reordering delay if the codec allows it")
     max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
     timeout: float = Field(

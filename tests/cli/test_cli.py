@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said_with_a_remedy(run: Any, words: str, code: int, me
         (["predict", "{clip}", "yolov8n.pt"], 1, "no model 'yolov8n.pt'", "yolo export model=yolov8n.pt format=onnx"),
         (["predict", "{clip}", "--save", "--encode-preset", "no"], 1, "with crf=23 preset=no: Invalid", "--encoder"),
         (["predict", "rtsp://"], 1, "no host", "with any login (name, colon, password, @) before the host"),
-        (["predict", "notes.jpg"], 1, "notes.jpg: not an image, or damaged", "image viewer"),
+        (["predict", "notes.jpg"], 1, "notes.jpg: not an image of a supported format", "image viewer"),
         (["val", "squares", "--data", "x", "--limit", "0"], 2, "--limit is '0': it should be greater", "framefuse val"),
         (["kernels", "show", "x", "--emit", "wasm"], 2, "--emit is 'wasm': 'wasm' is not one of 'tir'", "kernels show"),
         (["kernels", "show", "draw_box"], 2, "no kernel is named 'draw_box'", "did you mean draw_boxes"),

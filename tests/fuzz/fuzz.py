@@ -34,11 +34,11 @@ BATCH = 2000
 class Findings:
     cases: Counter[str] = field(default_factory=Counter)
     found: dict[str, str] = field(default_factory=dict)
-    """What went wrong -> the file with the first such input."""
+    """What went wrong -> the file with the smallest such input."""
 
 
 def work(name: str, seed: int, folder: Path, seconds: float) -> None:
-    """Run cases, and print a line for each: the number, and what was found. `current` holds the input of the case."""
+    """Run cases, and print a line for each: the number, and what was found. The file of that number is the input."""
     from mutate import mutated
     from targets import TARGETS, try_one
 
@@ -50,7 +50,8 @@ def work(name: str, seed: int, folder: Path, seconds: float) -> None:
             break
         random = Random(f"{name} {number}")
         content = mutated(random.choice(samples), random)
-        (folder / "current").write_bytes(content)
+        content = target.mend(content) if random.random() < 0.5 else content
+        (folder / str(number)).write_bytes(content)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             print(number, json.dumps(try_one(target, content, Path(place))), flush=True)
 
@@ -59,7 +60,6 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) ->
     """Fuzz a target for so many seconds."""
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch:
-        current = Path(scratch, "current")
         while (left := end - time.monotonic()) > 0:
             command = [sys.executable, __file__, "--work", name, str(seed), scratch, str(left)]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -71,12 +71,13 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) ->
                 seed = int(number) + 1
                 findings.cases[name] += 1
                 if what := json.loads(found):
-                    keep(out, name, what, current.read_bytes(), findings)
+                    keep(out, name, what, Path(scratch, number), findings)
+                Path(scratch, number).unlink()
             code = process.wait()
             watch.stop()
             if code:
                 what = f"no end within {CASE_SECONDS} s" if watch.ended else f"the process ended with {code}"
-                keep(out, name, what, current.read_bytes() if current.exists() else b"", findings)
+                keep(out, name, what, Path(scratch, str(seed)), findings)
                 seed += 1
 
 
@@ -104,15 +105,16 @@ class Watch:
                 return
 
 
-def keep(out: Path, name: str, what: str, content: bytes, findings: Findings) -> None:
-    title = f"{name}: {what}"
-    if title in findings.found:
+def keep(out: Path, name: str, what: str, case: Path, findings: Findings) -> None:
+    """Keep the smallest input of each kind of finding: an exception at a place, whatever its message."""
+    content, kind = case.read_bytes() if case.exists() else b"", what.partition(": ")[0]
+    path = Path(findings.found.get(f"{name}: {kind}", out / f"{name}-{len(findings.found)}"))
+    if path.exists() and path.stat().st_size <= len(content):
         return
-    path = out / f"{name}-{len(findings.found)}"
     out.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    findings.found[title] = str(path)
-    print(f"{title} ({path})", file=sys.stderr)
+    findings.found[f"{name}: {kind}"] = str(path)
+    print(f"{name}: {what} ({path})", file=sys.stderr)
 
 
 def main() -> int:

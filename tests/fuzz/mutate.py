@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
+NAME = re.compile(rb"[0-9A-Za-z ]{4}")
 NUMBERS = (0, 1, 2, 127, 128, 255, 256, 32767, 32768, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
 WORDS = (
     b"-1", b"0", b"1e999", b"nan", b"null", b"true", b"[", b"]", b"{", b"}", b'"', b"'", b"\\", b"\n", b":", b"&a",
@@ -62,8 +64,15 @@ def _swap(data: bytearray, random: Random) -> None:
     data[first : first + size], data[second : second + size] = data[second : second + size], data[first : first + size]
 
 
+def _length(data: bytearray, random: Random) -> None:
+    """Boxes and chunks of most formats have a number on one side of a name in four letters."""
+    if names := [found.start() for found in NAME.finditer(data)]:
+        place = max(0, random.choice(names) + random.choice((-4, 4)))
+        data[place : place + 4] = (random.choice(NUMBERS) % 2**32).to_bytes(4, random.choice(("big", "little")))
+
+
 def _cut(data: bytearray, random: Random) -> None:
     del data[_place(data, random) :]
 
 
-DAMAGES = (_flip, _flip, _byte, _byte, _number, _number, _word, _word, _remove, _repeat, _swap, _cut)
+DAMAGES = (_flip, _flip, _byte, _byte, _number, _number, _word, _word, _remove, _repeat, _swap, _cut, _length, _length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
@@ -15,6 +16,7 @@ import media
 from framefuse.errors import SourceError, UsageError
 from framefuse.frame import Frame
 from framefuse.sources import SourceInfo, SourceOptions, open_source
+from framefuse.sources.paths import videos_in
 from reading import read
 
 
@@ -107,6 +109,40 @@ class TestDispatch:
         path = media.image(tmp_path / "with space.png")
         assert len(read(path.as_uri())[0]) == 1
 
+    def test_file_addresses_of_names_that_are_not_utf8(self, tmp_path: Path) -> None:
+        path = media.image(tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"\xff.png"))
+        assert len(read(path.as_uri())[0]) == 1
+
+    @pytest.mark.parametrize("address", ["file://[", "file://", "file://\u2100/a.png", "file:///\ud800.png"])
+    def test_file_addresses_that_name_no_file(self, address: str) -> None:
+        with pytest.raises(UsageError, match="names no file"):
+            open_source(address)
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("a\0b.jpg", "no such file"),
+            ("a\0b/*.jpg", "embedded null byte"),
+            ("\ud800/*", "surrogates not allowed"),
+            ("//[", "no image or video"),
+            ("*/" * 1000, "recursion depth"),
+            ("9" * 5000, "File name too long"),
+            ("/dev/video" + "9" * 200, "no such file"),
+            ("rtsp://[", "invalid host or port"),
+            ("tcp://host:1\0", "control characters"),
+        ],
+    )
+    def test_names_that_nothing_can_have(self, source: str, message: str) -> None:
+        with pytest.raises(SourceError, match=message):
+            open_source(source)
+        if "://" not in source:
+            with pytest.raises(SourceError, match=message):
+                videos_in(source)
+
+    def test_a_number_that_no_camera_has(self) -> None:
+        with pytest.raises(UsageError, match="a int is not a source"):
+            open_source(10**5000)
+
     def test_unknown_scheme(self) -> None:
         with pytest.raises(UsageError, match="no source reads gopher://") as caught:
             open_source("gopher://host/clip")
@@ -121,6 +157,7 @@ class TestDispatch:
             ({"vid_stride": True}, "vid_stride is True", "a whole number from 1"),
             ({"decode_threads": None}, "decode_threads is None", "a whole number from 1"),
             ({"held": 0}, "held is 0", "a whole number from 1"),
+            ({"max_pixels": 0}, "max_pixels is 0", "a whole number from 1"),
             ({"reconnect": -2}, "reconnect is -2", "a whole number from -1"),
             ({"start": -1.0}, "start -1.0 and end None", "from 0"),
             ({"start": "1.5"}, "start '1.5'", "from 0"),

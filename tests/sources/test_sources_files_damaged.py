@@ -84,6 +84,12 @@ class TestBadFiles:
         with pytest.raises(SourceError, match=f"{width}x{height} exceeds 16384"):
             open_source(media.y4m(tmp_path / "clip.y4m", width, height))
 
+    def test_max_pixels(self, tmp_path: Path) -> None:
+        path = media.video(tmp_path / "clip.mp4")
+        assert len(read(path, max_pixels=64 * 48)[0]) == 8
+        with pytest.raises(SourceError, match=r"64x48 \(3072 pixels\) exceeds max_pixels \(3071\)"):
+            read(path, max_pixels=64 * 48 - 1)
+
     def test_no_size(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError):
             open_source(media.y4m(tmp_path / "clip.y4m", 0, 48))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
 import media
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources import open_source
+from framefuse.sources import SourceOptions, open_source
 from framefuse.sources.paths import sorted_naturally
 from reading import read
 
@@ -147,8 +148,21 @@ class TestImages:
     def test_not_an_image(self, tmp_path: Path) -> None:
         path = tmp_path / "a.jpg"
         path.write_text("no image")
-        with pytest.raises(DecodeError, match="not an image, or damaged"):
+        with pytest.raises(DecodeError, match="not an image of a supported format, or damaged"):
             open_source(path)
+
+    def test_no_other_program_reads_an_image(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pillow alone would open this file, and Ghostscript would run what is in it."""
+        marker, program, path = tmp_path / "ran", tmp_path / "gs", tmp_path / "photo.jpg"
+        program.write_text(f"#!/bin/sh\ntouch {marker}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # where it was found before
+        media.image(tmp_path / "a.eps").rename(path)
+        with pytest.raises(DecodeError, match=r"photo\.jpg: not an image of a supported format") as caught:
+            read(path)
+        assert "save it as one of JPEG, PNG" in (caught.value.remedy or "")
+        assert not marker.exists()
 
     def test_truncated(self, tmp_path: Path) -> None:
         path = media.truncate(media.image(tmp_path / "a.jpg", size=(320, 240)), 0.8)
@@ -165,8 +179,26 @@ class TestImages:
     def test_decompression_bomb(self, tmp_path: Path) -> None:
         path = tmp_path / "a.png"
         Image.new("1", (16000, 16000)).save(path)
-        with pytest.raises(DecodeError, match="decompression bomb"):
+        with pytest.raises(SourceError, match=r"a\.png: more than 178956970 pixels") as caught:
             open_source(path)
+        assert "MAX_IMAGE_PIXELS" in (caught.value.remedy or "")
+
+    def test_max_pixels(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.png"
+        Image.new("1", (13000, 13000)).save(path)
+        size = r"a\.png: the frame size 13000x13000 \(169000000 pixels\) exceeds max_pixels \(160000000\)"
+        with pytest.raises(SourceError, match=size) as caught:
+            open_source(path)
+        assert "raise the option max_pixels" in (caught.value.remedy or "")
+        # A warning of Pillow would be an error here.
+        assert open_source(path, SourceOptions(max_pixels=169_000_000)).info.width == 13000
+
+    def test_max_pixels_holds_for_every_page(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tif"
+        Image.new("L", (40, 30)).save(path, save_all=True, append_images=[Image.new("L", (60, 50))])
+        frames, info = read(path, max_pixels=1200)
+        assert [frame.width for frame in frames] == [40]
+        assert info.notes == [f"skipped {path}: the frame size 60x50 (3000 pixels) exceeds max_pixels (1200)"]
 
 
 class TestFolders:

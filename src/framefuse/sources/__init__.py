@@ -6,11 +6,12 @@ Only live sources have threads, one per connection, because FFmpeg's network rea
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
@@ -64,11 +65,22 @@ def _open_text(source: str | Path, options: SourceOptions) -> Source:
     scheme, separator, _ = text.partition("://")
     if isinstance(source, str) and separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         if scheme.lower() == "file":
-            return _open_text(Path(unquote(urlsplit(text).path)), options)
+            return _open_text(_local_path(text), options)
         return _open_address(scheme.lower(), text, options)
     from framefuse.sources.paths import open_path
 
     return open_path(text, options)
+
+
+def _local_path(address: str) -> Path:
+    """The path in a file:// address."""
+    try:
+        path = os.fsdecode(unquote_to_bytes(urlsplit(address).path))
+    except ValueError:
+        path = ""
+    if not path:
+        raise UsageError(f"{brief(address)} names no file", remedy="write file:///folder/name")
+    return Path(path)
 
 
 def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:

@@ -168,7 +168,7 @@ class _Video:
         context = stream.codec_context
         if context is None:
             raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
-        check_size(context.width, context.height, uri)
+        check_size(context.width, context.height, uri, options.max_pixels)
 
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)

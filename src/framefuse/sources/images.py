@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
+from framefuse.sources.paths import IMAGE_FORMATS
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SourceInfo, SourceOptions, note
@@ -28,6 +30,8 @@ ORIENTATION_TAG = 0x0112
 ROTATIONS: dict[int, Rotation] = {3: 180, 6: 90, 8: 270}
 """EXIF orientations that are pure rotations, in degrees clockwise."""
 MIRRORED = frozenset({2, 4, 5, 7})
+_filters = threading.Lock()
+"""Held while the filters of warnings are changed, which all threads share."""
 NAMED_FAILURES = 10
 """Number of unreadable images that get a note each; further ones are only counted."""
 
@@ -46,6 +50,7 @@ def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
     info.frames = -(-len(paths) // options.vid_stride)
     if len(paths) == 1:
         with _opened(paths[0]) as image:
+            check_size(*image.size, str(paths[0]), options.max_pixels)
             info.width, info.height = image.size
             if _is_sequence(image):
                 info.frames = None
@@ -60,6 +65,7 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
         try:
             with _opened(path) as image:
                 for pts in _sequence(image, info):
+                    check_size(*image.size, str(path), options.max_pixels)  # the pages of a TIFF differ in size
                     if closed.is_set():
                         return
                     if pts is not None and not start <= pts * MILLISECOND < (end or math.inf):
@@ -85,16 +91,29 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The open image; any error inside the block becomes a SourceError that names the path."""
     try:
-        with Image.open(path) as image:
-            check_size(*image.size, str(path))
+        with _identified(path) as image:
             yield image
     except SourceError:
         raise
+    except Image.DecompressionBombError as error:
+        raise SourceError(
+            f"{path}: more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels, which Pillow does not read",
+            remedy="scale it down first; in Python, PIL.Image.MAX_IMAGE_PIXELS changes this limit",
+        ) from error
     except Exception as error:  # Pillow's plug-ins raise nearly anything on damaged bytes
-        reason = "not an image, or damaged"
-        if not isinstance(error, UnidentifiedImageError):  # its message only repeats the path
-            reason = str(error) or type(error).__name__
-        raise DecodeError(f"{path}: {reason}", remedy="check in an image viewer that it is complete") from error
+        reason, remedy = str(error) or type(error).__name__, "check in an image viewer that it is complete"
+        if isinstance(error, UnidentifiedImageError):  # its message only repeats the path
+            reason = "not an image of a supported format, or damaged"
+            remedy += f", and save it as one of {', '.join(IMAGE_FORMATS)}"
+        raise DecodeError(f"{path}: {reason}", remedy=remedy) from error
+
+
+def _identified(path: Path) -> Image.Image:
+    """The image with its header read. Pillow's warning of a large size is left out: `max_pixels` decides."""
+    Image.init()  # without it, a format that this Pillow lacks is a KeyError
+    formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
+    with _filters, warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+        return Image.open(path, formats=formats)
 
 
 def _is_sequence(image: Image.Image) -> bool:

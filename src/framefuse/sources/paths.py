@@ -14,10 +14,23 @@ from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
 from framefuse.sources.source import Source, SourceOptions
 
-IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp", ".avif"}
-    | {".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".ico"}
-)
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png", ".apng"),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "AVIF": (".avif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG2000": (".jp2", ".j2k"),
+    "ICO": (".ico",),
+    "TGA": (".tga",),  # last, because it has no signature
+}
+"""Name in Pillow -> suffixes. No other format is opened, whatever a file is called: Pillow reads some by running other
+programs (EPS by Ghostscript)."""
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".m2v", ".vob", ".wmv"}
     | {".asf", ".flv", ".f4v", ".ogv", ".3gp", ".3g2", ".mxf", ".y4m", ".ivf", ".h264", ".264", ".h265", ".265"}
@@ -32,20 +45,25 @@ def open_path(text: str, options: SourceOptions) -> Source:
     Raises:
         SourceError: no such file, or no image or video among the files found.
     """
-    try:
-        return open_paths(_find(text), options)
-    except OSError as error:
-        raise _unreadable(text, error) from error
-
-
-def _unreadable(text: str, error: OSError) -> SourceError:
-    return SourceError(
-        f"cannot read {redact_source(text)}: {error.strerror}", remedy="check the path and its permissions"
-    )
+    return open_paths(_find(text), options)
 
 
 def _find(text: str) -> list[str]:
-    """The files that a path, folder or glob names."""
+    """The files that a path, folder or glob names.
+
+    Raises:
+        SourceError: no such file, or it cannot be read.
+    """
+    try:
+        return _named(text)
+    except (OSError, ValueError, RecursionError) as error:  # a character that no file name has, hundreds of folders
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(
+            f"cannot read {redact_source(text)}: {reason}", remedy="check the path and its permissions"
+        ) from error
+
+
+def _named(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir():
         return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
@@ -83,10 +101,7 @@ def videos_in(text: str) -> list[str]:
     Raises:
         SourceError: no such file, or it cannot be read.
     """
-    try:
-        paths = _find(text)
-    except OSError as error:
-        raise _unreadable(text, error) from error
+    paths = _find(text)
     return [text] if any(is_image_path(path) for path in paths) else paths
 
 

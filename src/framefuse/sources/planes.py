@@ -111,11 +111,11 @@ def wrap(
     )
 
 
-def check_size(width: int, height: int, source_id: str) -> None:
-    """Refuse sizes that no camera produces.
+def check_size(width: int, height: int, source_id: str, max_pixels: int | None = None) -> None:
+    """Refuse sizes that no camera produces, and frames larger than the option `max_pixels`.
 
     Raises:
-        SourceError: a side is zero or larger than MAX_SIDE.
+        SourceError: a side is zero or larger than MAX_SIDE, or there are too many pixels.
     """
     if min(width, height) < 1:
         raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
@@ -123,6 +123,11 @@ def check_size(width: int, height: int, source_id: str) -> None:
         raise SourceError(
             f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels a side",
             remedy="check that the file is not damaged, or scale it down first",
+        )
+    if max_pixels is not None and width * height > max_pixels:
+        raise SourceError(
+            f"{source_id}: the frame size {width}x{height} ({width * height} pixels) exceeds max_pixels ({max_pixels})",
+            remedy="check that the file is not damaged, scale it down first, or raise the option max_pixels",
         )
 
 

@@ -59,9 +59,19 @@ class SourceOptions:
     """Certificates of https and rtsps servers: on: they must be signed by an authority that the system trusts; off: any
     is accepted; a path: that of a PEM file of trusted certificates; auto: on for https, where every public server has
     such a signature, and off for rtsps, where hardly any camera has one."""
+    max_pixels: int = 160_000_000
+    """Images and videos with larger frames are refused before they are decoded, as a file of half a megabyte may unpack
+    to gigabytes. The default admits the largest video (16K, 15360x8640) and the stills of every common sensor up to 150
+    megapixels; an image needs about ten bytes a pixel while it is read."""
 
     def __post_init__(self) -> None:
-        for name, least in (("vid_stride", 1), ("decode_threads", 1), ("held", 1), ("reconnect", -1)):
+        for name, least in (
+            ("vid_stride", 1),
+            ("decode_threads", 1),
+            ("held", 1),
+            ("max_pixels", 1),
+            ("reconnect", -1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
@@ -168,5 +178,5 @@ def note(info: SourceInfo, text: str) -> None:
 def is_camera(source: Any) -> bool:
     """Whether this names a camera: 0, "0" or "/dev/video0". A file named 0 is "./0"."""
     if isinstance(source, (int, np.integer)):
-        return not isinstance(source, bool)
-    return isinstance(source, str) and re.fullmatch(r"[0-9]+|/dev/video[0-9]+", source) is not None
+        return not isinstance(source, bool) and abs(int(source)) < 10**9
+    return isinstance(source, str) and re.fullmatch(r"(/dev/video)?[0-9]{1,9}", source) is not None

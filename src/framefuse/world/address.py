@@ -25,8 +25,11 @@ LONGEST = 10_000_000
 
 def parse(uri: str) -> dict[str, Any]:
     """The arguments of World in an address; see `World.parse`."""
-    parts = urlsplit(uri)
-    if parts.scheme.lower() != "synthetic":
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        parts = None
+    if parts is None or parts.scheme.lower() != "synthetic":
         raise UsageError(f"{uri!r} is not a synthetic:// address", remedy=f"for example {EXAMPLE}")
     if parts.fragment or uri.endswith("#"):
         raise UsageError(f"{uri!r} has a #", remedy=f"write keys after a ? and separate them by &, as in {EXAMPLE}")
@@ -130,6 +133,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _rate(text: str) -> Fraction:
+    if not re.fullmatch(r"[0-9.]{1,18}(/[0-9]{1,18})?", text):  # no exponent: 1e99999999 would take minutes
+        raise ValueError(text)
+    return Fraction(text)
+
+
 def _share(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -141,7 +150,7 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
     "seed": (_whole, "a whole number of at most 18 digits"),
     "frames": (_whole, "a whole number of at most 18 digits"),
     "size": (_size, "WIDTHxHEIGHT, for example 1280x720"),
-    "fps": (Fraction, "a number or a fraction, for example 30000/1001"),
+    "fps": (_rate, "a number or a fraction, for example 30000/1001"),
     "split": (str, "one of train, val, test"),
     "complexity": (_share, "a number 0..1"),
     "stereo": (str, "none or sbs"),

@@ -206,7 +206,7 @@ def _camera(stage: Stage, canvas: Image.Image, index: int, seconds: float) -> ND
     np.clip(noisy, 0, 255, out=noisy)
     packed = io.BytesIO()
     Image.fromarray(noisy.astype(np.uint8)).save(packed, "JPEG", quality=stage.quality)
-    return np.array(Image.open(packed))
+    return np.array(Image.open(packed, formats=["JPEG"]))
 
 
 def _noise(chance: Chance, width: int, height: int, strength: float) -> NDArray[np.int16]:

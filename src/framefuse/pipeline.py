@@ -185,7 +185,7 @@ class Pipeline:
             copies=_copies(self._infos(), self._program.ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
-            warnings=[*self._warnings, *(sinks.notes if sinks else ())],
+            warnings=[*self._warnings, *self._program.checked.warnings, *(sinks.notes if sinks else ())],
             error=self._error,
         )
 

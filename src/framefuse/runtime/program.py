@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.postprocess.semantic import ClassMasks
-from framefuse.prediction import Detections, FrameInfo, Masks, Predictions, Result
+from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
@@ -52,6 +52,8 @@ class Program(Protocol):
     """Bytes copied between host and device so far."""
     reasons: Sequence[str]
     """Decisions made during the run."""
+    checked: BoxCheck
+    """Makes detections of boxes, and counts those that it dropped."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
@@ -195,6 +197,7 @@ class HostProgram(Program):
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()  # stays empty: nothing leaves the host
         self.reasons = ()
+        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
@@ -269,7 +272,10 @@ class HostProgram(Program):
             activation=card.activation,
             box_units=card.box_units if layout is None else "relative",
         )
-        return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
+        return [
+            (self.checked(boxes[:count], scores[:count], labels[:count]), None)
+            for boxes, scores, labels, count in zip(*predictions, strict=True)
+        ]
 
     @property
     def largest_input(self) -> tuple[int, int]:
@@ -299,13 +305,3 @@ class HostProgram(Program):
     def _make_pool(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the threads that the engine starts here inherit the name
             return self._engine.request_pool(self._batch, *size, self._slots)
-
-
-def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:
-    count = int(predictions.counts[row])
-    return Detections(
-        xyxy=predictions.boxes[row, :count].copy(),
-        confidence=predictions.scores[row, :count].copy(),
-        class_id=predictions.classes[row, :count].astype(np.int64),
-        names=card.names,
-    )

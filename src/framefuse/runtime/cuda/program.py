@@ -21,6 +21,7 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
@@ -85,6 +86,7 @@ class CudaProgram(Program):
         self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
+        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
         self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
         self.ledger = Ledger()
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
@@ -226,7 +228,9 @@ class CudaProgram(Program):
                 with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
                     model = models[len(batches)]
                     batches.append(
-                        CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode)
+                        CapturedBatch(
+                            model, frame, placement, self._card, self._selection, self.checked, self.ledger, self._mode
+                        )
                     )
                 continue
             except GpuMemoryError as error:

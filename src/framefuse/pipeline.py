@@ -38,6 +38,7 @@ from framefuse.runtime.program import FrameResult, HostProgram, Program, Selecti
 from framefuse.runtime.readers import open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.watchdog import watched
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
@@ -160,8 +161,10 @@ class Pipeline:
         """Stop now: cancel what waits, complete the outputs, free the engine. Call it from any thread, repeatedly."""
         with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
-        if self._last is not None:
-            self._last.close()
+        last = self._last
+        if last is not None:
+            last.close()
+            self._last = None  # a thread that is inside the engine is waited for once
         self._close_sources()
         self._program.close()
 
@@ -231,10 +234,11 @@ class Pipeline:
         return found
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
+        results = watched(found, self._program, self.settings.request_timeout)
         if self._sink_set is None:
-            return (frame_result.result for frame_result in found)
+            return (frame_result.result for frame_result in results)
         clock = self._recorder.stage("write")
-        written = write(found, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
+        written = write(results, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded([written], name="write", cancel=found.close, capacity=self.settings.queue)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
+from framefuse.cli import interrupts
 from framefuse.cli.console import stderr, without_controls
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 
@@ -34,6 +35,7 @@ def run(
         print_report: also print the report as JSON on stdout.
         verdict: makes one more line to print below the report.
     """
+    interrupts.main_thread_writes = pipeline.settings.show
     results = cast("Generator[Result]", iter(pipeline))
     ended: BaseException | None = None
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
@@ -24,6 +26,8 @@ from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
 """Input shapes kept ready at the same time; the least recently used one is dropped."""
+CLOSE_SECONDS = 3.0
+"""How long `Program.close` waits for requests in flight."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,10 @@ class Program(Protocol):
     def in_flight(self) -> int:
         """Number of batches that were submitted and have not finished."""
 
+    @property
+    def request(self) -> object | None:
+        """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
+
     def drain(self) -> Iterator[FrameResult]:
         """Finish everything in flight."""
         while self.in_flight:
@@ -83,7 +91,8 @@ class Program(Protocol):
     def largest_input(self) -> tuple[int, int]:
         """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free everything. A request that does not end within CLOSE_SECONDS keeps what it uses."""
 
 
 class WallCpuTime(NamedTuple):
@@ -194,6 +203,8 @@ class HostProgram(Program):
         self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._in_flight: deque[InFlightBatch] = deque()
+        self._starting: Slot | None = None
+        """Engines without requests of their own run the model while they start it."""
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()  # stays empty: nothing leaves the host
         self.reasons = ()
@@ -221,7 +232,11 @@ class HostProgram(Program):
             for frame, row in zip(frames, slot.input, strict=False)
         ]
         submitted = WallCpuTime.now()
-        pool.submit(slot)
+        self._starting = slot
+        try:
+            pool.submit(slot)
+        finally:
+            self._starting = None
         kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
@@ -234,6 +249,10 @@ class HostProgram(Program):
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def request(self) -> object | None:
+        return next(iter(self._in_flight.copy()), self._starting)
 
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         if not self._in_flight:
@@ -282,20 +301,27 @@ class HostProgram(Program):
         return max(self._used, default=(self._preprocess.width, self._preprocess.height))
 
     def close(self) -> None:
-        """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended."""
-        while self._in_flight:
-            flight = self._in_flight.popleft()
+        """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or
+        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own."""
+        with suppress(TimeoutError):
+            aside(self._free, CLOSE_SECONDS)
+
+    def _free(self) -> None:
+        flights, self._in_flight = self._in_flight, deque()
+        for flight in flights:
             flight.pool.wait(flight.slot)
         while self._pools:
             self._pools.popitem()[1].close()
         self._engine.close()
+        while self._starting is not None:  # an engine that can stop what it runs does so now
+            sleep(0.01)
 
     def _pool(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
         """The requests of an input size, made on first use; yields the results of batches that had to finish for it."""
         pool = self._pools.pop(size, None)
         if pool is None:
+            yield from self.drain()  # compiling takes long, and what has finished would count as still running
             if len(self._pools) >= MAX_POOLS:
-                yield from self.drain()
                 self._pools.pop(next(iter(self._pools))).close()
             pool = self._make_pool(size)
         self._used.add((size[1], size[0]))

@@ -9,13 +9,13 @@ decoder, the engine and the encoder bring their own.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
-from typing import Any
+from typing import Any, cast
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
 from framefuse.common.redact import brief
@@ -96,6 +96,8 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
+        self._untaken: deque[Result] = deque()
+        """Results that the sinks have written, and the caller has not received."""
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._closed = False
@@ -135,8 +137,9 @@ class Pipeline:
         caller = self._recorder.stage("caller", thread="caller")
         try:
             for result in results:
-                self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
-                self._counts.update(result.detections.class_id.tolist())
+                if self._untaken:
+                    self._untaken.popleft()
+                self._count(result, None if result.arrival is None else monotonic() - result.arrival)
                 started, cpu_started = perf_counter(), thread_time()
                 yield result
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
@@ -149,6 +152,8 @@ class Pipeline:
         finally:
             self._recorder.stop()
             self.close()
+            while self._untaken:  # they are in the outputs
+                self._count(self._untaken.popleft())
             self._save_report()
 
     def run(self) -> Report:
@@ -241,8 +246,18 @@ class Pipeline:
         written = write(results, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
-        self._last = Threaded([written], name="write", cancel=found.close, capacity=self.settings.queue)
+        self._last = Threaded([self._noted(written)], name="write", cancel=found.close, capacity=self.settings.queue)
         return iter(self._last)
+
+    def _noted(self, written: Iterator[Result]) -> Iterator[Result]:
+        with closing(cast("Generator[Result]", written)):
+            for result in written:
+                self._untaken.append(result)
+                yield result
+
+    def _count(self, result: Result, latency: float | None = None) -> None:
+        self._recorder.frame(latency)
+        self._counts.update(result.detections.class_id.tolist())
 
     def _make_program(self, plan: RunPlan, *, keep_frames: bool) -> Program:
         settings = plan.settings

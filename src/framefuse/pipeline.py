@@ -12,11 +12,11 @@ import atexit
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, thread_time
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, ref
 
 from framefuse.common.machine import available_cores, lacks_memory, trim_heap
@@ -40,6 +40,7 @@ from framefuse.runtime.program import FrameResult, HostProgram, Program, Selecti
 from framefuse.runtime.readers import open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.watchdog import watched
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
@@ -102,6 +103,9 @@ class Pipeline:
         self._last: Threaded[Any] | None = None
         self._sink_set: SinkSet | None = None
         self._counts: Counter[int] = Counter()
+        self._counting = threading.Lock()
+        self._untaken: dict[int, Result] = {}
+        """Results that the sinks have written, and the caller has not received."""
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
         self._closed = False
@@ -154,8 +158,8 @@ class Pipeline:
         caller = self._recorder.stage("caller", thread="caller")
         try:
             for result in results:
-                self._recorder.frame(None if result.arrival is None else monotonic() - result.arrival)
-                self._counts.update(result.detections.class_id.tolist())
+                self._untaken.pop(id(result), None)
+                self._count(result, None if result.arrival is None else monotonic() - result.arrival)
                 started, cpu_started = perf_counter(), thread_time()
                 yield result
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
@@ -168,6 +172,8 @@ class Pipeline:
         finally:
             self._recorder.stop()
             self.close()
+            for result in list(self._untaken.values()):  # they are in the outputs
+                self._count(result)
             self._save_report()
             self._ended.set()
 
@@ -181,8 +187,10 @@ class Pipeline:
         """Stop now: cancel what waits, complete the outputs, free the engine. Call it from any thread, repeatedly."""
         with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
-        if self._last is not None:
-            self._last.close()
+        last = self._last
+        if last is not None:
+            last.close()
+            self._last = None  # a thread that is inside the engine is waited for once
         self._close_sources()
         self._program.close()
 
@@ -206,7 +214,7 @@ class Pipeline:
             copies=_copies(self._infos(), self._program.ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
-            warnings=[*self._warnings, *(sinks.notes if sinks else ())],
+            warnings=[*self._warnings, *self._program.checked.warnings, *(sinks.notes if sinks else ())],
             error=self._error,
         )
 
@@ -256,23 +264,40 @@ class Pipeline:
         return found
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
+        results = watched(found, self._program, self.settings.request_timeout)
         if self._sink_set is None:
-            return (frame_result.result for frame_result in found)
+            return (frame_result.result for frame_result in results)
         clock = self._recorder.stage("write")
-        written = write(found, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
+        written = write(results, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
-            [written],
+            [self._noted(written)],
             name="write",
             cancel=found.close,
             capacity=max(self.settings.queue, len(self.sources)),
             policy="latest" if self._live else "block",
             too_old=(lambda result: self._is_old(result.arrival)) if self._live else None,
             keep_newest=True,
-            on_drop=lambda result, cause: self._drop(None, result.frame.source_id, NOT_TAKEN),
+            on_drop=self._pass_over,
         )
         return iter(self._last)
+
+    def _noted(self, written: Iterator[Result]) -> Iterator[Result]:
+        with closing(cast("Generator[Result]", written)):
+            for result in written:
+                self._untaken[id(result)] = result
+                yield result
+
+    def _count(self, result: Result, latency: float | None = None) -> None:
+        with self._counting:
+            self._recorder.frame(latency)
+            self._counts.update(result.detections.class_id.tolist())
+
+    def _pass_over(self, result: Result, cause: str) -> None:
+        """The caller of a live source was too slow to take a result that the outputs have."""
+        self._count(self._untaken.pop(id(result)))
+        self._drop(None, result.frame.source_id, NOT_TAKEN)
 
     def _make_program(self, plan: RunPlan, *, keep_frames: bool) -> Program:
         settings = plan.settings

@@ -159,4 +159,7 @@ def test_an_interrupted_run_keeps_what_was_done(long: Path, tmp_path: Path, numb
         frames = sum(1 for _ in video.decode(video=0))
     assert 0 < len(lines) < 400
     assert frames == len(lines)
-    assert json.loads((folder / "report.json").read_text())["error"]["kind"] == "KeyboardInterrupt"
+    report = json.loads((folder / "report.json").read_text())
+    assert report["error"]["kind"] == "KeyboardInterrupt"
+    assert report["frames"] == len(lines)
+    assert report["detections"] == sum(len(line["detections"]) for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import small_models
-from command_line import importable
+from command_line import importable, spawn
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, engine_names, open_engine
 from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, at_shape, load, profile_of
@@ -64,6 +65,41 @@ def test_an_output_that_nothing_makes_is_said_in_plain_words(tmp_path: Path, mod
         f"ONNX Runtime cannot load {tmp_path / 'ghost.onnx'}: This is an invalid model. Graph output (ghost) does not "
         "exist in the graph."
     )
+
+
+def write_odd(path: Path) -> Path:
+    """A model that ONNX Runtime warns of twice: an initializer is unused, and the output has not the shape stated."""
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Add", ["empty", "mean"], ["output0"]),
+    ]
+    weights = {"empty": np.zeros((1, 6, 315), np.float32), "unused": np.ones(3, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "odd",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, HEIGHT, WIDTH])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 6, 316])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(model, {"names": "{0: 'one', 1: 'two'}"})
+    onnx.save(model, path)
+    return path
+
+
+def test_its_warnings_are_not_printed(tmp_path: Path) -> None:
+    """Neither those of sessions with options of their own, nor of others."""
+    path = write_odd(tmp_path / "odd.onnx")
+    done = spawn("predict", "synthetic://street?frames=2&size=160x96", path, "--stdout", "--engine", "onnxruntime")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["frame"] for line in done.stdout.splitlines()] == [0, 1]
+    assert "onnxruntime:, " not in done.stderr
+    code = f"""
+from framefuse.common.ort import onnxruntime
+onnxruntime("ort").InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_quantised_file_is_int8_as_it_is() -> None:

@@ -71,11 +71,14 @@ def test_threads_that_open_their_first_pipeline_together(engine: str, attempt: i
     assert run(THREADS, engine, tmp_path) == "[(0, 4), (1, 4), (2, 4), (3, 4)]\n"
 
 
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch", "null"])
 def test_a_child_forked_after_a_run_works_or_says_why_not(engine: str, tmp_path: Path) -> None:
+    if engine != "null":
+        pytest.importorskip(engine)
     parent, child = run(FORK, engine, tmp_path).split("\n", 1)
     assert parent == "4"
-    if engine == "openvino":
-        assert child.startswith("EngineError engine openvino: its threads stayed in process")
+    if engine in ("openvino", "torch"):
+        assert child.startswith(f"EngineError engine {engine}: its threads stayed in process")
         assert "multiprocessing.get_context('spawn')" in child
     else:
         assert child == "4\n"

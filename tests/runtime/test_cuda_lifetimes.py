@@ -75,10 +75,14 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
     class Ended:
         def __init__(self, number: int) -> None:
             self.number = number
+            self.end = time.monotonic() + 0.1 + 0.2 * self.number  # a GPU that is busy, longer with what comes after
 
-        def synchronize(self) -> None:
-            time.sleep(0.1 + 0.2 * self.number)  # a GPU that is busy, and longer with what comes after
+        @property
+        def done(self) -> bool:
+            if time.monotonic() < self.end:
+                return False
             seen.append((self.number, owners[self.number]() is not None))
+            return True
 
     program, owners, seen = on_cuda(segmenter, batch=1), list[Any](), list[Any]()
     for picture in pictures(2):
@@ -96,6 +100,22 @@ def test_two_threads_may_close(gpu: Gpu, segmenter: Card) -> None:
         thread.join()
     assert seen == [(0, True), (1, True)]
     assert program.in_flight == 0
+
+
+def test_closing_does_not_wait_for_a_batch_without_an_end(
+    gpu: Gpu, segmenter: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framefuse.runtime.cuda.program.CLOSE_SECONDS", 0.2)
+    program = on_cuda(segmenter, batch=1)
+    list(program.submit(pictures(1)))
+    captured = program._in_flight[0].captured
+    assert program.request is program._in_flight[0]
+    captured.ended = SimpleNamespace(done=False)
+    started = time.monotonic()
+    program.close()
+    program.close()
+    assert time.monotonic() - started < 2
+    assert program.request is None and vars(captured), "freed what the GPU still uses"
 
 
 def test_a_program_that_is_closed_while_it_captures_keeps_nothing(gpu: Gpu, segmenter: Card) -> None:

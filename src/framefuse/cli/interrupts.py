@@ -1,13 +1,15 @@
 """SIGINT, SIGTERM and SIGHUP, which ask this process to stop. The handlers are installed before heavy imports.
 
 The first signal raises KeyboardInterrupt and is recorded, because an import or a C library may swallow the exception
-or turn it into another one. The second is ignored, since outputs are being completed. The third ends the process.
+or turn it into another one. The second is ignored while outputs are being completed, but ends the process if only the
+engine is waited for. The third always ends it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 
 from framefuse.errors import SinkError
 
@@ -17,6 +19,8 @@ INTERRUPTED = 130
 READER_GONE = 128 + signal.SIGPIPE
 """Exit code if the reader of stdout has gone, as for a tool that SIGPIPE ends."""
 
+main_thread_writes = False
+"""Whether outputs are written by the main thread, as those of a run with windows are."""
 _signals = 0
 
 
@@ -48,5 +52,11 @@ def _on_signal(number: int, frame: object) -> None:
     _signals += 1
     if _signals == 1:
         raise KeyboardInterrupt
-    if _signals > 2:
+    if _signals > 2 or _waits_for_engine():
         os._exit(INTERRUPTED)
+
+
+def _waits_for_engine() -> bool:
+    """Whether the thread that writes the outputs has ended, and the one that runs the model has not."""
+    names = {thread.name for thread in threading.enumerate()}
+    return "ff-program" in names and "ff-write" not in names and not main_thread_writes

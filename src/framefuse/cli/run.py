@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from framefuse.cli import interrupts
 from framefuse.cli.console import stderr
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.text import without_controls
@@ -35,6 +36,7 @@ def run(
         print_report: also print the report as JSON on stdout.
         verdict: makes one more line to print below the report.
     """
+    interrupts.main_thread_writes = pipeline.settings.show
     results = iter(pipeline)
     ended: BaseException | None = None
     try:

@@ -12,7 +12,7 @@ SILENT = 4
 
 
 def onnxruntime(extra: str) -> Any:
-    """The onnxruntime module.
+    """The onnxruntime module, whose sessions log nothing unless their options say so.
 
     Since 1.29, ONNX Runtime collects names and hashes of models with an identifier of the machine and sends them to its
     vendor, unless ORT_DISABLE_TELEMETRY is set before the first import. A value that the user has set is kept.
@@ -31,4 +31,5 @@ def onnxruntime(extra: str) -> Any:
         raise CapabilityError(
             "package onnxruntime is not installed", remedy=f"pip install 'framefuse[{extra}]'"
         ) from error
+    onnxruntime.set_default_logger_severity(SILENT)
     return onnxruntime

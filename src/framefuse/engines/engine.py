@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.aside import interruptibly
 from framefuse.engines.device_requests import DeviceExecution, device_request_pool
 from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.requests import RequestPool
@@ -109,7 +110,7 @@ class Engine:
         """
         self._check_profile(batch, height, width)
         if self.device == "cpu":
-            return self._make_request_pool(batch, height, width, slots)
+            return interruptibly(lambda: self._make_request_pool(batch, height, width, slots))
         executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
         return device_request_pool((batch, 3, height, width), executions)
 

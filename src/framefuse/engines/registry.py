@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from framefuse.common.aside import interruptibly
 from framefuse.engines.backend import Backend
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, not_quantised
 from framefuse.engines.onnx_shapes import read_profile
@@ -120,7 +121,8 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
             raise not_quantised()
         options = replace(options, precision="auto")
     try:
-        engine = backend.open(model, options)
+        on_cpu = options.device == "cpu"  # on CUDA the current GPU is the calling thread's
+        engine = interruptibly(lambda: backend.open(model, options)) if on_cpu else backend.open(model, options)
     except ModelError as error:
         before, noise, _ = error.message.partition("[ONNXRuntimeError]")
         if noise and error.__cause__ is not None:

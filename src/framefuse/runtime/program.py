@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from time import perf_counter, thread_time
+from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
 from framefuse.frame import Frame
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.postprocess.semantic import ClassMasks
-from framefuse.prediction import Detections, FrameInfo, Masks, Predictions, Result
+from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
@@ -24,6 +26,8 @@ from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
 """Input shapes kept ready at the same time; the least recently used one is dropped."""
+CLOSE_SECONDS = 3.0
+"""How long `Program.close` waits for requests in flight."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Program(Protocol):
     """Bytes copied between host and device so far."""
     reasons: Sequence[str]
     """Decisions made during the run."""
+    checked: BoxCheck
+    """Makes detections of boxes, and counts those that it dropped."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
@@ -72,6 +78,10 @@ class Program(Protocol):
     def in_flight(self) -> int:
         """Number of batches that were submitted and have not finished."""
 
+    @property
+    def request(self) -> object | None:
+        """What the engine is busy with for the longest time, by identity; None: nothing. Callable from any thread."""
+
     def drain(self) -> Iterator[FrameResult]:
         """Finish everything in flight."""
         while self.in_flight:
@@ -81,7 +91,8 @@ class Program(Protocol):
     def largest_input(self) -> tuple[int, int]:
         """Width and height of the largest model input so far; before the first frame, of the largest possible one."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free everything. A request that does not end within CLOSE_SECONDS keeps what it uses."""
 
 
 class WallCpuTime(NamedTuple):
@@ -192,9 +203,12 @@ class HostProgram(Program):
         self._class_masks = ClassMasks() if card.task == "semantic" else None
         self._pools: dict[tuple[int, int], RequestPool] = {}
         self._in_flight: deque[InFlightBatch] = deque()
+        self._starting: Slot | None = None
+        """Engines without requests of their own run the model while they start it."""
         self._used: set[tuple[int, int]] = set()
         self.ledger = Ledger()  # stays empty: nothing leaves the host
         self.reasons = ()
+        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
@@ -218,7 +232,11 @@ class HostProgram(Program):
             for frame, row in zip(frames, slot.input, strict=False)
         ]
         submitted = WallCpuTime.now()
-        pool.submit(slot)
+        self._starting = slot
+        try:
+            pool.submit(slot)
+        finally:
+            self._starting = None
         kept: list[Frame | None] = list(frames) if self._keep_frames else [None] * len(frames)
         if not self._keep_frames:
             for frame in frames:
@@ -231,6 +249,10 @@ class HostProgram(Program):
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def request(self) -> object | None:
+        return next(iter(self._in_flight.copy()), self._starting)
 
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         if not self._in_flight:
@@ -269,27 +291,37 @@ class HostProgram(Program):
             activation=card.activation,
             box_units=card.box_units if layout is None else "relative",
         )
-        return [(_to_host(predictions, row, card), None) for row in range(len(placements))]
+        return [
+            (self.checked(boxes[:count], scores[:count], labels[:count]), None)
+            for boxes, scores, labels, count in zip(*predictions, strict=True)
+        ]
 
     @property
     def largest_input(self) -> tuple[int, int]:
         return max(self._used, default=(self._preprocess.width, self._preprocess.height))
 
     def close(self) -> None:
-        """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended."""
-        while self._in_flight:
-            flight = self._in_flight.popleft()
+        """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or
+        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own."""
+        with suppress(TimeoutError):
+            aside(self._free, CLOSE_SECONDS)
+
+    def _free(self) -> None:
+        flights, self._in_flight = self._in_flight, deque()
+        for flight in flights:
             flight.pool.wait(flight.slot)
         while self._pools:
             self._pools.popitem()[1].close()
         self._engine.close()
+        while self._starting is not None:  # an engine that can stop what it runs does so now
+            sleep(0.01)
 
     def _pool(self, size: tuple[int, int]) -> Generator[FrameResult, None, RequestPool]:
         """The requests of an input size, made on first use; yields the results of batches that had to finish for it."""
         pool = self._pools.pop(size, None)
         if pool is None:
+            yield from self.drain()  # compiling takes long, and what has finished would count as still running
             if len(self._pools) >= MAX_POOLS:
-                yield from self.drain()
                 self._pools.pop(next(iter(self._pools))).close()
             pool = self._make_pool(size)
         self._used.add((size[1], size[0]))
@@ -299,13 +331,3 @@ class HostProgram(Program):
     def _make_pool(self, size: tuple[int, int]) -> RequestPool:
         with thread_named("ff-engine"):  # the threads that the engine starts here inherit the name
             return self._engine.request_pool(self._batch, *size, self._slots)
-
-
-def _to_host(predictions: Predictions, row: int, card: Card) -> Detections:
-    count = int(predictions.counts[row])
-    return Detections(
-        xyxy=predictions.boxes[row, :count].copy(),
-        confidence=predictions.scores[row, :count].copy(),
-        class_id=predictions.classes[row, :count].astype(np.int64),
-        names=card.names,
-    )

@@ -261,7 +261,6 @@ class Execution:
 
 def _onnxruntime() -> Any:
     ort = onnxruntime("cuda13")
-    ort.set_default_logger_severity(SILENT)
     if "CUDAExecutionProvider" in ort.get_available_providers():
         ort.preload_dlls()  # CUDA's libraries from their pip packages
     return ort

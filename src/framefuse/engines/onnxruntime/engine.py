@@ -31,6 +31,8 @@ class OnnxRuntimeEngine(Engine):
         # Spinning workers burn the cores that decoding needs, and collapse beside a busy neighbour.
         session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session_options.log_severity_level = SILENT
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = SILENT
         try:
             self._session = ort.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the bindings raise a dozen unrelated classes
@@ -55,11 +57,12 @@ class OnnxRuntimeEngine(Engine):
 
     def _run(self, slot: Slot) -> None:
         try:
-            slot.outputs = tuple(self._session.run(None, {self._input_name: slot.input}))
+            slot.outputs = tuple(self._session.run(None, {self._input_name: slot.input}, self._run_options))
         except Exception as error:
             raise EngineError(f"ONNX Runtime failed at input {slot.input.shape}: {error}") from error
 
     def close(self) -> None:
+        self._run_options.terminate = True  # a request that still runs
         self._session = None
 
 

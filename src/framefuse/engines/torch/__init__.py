@@ -6,7 +6,10 @@ from framefuse.engines.engine import Capabilities
 BACKEND = Backend(
     "torch",
     Capabilities(
-        {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16")}, capturable=True, quantised_as_written=True
+        {"cpu": ("fp32", "bf16", "fp16"), "cuda": ("fp32", "bf16", "fp16")},
+        capturable=True,
+        quantised_as_written=True,
+        survives_fork=False,  # a fork has none of OpenMP's workers
     ),
     opener="framefuse.engines.torch.engine:open_engine",
     needs={

@@ -208,7 +208,7 @@ def end2end(outputs: Sequence[Floats], conf: float, activation: str | None = Non
     (output,) = outputs
     finite = np.isfinite(output).all(axis=1)
     rows = output[finite & (output[:, 4] > conf)]
-    return Candidates(rows[:, :4], rows[:, 4], np.rint(rows[:, 5]).astype(np.int32), int((~finite).sum()))
+    return Candidates(rows[:, :4], rows[:, 4], _numbers(rows[:, 5]), int((~finite).sum()))
 
 
 def detr(outputs: Sequence[Floats], conf: float, activation: str | None = None) -> Candidates:
@@ -219,7 +219,7 @@ def detr(outputs: Sequence[Floats], conf: float, activation: str | None = None) 
     if len(outputs) == 3:
         labels, boxes, scores = outputs
         index = np.flatnonzero(scores > conf)
-        return Candidates(boxes[index], scores[index], np.rint(labels[index]).astype(np.int32), non_finite)
+        return Candidates(boxes[index], scores[index], _numbers(labels[index]), non_finite)
     boxes, values = (outputs[0][:, :4], outputs[0][:, 4:]) if len(outputs) == 1 else outputs
     activation = activation or ("sigmoid" if len(outputs) == 2 else "none")
     if activation == "softmax":
@@ -269,6 +269,11 @@ def _floats(values: NDArray[Any]) -> Floats:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)
+
+
+def _numbers(labels: Floats) -> NDArray[np.int32]:
+    """Class numbers that a model returns as floats; those beyond int32 become the nearest that it has."""
+    return np.rint(labels).clip(-(2.0**31), 2.0**31 - 128).astype(np.int32)
 
 
 def _best_class(boxes: Floats, scores: Floats, conf: float, non_finite: int) -> Candidates:

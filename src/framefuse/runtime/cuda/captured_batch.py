@@ -21,6 +21,7 @@ from framefuse.engines.device_requests import capture
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import PreprocessTable
 from framefuse.models.card import Card
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.device_outputs import BoxOutputs, DeviceOutputs, FrameOutput, MaskOutputs
@@ -45,6 +46,7 @@ class CapturedBatch:
         placement: Placement,
         card: Card,
         selection: Selection,
+        checked: BoxCheck,
         ledger: Ledger,
         mode: memory.UploadMode,
     ) -> None:
@@ -68,7 +70,8 @@ class CapturedBatch:
                 self._device_outputs = MaskOutputs(batch, outputs[0].shape[1:], placement, card)
             else:
                 relative = model.layout is not None or card.box_units == "relative"
-                self._device_outputs = BoxOutputs(batch, model.layout or card.layout, relative, card, selection)
+                layout = model.layout or card.layout
+                self._device_outputs = BoxOutputs(batch, layout, relative, card, selection, checked)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)

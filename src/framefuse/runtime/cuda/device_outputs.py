@@ -20,6 +20,7 @@ from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
 from framefuse.runtime.program import Selection
@@ -58,10 +59,14 @@ class BoxOutputs:
     Args:
         layout: layout of the outputs: the card's, or "yolov8_head".
         relative: the outputs are relative to the size of the model input.
+        checked: makes detections of the boxes.
     """
 
-    def __init__(self, batch: int, layout: str, relative: bool, card: Card, selection: Selection) -> None:
+    def __init__(
+        self, batch: int, layout: str, relative: bool, card: Card, selection: Selection, checked: BoxCheck
+    ) -> None:
         self._layout, self._relative, self._card, self._selection = layout, relative, card, selection
+        self._checked = checked
         self._workspace = Workspace()  # tens of megabytes at large batches; freed with the graph
         cp = device.cupy()
         self._maps = device.pinned((batch, 8), np.float32)
@@ -94,16 +99,8 @@ class BoxOutputs:
         boxes, scores, classes, counts, non_finite = self._host
         _check_finite(non_finite, count, "of its anchors or queries")
         return [
-            (
-                Detections(
-                    boxes[row, : counts[row]].copy(),
-                    scores[row, : counts[row]].copy(),
-                    classes[row, : counts[row]].astype(np.int64),
-                    self._card.names,
-                ),
-                None,
-            )
-            for row in range(count)
+            (self._checked(boxes[row, :found], scores[row, :found], classes[row, :found]), None)
+            for row, found in enumerate(counts[:count])
         ]
 
 

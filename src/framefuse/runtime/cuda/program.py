@@ -21,12 +21,13 @@ from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
+from framefuse.postprocess.plausible import BoxCheck
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.ledger import Ledger
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
+from framefuse.runtime.program import CLOSE_SECONDS, Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
@@ -36,7 +37,7 @@ IN_FLIGHT = 2
 """Default number of batches in flight: one runs while the results of the other are read."""
 
 _lost: list[Any] = []
-"""Keeps objects of a lost GPU alive, because CUDA would refuse to free them."""
+"""Keeps objects alive that are on a lost GPU, or that a batch without an end uses."""
 
 
 @dataclass(eq=False)
@@ -85,6 +86,7 @@ class CudaProgram(Program):
         self._in_flight: deque[InFlightBatch] = deque()
         self._placements: dict[tuple[int, int], Placement] = {}
         self._largest = (0, 0)
+        self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
         self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
         self.ledger = Ledger()
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
@@ -136,6 +138,10 @@ class CudaProgram(Program):
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def request(self) -> object | None:
+        return next(iter(self._in_flight.copy()), None)
+
     def finish(self, timeout: float | None = None) -> Iterator[FrameResult]:
         if not self._in_flight:
             return
@@ -158,13 +164,16 @@ class CudaProgram(Program):
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results and free the engine. A thread that still submits gets
-        an EngineError. Callable from any thread, repeatedly."""
+        an EngineError. If a batch does not end within CLOSE_SECONDS, nothing is freed. Callable from any thread,
+        repeatedly."""
         with self._closing:
             self._closed = True
             while self._in_flight:
                 flight = self._in_flight[0]
                 with suppress(GpuLostError), self._translating_errors("finish a batch"):
-                    flight.captured.wait(None)
+                    if not flight.captured.wait(CLOSE_SECONDS):
+                        self._abandon()
+                        return
                 if self._in_flight and self._in_flight[0] is flight:
                     self._in_flight.popleft()
             self._free()
@@ -226,7 +235,9 @@ class CudaProgram(Program):
                 with self._translating_errors(f"capture batches of {self._batch} x {size[1]}x{size[0]}"):
                     model = models[len(batches)]
                     batches.append(
-                        CapturedBatch(model, frame, placement, self._card, self._selection, self.ledger, self._mode)
+                        CapturedBatch(
+                            model, frame, placement, self._card, self._selection, self.checked, self.ledger, self._mode
+                        )
                     )
                 continue
             except GpuMemoryError as error:
@@ -276,10 +287,14 @@ class CudaProgram(Program):
         except (cp.cuda.memory.OutOfMemoryError, cp.cuda.runtime.CUDARuntimeError) as error:
             found = translate_cuda_error(error, doing)
             if isinstance(found, GpuLostError):
-                _lost.extend((self._captured, self._executions, list(self._in_flight), self._engine))
-                self._in_flight.clear()
-                self._gpu_lost = True
+                self._abandon()
             raise found from error
+
+    def _abandon(self) -> None:
+        """Forget what is in flight, and free nothing: CUDA would refuse, or wait for it."""
+        _lost.extend((self._captured, self._executions, list(self._in_flight), self._engine))
+        self._in_flight.clear()
+        self._gpu_lost = True
 
     def _to_host(self, frame: Frame) -> Frame:
         """A copy of the frame in host memory, for the sinks."""

@@ -17,7 +17,7 @@ from framefuse.sources import SourceOptions, open_source
 from framefuse.sources.connection import Undecodable, Watch
 from framefuse.sources.live import open_live
 from framefuse.sources.mpegts import next_program_table
-from media import scramble
+from media import clip, scramble, video
 from servers import LARGE, SMALL, Server, UdpSender, mpegts
 
 QUICK = SourceOptions(timeout=2.0, reconnect_max_delay=0.25)
@@ -117,6 +117,33 @@ def test_damage_is_not_a_change_of_codec(tmp_path: Path) -> None:
     source = open_source(path)
     assert 150 < len(list(source)) < 400
     assert not any("codec changes" in note for note in source.info.notes)
+
+
+def test_a_stream_that_was_cut_in_a_long_group_of_pictures_is_read(tmp_path: Path) -> None:
+    """FFmpeg finds no frame size before the first key frame, which is further away than it looks."""
+    long = {"g": "400", "keyint_min": "400", "sc_threshold": "0", "preset": "ultrafast"}
+    data = video(tmp_path / "whole.ts", frames=1000, size=SMALL, options=long).read_bytes()
+    path = tmp_path / "cut.ts"
+    path.write_bytes(data[int(len(data) * 0.45) // 188 * 188 :])
+    source = open_source(path)
+    assert source.info.width is None
+    frames = list(source)
+    assert len(frames) == 200 and {(frame.width, frame.height) for frame in frames} == {SMALL}
+
+
+@pytest.mark.parametrize("suffix", ["mov", "flv"])
+def test_a_header_without_a_frame_size_is_no_obstacle(tmp_path: Path, suffix: str) -> None:
+    path = clip(tmp_path / f"clip.{suffix}")
+    data = bytearray(path.read_bytes())
+    if suffix == "mov":
+        size = data.index(b"avc1", data.index(b"stsd")) + 28
+        data[size : size + 4] = bytes(4)
+    else:
+        for key in (b"width", b"height"):
+            value = data.index(key) + len(key) + 1
+            data[value : value + 8] = bytes(8)
+    path.write_bytes(data)
+    assert len(list(open_source(path))) == 50
 
 
 def test_the_next_program_table_is_found(tmp_path: Path) -> None:

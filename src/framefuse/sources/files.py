@@ -168,11 +168,12 @@ class _Video:
         context = stream.codec_context
         if context is None:
             raise SourceError(f"{uri}: this build of FFmpeg has no decoder for its video")
-        check_size(context.width, context.height, uri, options.max_pixels)
+        if context.width and context.height:  # else the header comes later, such as in a stream that was cut
+            check_size(context.width, context.height, uri, options.max_pixels)
 
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
-        info = SourceInfo(uri, "file", context.width, context.height, rate, path=Path(uri))
+        info = SourceInfo(uri, "file", context.width or None, context.height or None, rate, path=Path(uri))
         if len(streams) > 1:
             note(info, f"{len(streams)} video streams: number {stream.index} is read")
         video = cls(container, stream, info, options, time_base, stream.start_time or 0)

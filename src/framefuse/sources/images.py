@@ -18,10 +18,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from framefuse.errors import DecodeError, SourceError
 from framefuse.frame import PIXEL_FORMATS, Frame, Rotation
-from framefuse.sources.paths import IMAGE_FORMATS
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import IMAGE_FORMATS, SourceInfo, SourceOptions, note
 
 MILLISECOND = Fraction(1, 1000)
 SEQUENCES = frozenset({"GIF", "PNG", "WEBP", "TIFF", "AVIF"})

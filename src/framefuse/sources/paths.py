@@ -12,24 +12,8 @@ from pathlib import Path
 
 from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
-from framefuse.sources.source import Source, SourceOptions
+from framefuse.sources.source import IMAGE_FORMATS, Source, SourceOptions
 
-IMAGE_FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png", ".apng"),
-    "BMP": (".bmp",),
-    "DIB": (".dib",),
-    "GIF": (".gif",),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "AVIF": (".avif",),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "JPEG2000": (".jp2", ".j2k"),
-    "ICO": (".ico",),
-    "TGA": (".tga",),  # last, because it has no signature
-}
-"""Name in Pillow -> suffixes. No other format is opened, whatever a file is called: Pillow reads some by running other
-programs (EPS by Ghostscript)."""
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".m2v", ".vob", ".wmv"}

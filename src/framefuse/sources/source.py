@@ -27,6 +27,23 @@ Entry points of the group `framefuse.sources` add schemes: the name is the schem
 signature.
 """
 
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png", ".apng"),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "AVIF": (".avif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "JPEG2000": (".jp2", ".j2k"),
+    "ICO": (".ico",),
+    "TGA": (".tga",),  # last, because it has no signature
+}
+"""Name in Pillow -> suffixes. No other format is opened, whatever a file is called: Pillow reads some by running other
+programs (EPS by Ghostscript)."""
+
 
 @dataclass(frozen=True)
 class SourceOptions:

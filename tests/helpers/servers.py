@@ -54,12 +54,13 @@ def access_units(size: Size, frames: int = FPS, b_frames: int = 0, codec: str = 
 
 
 def endless(
-    size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264"
+    size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264", start: int = 0
 ) -> Iterator[tuple[bytes, int, int]]:
     """(Annex B bytes, pts, dts) of the clip in an endless loop, in frame periods.
 
     Args:
         damage: of every ten frames, one is noise behind a valid start, and one ends in noise.
+        start: the first pts.
     """
     packets = access_units(size, FPS, b_frames, codec)
     for lap in count():
@@ -70,17 +71,19 @@ def endless(
                 data = b"\x00\x00\x00\x01\x65" + 50 * b"\x5a"
             elif damage and number % 10 == 5:
                 data = data[: len(data) // 2] + len(data) // 2 * b"\x5a"
-            yield data, packet.pts + lap * FPS, packet.dts + lap * FPS
+            yield data, packet.pts + lap * FPS + start, packet.dts + lap * FPS + start
 
 
-def mpegts(size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264", pid: int = 256) -> Iterator[bytes]:
+def mpegts(
+    size: Size, b_frames: int = 0, damage: bool = False, codec: str = "h264", pid: int = 256, start: int = 0
+) -> Iterator[bytes]:
     """The endless clip as MPEG-TS, in chunks of one frame, from each of which a reader can start."""
     out = io.BytesIO()
     options = {"mpegts_start_pid": str(pid), "mpegts_flags": "pat_pmt_at_frames"}
     with av.open(out, "w", format="mpegts", container_options=options) as container:
         container.flags |= av.container.Flags.flush_packets.value
         stream = container.add_mux_stream(codec, rate=FPS, width=size[0], height=size[1])
-        for data, pts, dts in endless(size, b_frames, damage, codec):
+        for data, pts, dts in endless(size, b_frames, damage, codec, start):
             packet = av.Packet(data)
             packet.stream, packet.time_base = stream, Fraction(1, FPS)
             packet.pts, packet.dts, packet.is_keyframe = pts, dts, dts % 5 == 0

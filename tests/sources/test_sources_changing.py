@@ -65,8 +65,8 @@ def test_a_live_stream_that_changes_goes_on(kind: Any, change: str) -> None:
     assert all(a.pts < b.pts for a, b in pairwise(found) if a.pts is not None and b.pts is not None)
     # The new video begins with a clean frame: the clip is far from a concealed, gray one.
     assert next(frame for frame in found if frame.width == LARGE[0]).planes[0].std() > 20
-    if change == "another PID and codec":  # FFmpeg does not notice: the connection is opened anew
-        assert any("gave no clean frame" in note for note in source.info.notes)
+    if "PID" in change:  # PyAV passes over the packets of the new one, so the connection is opened anew
+        assert any("loss 1: no video for 2 s" in note for note in source.info.notes)
     else:
         assert source.info.drops.get("corrupt", 0) <= 1 and not any("loss" in note for note in source.info.notes)
 
@@ -100,15 +100,16 @@ def written(path: Path, *parts: dict[str, Any], frames: int = 100) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", PARTS)
-@pytest.mark.parametrize("back", [False, True], ids=["once", "and back"])
+@pytest.mark.parametrize(
+    ("change", "back"), [*((change, False) for change in PARTS), ("hevc", True), ("mpeg2video", True)]
+)
 def test_a_file_that_changes_is_read_to_its_end(tmp_path: Path, change: str, back: bool) -> None:
     parts = [{}, PARTS[change], {}] if back else [{}, PARTS[change]]
     source = open_source(written(tmp_path / "changing.ts", *parts))
     total = 100 * len(parts)
     assert total - 3 * len(parts) <= len(list(source)) <= total
-    changes = [note for note in source.info.notes if "codec changes" in note]
-    assert len(changes) == (0 if change == "another PID" else len(parts) - 1)
+    if change != "another PID":  # FFmpeg may see that one at the beginning
+        assert len([note for note in source.info.notes if "codec changes" in note]) == len(parts) - 1
     assert source.info.drops.get("corrupt", 0) <= 3 * len(parts)
 
 
@@ -148,9 +149,7 @@ def test_a_header_without_a_frame_size_is_no_obstacle(tmp_path: Path, suffix: st
 
 def test_the_next_program_table_is_found(tmp_path: Path) -> None:
     path = written(tmp_path / "a.ts", {})
-    size = path.stat().st_size
-    at = next_program_table(path, 0, size)
+    at = next_program_table(path, 0)
     assert at and at % 188 == 0 and path.read_bytes()[at : at + 3] == b"\x47\x40\x00"
-    assert next_program_table(path, size - 188, size) is None
-    assert next_program_table(path, 0, at) is None
-    assert next_program_table(scramble(path, 0, 1), 0, size) is None
+    assert next_program_table(path, path.stat().st_size - 188) is None
+    assert next_program_table(scramble(path, 0, 1), 0) is None

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import media
+from framefuse.config import Settings
 from framefuse.errors import DecodeError, SourceError
+from framefuse.runtime.readers import open_sources
 from framefuse.sources import open_source
 from reading import read
 
@@ -89,6 +91,27 @@ class TestBadFiles:
         assert len(read(path, max_pixels=64 * 48)[0]) == 8
         with pytest.raises(SourceError, match=r"64x48 \(3072 pixels\) exceeds max_pixels \(3071\)"):
             read(path, max_pixels=64 * 48 - 1)
+
+    def test_max_pixels_of_a_run(self, tmp_path: Path) -> None:
+        path = media.video(tmp_path / "clip.mp4")
+        with pytest.raises(SourceError, match="exceeds max_pixels"):
+            open_sources(path, Settings(max_pixels=64 * 48 - 1), 1)
+
+    def test_max_pixels_holds_where_the_header_states_no_size(self, tmp_path: Path) -> None:
+        """FFmpeg decodes PNG in AVI to find its size."""
+        path = media.video(tmp_path / "clip.avi", codec="png", pixel_format="rgb24")
+        assert len(read(path, max_pixels=64 * 48)[0]) == 8
+        with pytest.raises(DecodeError, match=r"nothing in .* could be decoded") as caught:
+            read(path, max_pixels=64 * 48 - 1)
+        assert "max_pixels" in (caught.value.remedy or "")
+
+    def test_a_size_that_grows_beyond_max_pixels(self, tmp_path: Path) -> None:
+        small = media.video(tmp_path / "a.h264", frames=4).read_bytes()
+        large = media.video(tmp_path / "b.h264", frames=4, size=(96, 64)).read_bytes()
+        (tmp_path / "clip.h264").write_bytes(small + large)
+        frames, info = read(tmp_path / "clip.h264", max_pixels=64 * 48)
+        assert {frame.width for frame in frames} == {64}
+        assert info.drops["corrupt"] >= 1
 
     def test_no_size(self, tmp_path: Path) -> None:
         with pytest.raises(SourceError):

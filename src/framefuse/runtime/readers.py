@@ -53,6 +53,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         start=settings.start,
         end=settings.end,
         decode_threads=settings.decode_threads,
+        max_pixels=settings.max_pixels,
         low_latency=settings.low_latency,
         max_age=settings.max_age,
         timeout=settings.timeout,

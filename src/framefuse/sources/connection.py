@@ -31,7 +31,7 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.decoder import HostDecoder
+from framefuse.sources.decoder import HostDecoder, size_limit
 from framefuse.sources.files import NOT_VIDEO, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
 from framefuse.sources.tls import why_untrusted
@@ -43,7 +43,6 @@ FFMPEG_OPTIONS = {
     "overrun_nonfatal": "1",  # UDP: a full receive buffer loses frames, not the connection
     "fpsprobesize": "3",  # frames read to find the frame rate; FFmpeg's default of 20 delays the first frame
     "analyzeduration": "2000000",  # maximum microseconds to find the streams; ends as soon as they are found
-    "merge_pmt_versions": "1",  # MPEG-TS: a video that moves to another PID stays the same stream
     "reuse": "1",  # UDP: a new connection can be opened while an abandoned one still reads
 }
 PATIENCE = 3.0
@@ -240,7 +239,8 @@ class Connection:
 
     def _left(self) -> float:
         """Seconds that the consumer still waits for a packet of the video."""
-        return self._last_packet + self._options.timeout + ABSENT_SECONDS - time.monotonic()
+        left = self._last_packet + self._options.timeout + ABSENT_SECONDS - time.monotonic()
+        return min(left, threading.TIMEOUT_MAX)
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
@@ -304,7 +304,11 @@ class Connection:
         timeout = self._options.timeout
         options = self._address.ffmpeg_options
         with av.open(
-            self._address.url, container_options=options, timeout=(timeout, timeout), metadata_errors="replace"
+            self._address.url,
+            container_options=options,
+            options=size_limit(self._options.max_pixels),
+            timeout=(timeout, timeout),
+            metadata_errors="replace",
         ) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:
@@ -328,8 +332,13 @@ class Connection:
                 watch = Watch(time.monotonic(), patience)
                 self._on_change(before, after)
 
-            threads = self._options.decode_threads
-            decoder = HostDecoder(stream, threads=threads, low_latency=low_latency, on_change=changed)
+            decoder = HostDecoder(
+                stream,
+                threads=self._options.decode_threads,
+                low_latency=low_latency,
+                max_pixels=self._options.max_pixels,
+                on_change=changed,
+            )
             for packet in container.demux(stream):
                 arrival = self._last_packet = time.monotonic()
                 try:

@@ -61,11 +61,19 @@ class HostDecoder:
         on_change: called with the old and the new codec.
     """
 
-    def __init__(self, stream: Any, *, threads: int, low_latency: bool, on_change: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        *,
+        threads: int,
+        low_latency: bool,
+        max_pixels: int,
+        on_change: Callable[[str, str], None],
+    ) -> None:
         self.codec: str = stream.codec_context.name
         self._stream, self._context = stream, stream.codec_context
         self._follows = stream.container.format.name in ("mpegts", "hls")
-        self._configure = partial(_configure, threads=threads, low_latency=low_latency)
+        self._configure = partial(_configure, threads=threads, low_latency=low_latency, max_pixels=max_pixels)
         self._on_change = on_change
         self._configure(self._context)
 
@@ -94,8 +102,14 @@ class HostDecoder:
         return wrap(decoded, info, **facts)
 
 
-def _configure(context: Any, threads: int, low_latency: bool) -> None:
+def size_limit(max_pixels: int) -> dict[str, str]:
+    """The option by which FFmpeg refuses larger frames before it allocates them, also while it probes a file."""
+    return {"max_pixels": str(min(max_pixels, 2**31 - 1))}
+
+
+def _configure(context: Any, threads: int, low_latency: bool, max_pixels: int) -> None:
     """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
+    context.options = size_limit(max_pixels)
     context.thread_count = threads
     context.thread_type = "SLICE" if low_latency else "AUTO"
     if low_latency:

@@ -18,7 +18,7 @@ from av.stream import Disposition
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec
+from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec, size_limit
 from framefuse.sources.mpegts import next_program_table
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
@@ -31,6 +31,8 @@ ENDS_EARLY = 0.5
 """Seconds by which a video may be shorter than its header states without a note."""
 UNDECODED_PACKETS = 48
 """MPEG-TS: packets without a frame after which another codec is looked for; more than decoders hold back."""
+TABLES = 8
+"""Number of program tables at which it is looked for."""
 SEEK_AFTER = 1
 """Seconds; an earlier start is reached by decoding, because indexes are least reliable there (negative pts)."""
 SEEK_MARGINS = (0, 5, 30)
@@ -47,14 +49,18 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
         SourceError: no such file, no permission, no video in it, or an absurd frame size.
         DecodeError: FFmpeg does not know the format, or the file is too damaged to read.
     """
-    container = open_container(path)
+    container = open_container(path, options.max_pixels)
     try:
         video = _Video.find(container, str(path), options)
         if options.device == "cuda":
             from framefuse.sources.decoders import choose_decoder
 
             video.decoder, why = choose_decoder(
-                video.stream, options, video.info, partial(_first_frame, path, video.info), video.decoder
+                video.stream,
+                options,
+                video.info,
+                partial(_first_frame, path, video.info, options.max_pixels),
+                video.decoder,
             )
             note(video.info, why)
     except BaseException:
@@ -63,9 +69,9 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     return PullSource(video.info, video.frames, video.close)
 
 
-def _first_frame(path: Path, info: SourceInfo) -> Frame:
+def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     """The first frame, decoded on the host; its notes are added to `info`."""
-    source = open_file(path, SourceOptions())
+    source = open_file(path, SourceOptions(max_pixels=max_pixels))
     try:
         frame = next(source)
         notes = [*source.info.notes]  # before `close` adds counts of frames, which are counted again
@@ -78,7 +84,7 @@ def _first_frame(path: Path, info: SourceInfo) -> Frame:
     return frame
 
 
-def open_container(path: Path, begin: int = 0) -> Any:
+def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
     """Open the file, or what follows byte `begin`, as a PyAV container.
 
     Raises:
@@ -93,10 +99,8 @@ def open_container(path: Path, begin: int = 0) -> Any:
         # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
         return av.open(
             f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
-            container_options={
-                "protocol_whitelist": "file,crypto,data" + (",subfile" if begin else ""),
-                "merge_pmt_versions": "1",  # MPEG-TS: a video that moves to another PID stays the same stream
-            },
+            container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
+            options=size_limit(max_pixels),
             metadata_errors="replace",
         )
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
@@ -239,7 +243,8 @@ class _Video:
             if ended and not self.decoded:
                 raise DecodeError(
                     f"nothing in {self.info.uri} could be decoded: {self.reason}",
-                    remedy="the file is damaged or truncated; try to play it with ffplay",
+                    remedy="the file is damaged or truncated, or its frames exceed the option max_pixels; "
+                    "try to play it with ffplay",
                 )
         finally:
             self._note_counts(ended)
@@ -286,8 +291,8 @@ class _Video:
                 failures += 1
                 packets = self.container.demux(self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
                 continue
-            silent = len(self.undecoded) > (UNDECODED_PACKETS if packet is not None else 0)
-            if silent and self._open_what_follows():
+            ended = packet is None and transport
+            if (ended or len(self.undecoded) > UNDECODED_PACKETS) and self._open_what_follows():
                 packets = self.container.demux(self.stream)
                 continue
             if packet is None:
@@ -325,25 +330,36 @@ class _Video:
             self._damaged(error)
 
     def _open_what_follows(self) -> bool:
-        """Open the MPEG-TS behind the last packet that became a frame, if it has another codec there."""
+        """Open the MPEG-TS behind the last packet that became a frame, if its video has another PID or codec there."""
         path, undecoded = Path(self.info.uri), len(self.undecoded)
-        end = max(self.undecoded.values())
         self.undecoded.clear()
         begin: int | None = self.position
-        while begin is not None and (begin := next_program_table(path, begin, end)):
+        for _ in range(TABLES):
+            if begin is None or (begin := next_program_table(path, begin)) is None:
+                return False
             with suppress(SourceError):
-                container = open_container(path, begin)
-                context = next((one.codec_context for one in container.streams.video if one.codec_context), None)
-                if context is not None and context.width and context.name != self._codec:
+                container = open_container(path, self.options.max_pixels, begin)
+                stream = next((one for one in container.streams.video if one.codec_context), None)
+                if stream is not None and self._is_another(stream):
                     self.container.close()
-                    self.container, self.stream = container, container.streams.video[0]
+                    self.container, self.stream = container, stream
                     self.begin = self.position = begin
                     self.corrupt = self.info.drops["corrupt"] = max(0, self.corrupt - undecoded)  # they are read again
-                    _note_change(self.info, self._codec, context.name)
                     self.decoder = self._host_decoder()
                     return True
                 container.close()
         return False
+
+    def _is_another(self, stream: Any) -> bool:
+        """Whether a stream has another PID or codec, with a note about it."""
+        before, after = self._codec, stream.codec_context.name
+        if not stream.codec_context.width or (stream.id, after) == (self.stream.id, before):
+            return False
+        if before == after:
+            note(self.info, f"the PID of the video changes from {self.stream.id} to {stream.id}")
+        else:
+            _note_codec(self.info, before, after)
+        return True
 
     def close(self) -> None:
         self.container.close()
@@ -354,7 +370,8 @@ class _Video:
             self.stream,
             threads=self.options.decode_threads,
             low_latency=self.options.low_latency,
-            on_change=partial(_note_change, self.info),
+            max_pixels=self.options.max_pixels,
+            on_change=partial(_note_codec, self.info),
         )
 
     @property
@@ -419,5 +436,5 @@ class _Video:
             note(self.info, f"the header states {float(seconds):.2f} s, the video ends after {read:.2f} s")
 
 
-def _note_change(info: SourceInfo, before: str, after: str) -> None:
+def _note_codec(info: SourceInfo, before: str, after: str) -> None:
     note(info, f"the codec changes from {before} to {after}")

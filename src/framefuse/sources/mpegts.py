@@ -9,13 +9,15 @@ PACKET = 188
 SYNC = 0x47
 PROGRAM_TABLE = 0
 """PID of the program association table, from which a reader can start."""
+SEARCHED = 1 << 20
+"""Bytes in which a table is searched for. Broadcasts repeat it at least every half second."""
 
 
-def next_program_table(path: Path, position: int, end: int) -> int | None:
-    """Position of the first program association table after the transport packet at `position`, before `end`."""
+def next_program_table(path: Path, position: int) -> int | None:
+    """Position of the first program association table after the transport packet at `position`."""
     with path.open("rb") as file:
         file.seek(position)
-        data = file.read(max(0, end - position))
+        data = file.read(SEARCHED)
     for at in range(0, len(data) - 2, PACKET):
         if data[at] != SYNC:
             return None

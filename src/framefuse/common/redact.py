@@ -11,14 +11,19 @@ END = r"(?=['\")\]},;:.]*(?:\s|$))"
 SECRET = "tok|pas|phrase|pwd|psw|pw|pin|key|auth|secret|sig|cred|jwt|login|user|usr|sess|sid|streamid|%"
 SHORT = "code|k|t|s|st|h|hash|hmac|ticket|nonce"
 """Keys that are secret only as a whole word."""
-PAIR = re.compile(rf"([?&;#/](?:[^=&;#/?\s]*(?:{SECRET})[^=&;#/?\s]*|(?:{SHORT}))=)[^&\s]*?(?=&|{END})", re.IGNORECASE)
+PAIR = re.compile(
+    rf"([?&;#/](?:[^=&;#/?\s]{{0,60}}(?:{SECRET})[^=&;#/?\s]{{0,60}}|(?:{SHORT}))=)[^&\s]*?(?=&|{END})", re.IGNORECASE
+)
 """A key, after any separator (some cameras take the login as /user=name&password=word), and its value up to the next &,
 since the value of streamid contains other separators. A key with an escape may spell anything, so it counts too."""
 PATH_TOKEN = re.compile(
     r"(?<=/)(?=[^/?#\s]{0,200}[0-9])(?=[^/?#\s]{0,200}[A-Za-z])(?:[A-Za-z0-9_-]{24,}|[0-9a-fA-F-]{20,})(?=/|[?#]|\.\w{2,4}\b|$)"
 )
 """A part of a path that is long, and of letters and digits: services put a token there."""
-STREAM_KEY = re.compile(rf"(\brtmp\w*(?::|//)/*[^/?\s]+/(?:[^?\s]*/)?)[^/?\s]+?(?=\?|{END})", re.IGNORECASE)
+STREAM_KEY = re.compile(
+    rf"(\brtmp\w{{0,3}}(?::|//)/{{0,9}}[^/?\s]{{1,300}}/(?:[^?\s]{{0,999}}/)?)[^/?\s]{{1,999}}?(?=\?|{END})",
+    re.IGNORECASE,
+)
 """The last part of an rtmp path: whoever knows it can publish."""
 
 

@@ -12,10 +12,10 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, kernels
+from benchmarks.results import accuracy, cpu, gpu, hardening, kernels
 from benchmarks.results.pages import Table, load, render, stale
 
-TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES}
+TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES, **hardening.TABLES}
 """By the name in a marker."""
 
 

@@ -187,10 +187,8 @@ class Pipeline:
         """Stop now: cancel what waits, complete the outputs, free the engine. Call it from any thread, repeatedly."""
         with self._lock:  # if another thread is just starting the run, wait until all of its stages exist
             self._closed = True
-        last = self._last
-        if last is not None:
-            last.close()
-            self._last = None  # a thread that is inside the engine is waited for once
+        if self._last is not None:
+            self._last.close()
         self._close_sources()
         self._program.close()
 

@@ -77,7 +77,7 @@ class Threaded(Generic[Item]):
         """Index of the iterable that produced the last delivered item."""
         self._running = len(runs)
         self._error: BaseException | None = None
-        self._closed = False
+        self._closed = self._stuck = False
         # One condition per thread: with many iterables, waking all of them for every item costs more than the items.
         lock = threading.Lock()
         self._readable = threading.Condition(lock)
@@ -144,8 +144,9 @@ class Threaded(Generic[Item]):
         if self._cancel is not None:
             self._cancel()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and not self._stuck:
                 thread.join(JOIN_SECONDS)
+                self._stuck = thread.is_alive()  # inside an engine, for example; it is waited for once
 
     def _run(self, number: int, iterable: Iterable[Item]) -> None:
         name_thread(f"ff-{self.name}")

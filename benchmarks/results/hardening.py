@@ -1,0 +1,42 @@
+"""docs/promises.md: what the attack did and found."""
+
+from __future__ import annotations
+
+from benchmarks.results.pages import Records, Table
+
+INPUTS = {
+    "damaged videos and images": ("video", "image"),
+    "damaged live streams": ("stream",),
+    "damaged models": ("model",),
+    "damaged cards, configurations, reports, COCO files and addresses": ("card", "config", "report", "coco", "address"),
+}
+
+
+def attack(records: Records) -> list[str]:
+    """A line for each kind of attack."""
+    record = records("hardening")
+    cases, findings = record["fuzz"]["cases"], record["fuzz"]["findings"]
+    kills, signals = record["endings"]["kills"], record["endings"]["signals"]
+    storm, hangs = record["live"]["storm"], record["live"]["reconnecting"]
+    rows = ["| attack | cases | findings |", "|---|---|---|"]
+    for title, kinds in INPUTS.items():
+        found = sum(name.partition(":")[0] in kinds for name in findings)
+        rows.append(f"| {title} | {sum(cases.get(kind, 0) for kind in kinds):,} | {found} |")
+    rows += [
+        f"| `kill -9` at a random time, then `framefuse repair`: every output is readable | {kills['runs']} "
+        f"| {len(kills['findings'])} |",
+        f"| SIGINT, SIGTERM, SIGHUP at a random time: every output is complete | {signals['runs']} "
+        f"| {len(signals['findings'])} |",
+        f"| storm of {storm['streams']} live streams, {storm['seconds'] / 60:.0f} minutes: losses, stalls, restarts, "
+        f"changes of codec, size and clock | {sum(storm['happened'].values()):,} events, {storm['frames']:,} frames "
+        f"| {len(storm['findings'])} |",
+        f"| servers that hang up after a few frames | {hangs['reconnects']:,} reconnections | {len(hangs['findings'])} |",
+        "",
+        f"In the storm {storm['unaccounted']} frames were neither delivered nor counted as dropped; results were "
+        f"{storm['age_p50'] * 1e3:.0f} ms old in the median and {storm['age_p99'] * 1e3:.0f} ms in the 99th percentile, "
+        f"since their frames arrived; memory grew by {storm['slope']:.2f} bytes a frame.",
+    ]
+    return rows
+
+
+TABLES: dict[str, Table] = {"hardening": attack}

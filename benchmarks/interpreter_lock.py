@@ -40,8 +40,8 @@ class LockWaits:
         opened, waits = files.open_container, self
 
         class Container:
-            def __init__(self, path: Path) -> None:
-                self._container = opened(path)
+            def __init__(self, path: Path, *limits: int) -> None:
+                self._container = opened(path, *limits)
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(self._container, name)

@@ -30,10 +30,10 @@ def attack(records: Records) -> list[str]:
         f"| storm of {storm['streams']} live streams, {storm['seconds'] / 60:.0f} minutes: losses, stalls, restarts, "
         f"changes of codec, size and clock | {sum(storm['happened'].values()):,} events, {storm['frames']:,} frames "
         f"| {len(storm['findings'])} |",
-        f"| servers that hang up after a few frames | {hangs['reconnects']:,} reconnections | {len(hangs['findings'])} |",
+        f"| servers that hang up after some frames | {hangs['reconnects']:,} connections | {len(hangs['findings'])} |",
         "",
         f"In the storm {storm['unaccounted']} frames were neither delivered nor counted as dropped; results were "
-        f"{storm['age_p50'] * 1e3:.0f} ms old in the median and {storm['age_p99'] * 1e3:.0f} ms in the 99th percentile, "
+        f"{storm['age_p50'] * 1e3:.0f} ms old in the median and {storm['age_p99'] * 1e3:.0f} ms in the 99th percentile "
         f"since their frames arrived; memory grew by {storm['slope']:.2f} bytes a frame.",
     ]
     return rows

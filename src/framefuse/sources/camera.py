@@ -13,7 +13,7 @@ from typing import Any
 import av
 
 from framefuse.errors import CapabilityError, SourceError, StreamError
-from framefuse.sources.files import exact
+from framefuse.sources.container import exact
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SourceInfo, SourceOptions, note

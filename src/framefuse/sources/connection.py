@@ -31,8 +31,8 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
+from framefuse.sources.container import NOT_VIDEO, exact
 from framefuse.sources.decoder import HostDecoder, size_limit
-from framefuse.sources.files import NOT_VIDEO, exact
 from framefuse.sources.source import SCHEMES, SourceOptions
 from framefuse.sources.tls import why_untrusted
 

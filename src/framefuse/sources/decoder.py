@@ -121,11 +121,19 @@ def _split(packet: Any, codec: str) -> tuple[Any, Any]:
     data = bytes(packet)
     start = re.search(STARTS[codec], data) if codec in STARTS else None
     at = start.start() if start else len(data)
-    old, new = av.Packet(data[:at]), av.Packet(data[at:])
+    old, new = _packet(data[:at]), _packet(data[at:])
     timed = old if at else new
     timed.pts, timed.dts = packet.pts, packet.dts
     old.time_base = new.time_base = packet.time_base
     return old, new
+
+
+def _packet(data: bytes) -> Any:
+    """A packet with a copy of the data. One that refers to Python's memory takes the GIL in a thread of the decoder when
+    it is freed, while PyAV may hold the GIL and wait for that thread."""
+    packet = av.Packet(len(data))
+    packet.update(data)
+    return packet
 
 
 def changed_codec(stream: Any, codec: str) -> str | None:

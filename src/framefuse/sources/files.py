@@ -14,17 +14,16 @@ from time import monotonic
 from typing import Any
 
 import av
-from av.stream import Disposition
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec, size_limit
+from framefuse.sources.container import NOT_VIDEO, exact, open_container
+from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec
 from framefuse.sources.mpegts import next_program_table
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SourceInfo, SourceOptions, note
 
-NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
 ENDS_EARLY = 0.5
@@ -82,43 +81,6 @@ def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
     for text in notes:
         note(info, text)
     return frame
-
-
-def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
-    """Open the file, or what follows byte `begin`, as a PyAV container.
-
-    Raises:
-        SourceError: with the system's reason.
-        DecodeError: with FFmpeg's reason.
-    """
-    try:
-        if not path.exists() or path.is_file():
-            with path.open("rb") as file:
-                if not file.read(1):
-                    raise DecodeError(f"{path} is empty (0 bytes)", remedy="record or copy it again")
-        # The prefix keeps a file name from being read as another protocol; the list keeps playlists off the network.
-        return av.open(
-            f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
-            container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
-            options=size_limit(max_pixels),
-            metadata_errors="replace",
-        )
-    except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
-        raise KeyboardInterrupt from None
-    except av.FFmpegError as error:
-        raise DecodeError(
-            f"cannot open {path}: {error.strerror}",
-            remedy="the file is damaged, truncated before its index, or not a video",
-        ) from error
-    except OSError as error:
-        raise SourceError(
-            f"cannot read {path}: {error.strerror}", remedy="check the path and its permissions"
-        ) from error
-
-
-def exact(value: Any) -> Fraction | None:
-    """A PyAV rational (Fraction, or since PyAV 19 AVRational) as a Fraction; None if unknown (None or 0)."""
-    return Fraction(value.numerator, value.denominator) if value else None
 
 
 @dataclass
@@ -344,7 +306,8 @@ class _Video:
                     self.container.close()
                     self.container, self.stream = container, stream
                     self.begin = self.position = begin
-                    self.corrupt = self.info.drops["corrupt"] = max(0, self.corrupt - undecoded)  # they are read again
+                    self.corrupt = max(0, self.corrupt - undecoded)  # they are read again
+                    self.info.drops.pop("corrupt", None)
                     self.decoder = self._host_decoder()
                     return True
                 container.close()
@@ -412,6 +375,7 @@ class _Video:
     def _note_counts(self, ended: bool) -> None:
         info = self.info
         if self.corrupt:
+            info.drops["corrupt"] = self.corrupt
             note(info, f"damaged packets skipped: {self.corrupt} ({self.reason})")
         if self.concealed:
             note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")

@@ -15,7 +15,7 @@ import av
 
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, Facts
-from framefuse.sources.files import exact
+from framefuse.sources.container import exact
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.resume import TIME_BASE, Backoff, Pace, Timeline

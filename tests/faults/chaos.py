@@ -14,127 +14,46 @@ import itertools
 import json
 import os
 import resource
-import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from random import Random
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from framefuse import Pipeline
 from framefuse.frame import Frame
 from framefuse.sources import Source
-from servers import LARGE, SMALL, HttpServer, RtspServer, Server, UdpSender, mpegts
 
 MAX_AGE = 1.0
-DATAGRAM = 7 * 188
 
 
-class Chaos:
-    """What befalls the frames of a camera; mixed into a server."""
+class Servers:
+    """Those of chaos_servers.py."""
 
-    random: Random
-    happened: Counter[str]
+    def __init__(self, kind: str, streams: int, seed: int = 0) -> None:
+        command = [sys.executable, Path(__file__).with_name("chaos_servers.py"), kind, str(streams), str(seed)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.addresses: list[str] = json.loads(self._process.stdout.readline())
+        self.connections = 0
+        self.happened: dict[str, int] = {}
+        self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
+        self._reader.start()
 
-    def chunks(self: Any) -> Iterator[bytes]:
-        return self.paced(self._film())  # type: ignore[no-any-return]
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if line.startswith("{"):
+                self.happened = json.loads(line)
+            else:
+                self.connections += 1
 
-    def _film(self: Any) -> Iterator[bytes]:
-        while True:
-            chosen = self.random.choice(["h264", "h264", "hevc", "mpeg2video"]), self.random.choice([SMALL, LARGE])
-            start = self.random.choice([0, 0, 25 * 3600, 25 * 90_000])
-            pid = self.random.choice([256, 256, 300])
-            self.happened["codec, size, PID or clock changed"] += 1
-            frames = self.random.randrange(25, 250)
-            for chunk in itertools.islice(mpegts(chosen[1], codec=chosen[0], start=start, pid=pid), frames):
-                event = self.random.random()
-                if event < 0.003:
-                    self.happened["stall"] += 1
-                    self._dead.wait(self.random.uniform(0.3, 3.0))
-                elif event < 0.006 and not isinstance(self, UdpSender):
-                    self.happened["hung up"] += 1
-                    self.hang_up()
-                elif event < 0.02:
-                    self.happened["lost"] += 1
-                    continue
-                elif event < 0.03:
-                    self.happened["damaged"] += 1
-                    at = self.random.randrange(len(chunk))
-                    chunk = chunk[:at] + self.random.randbytes(min(40, len(chunk) - at)) + chunk[at + 40 :]
-                yield chunk
-
-    def hang_up(self: Any) -> None:
-        """Close the connections of all clients; the server goes on listening."""
-        for client in self._sockets:
-            with suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-
-
-class ChaosTcp(Chaos, Server): ...
-
-
-class ChaosHttp(Chaos, HttpServer): ...
-
-
-class ChaosUdp(Chaos, UdpSender):
-    def _send(self) -> None:
-        held = None
-        for chunk in self.chunks():
-            for at in range(0, len(chunk), DATAGRAM):
-                datagram = chunk[at : at + DATAGRAM]
-                event = self.random.random()
-                if event < 0.005:
-                    self.happened["datagram lost"] += 1
-                elif event < 0.01 and held is None:
-                    self.happened["datagrams swapped"] += 1
-                    held = datagram
-                else:
-                    for one in (datagram, held) if held else (datagram,):
-                        with suppress(OSError):
-                            self._listener.sendto(one, ("127.0.0.1", self.port))
-                    held = None
-
-
-class ChaosRtsp(RtspServer):
-    """Its codec is fixed by the protocol: it stalls, hangs up, damages and changes its clock."""
-
-    random: Random
-    happened: Counter[str]
-
-    def paced(self, items: Iterator[Any]) -> Iterator[Any]:
-        for item in super().paced(items):
-            event = self.random.random()
-            if event < 0.003:
-                self.happened["stall"] += 1
-                self._dead.wait(self.random.uniform(0.3, 3.0))
-            elif event < 0.005:
-                self.happened["hung up"] += 1
-                Chaos.hang_up(self)
-            elif event < 0.02:
-                self.happened["lost"] += 1
-                continue
-            yield item
-
-
-KINDS = (ChaosTcp, ChaosUdp, ChaosHttp, ChaosRtsp)
-
-
-class HangsUp(Server):
-    """Sends a few frames at once to everyone who connects, and hangs up."""
-
-    def serve(self, client: socket.socket) -> None:
-        for chunk in itertools.islice(mpegts(SMALL), 12):
-            client.sendall(chunk)
-            if self._dead.wait(0.005):
-                return
+    def end(self) -> None:
+        self._process.communicate()
+        self._reader.join()
 
 
 class Counted:
@@ -179,46 +98,56 @@ class Outcome:
         return [text for text, wrong in checks.items() if wrong]
 
 
+class Ages:
+    """Percentiles of ages in milliseconds, in memory that does not grow."""
+
+    def __init__(self) -> None:
+        self.count, self._bins = 0, [0] * 100_000
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self._bins[min(int(seconds * 1e3), len(self._bins) - 1)] += 1
+
+    def percentile(self, percent: float) -> float:
+        """In seconds, rounded up to a millisecond."""
+        below = itertools.accumulate(self._bins)
+        wanted = self.count * percent / 100
+        return next(number for number, sum in enumerate(below, 1) if sum >= wanted) / 1e3
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def storm(streams: int, seconds: float, seed: int) -> Outcome:
     """Read so many chaotic streams in one pipeline for so long."""
-    servers, happened = [], Counter[str]()
-    for number in range(streams):
-        kind = KINDS[number % len(KINDS)]
-        kind.random, kind.happened = Random(seed), happened
-        servers.append(kind(LARGE))
+    servers = Servers("storm", streams, seed)
     outcome = Outcome(streams, seconds)
-    ages: list[float] = []
+    ages = Ages()
     memory: list[tuple[int, int]] = []
     last: dict[str, tuple[int, float]] = {}
     started = time.monotonic()
-    pipeline = Pipeline(
-        [server.url() for server in servers], "squares", imgsz=160, max_age=MAX_AGE, timeout=3.0, end=seconds
-    )
-    # A stream that is silent at the end would never reach it.
+    pipeline = Pipeline(servers.addresses, "squares", imgsz=160, max_age=MAX_AGE, timeout=3.0, end=seconds)
     sources = [Counted(source) for source in pipeline.sources]
     pipeline.sources = list(sources)
+    # A stream that is silent at the end would never reach it.
     stop = threading.Timer(seconds + 30, pipeline.close)
     stop.start()
     delivered: Counter[str] = Counter()
     for result in pipeline:
         now = time.monotonic()
         assert result.arrival is not None
-        ages.append(now - result.arrival)
+        ages.add(now - result.arrival)
         name = result.frame.source_id
         index, before = last.get(name, (-1, started))
         assert result.frame.index > index, "results are in order"
         outcome.longest_silence = max(outcome.longest_silence, now - before)
         last[name] = result.frame.index, now
         delivered[name] += 1
-        if len(ages) % 500 == 0:
-            memory.append((len(ages), resident()))
+        if ages.count % 500 == 0:
+            memory.append((ages.count, resident()))
     stop.cancel()
-    for server in servers:
-        server.kill()
+    servers.end()
     for source in sources:
         drops = source.info.drops
         counted = drops.get("superseded", 0) + drops.get("stale", 0)
@@ -226,39 +155,34 @@ def storm(streams: int, seconds: float, seed: int) -> Outcome:
         outcome.drops = dict(Counter(outcome.drops) + Counter(drops))
         outcome.reconnects += sum("reconnected" in note for note in source.info.notes)
     _summarise(outcome, ages, memory)
-    outcome.happened = dict(happened)
+    outcome.happened = servers.happened
     return outcome
 
 
 def reconnecting(streams: int, reconnects: int) -> Outcome:
     """Read servers that hang up until there were so many connections."""
-    servers = [HangsUp() for _ in range(streams)]
-    addresses = [server.url() for server in servers]
-    pipeline = Pipeline(addresses, "squares", imgsz=160, max_age=MAX_AGE)
-    started, ages, memory, connected = time.monotonic(), [], [], 0
+    servers = Servers("hang-up", streams)
+    pipeline = Pipeline(servers.addresses, "squares", imgsz=160, max_age=MAX_AGE)
+    started, ages = time.monotonic(), Ages()
+    memory: list[tuple[int, int]] = []
     outcome = Outcome(streams, 0.0)
     for result in pipeline:
         assert result.arrival is not None
-        ages.append(time.monotonic() - result.arrival)
-        if len(ages) % 100 == 0:
-            memory.append((len(ages), resident()))
-            for server in servers:
-                while server.connections.acquire(blocking=False):
-                    connected += 1
-            if connected >= reconnects:
+        ages.add(time.monotonic() - result.arrival)
+        if ages.count % 100 == 0:
+            memory.append((ages.count, resident()))
+            if servers.connections >= reconnects + streams:
                 break
-    for server in servers:
-        server.kill()
-    outcome.seconds, outcome.reconnects = time.monotonic() - started, connected - streams
+    servers.end()
+    outcome.seconds, outcome.reconnects = time.monotonic() - started, servers.connections - streams
     _summarise(outcome, ages, memory)
     return outcome
 
 
-def _summarise(outcome: Outcome, ages: Sequence[float], memory: Sequence[tuple[int, int]]) -> None:
-    outcome.frames = len(ages)
-    if len(ages) > 10:
-        cuts = statistics.quantiles(ages, n=100)
-        outcome.age_p50, outcome.age_p99, outcome.age_max = cuts[49], cuts[98], max(ages)
+def _summarise(outcome: Outcome, ages: Ages, memory: Sequence[tuple[int, int]]) -> None:
+    outcome.frames = ages.count
+    if ages.count:
+        outcome.age_p50, outcome.age_p99, outcome.age_max = (ages.percentile(percent) for percent in (50, 99, 100))
     late = memory[len(memory) // 2 :]
     if len(late) > 3:
         outcome.slope = statistics.linear_regression(*zip(*late, strict=True)).slope

@@ -129,8 +129,11 @@ def _split(packet: Any, codec: str) -> tuple[Any, Any]:
 
 
 def _packet(data: bytes) -> Any:
-    """A packet with a copy of the data. One that refers to Python's memory takes the GIL in a thread of the decoder when
-    it is freed, while PyAV may hold the GIL and wait for that thread."""
+    """A packet with a copy of the data.
+
+    One that refers to Python's memory needs the GIL when a thread of the decoder frees it, while PyAV may hold the GIL
+    and wait for that thread.
+    """
     packet = av.Packet(len(data))
     packet.update(data)
     return packet

@@ -36,10 +36,18 @@ class Changing:
 
     def __init__(self, *parts: Iterator[bytes]) -> None:
         self._parts = itertools.chain(*(islice(part, self.first) for part in parts[:-1]), parts[-1])
+        self._lock = threading.Lock()
         super().__init__()
 
     def chunks(self) -> Iterator[bytes]:
-        return self.paced(self._parts)  # type: ignore[attr-defined, no-any-return]
+        return self.paced(self._shared())  # type: ignore[attr-defined, no-any-return]
+
+    def _shared(self) -> Iterator[bytes]:
+        """For a client that connects while another is still served."""
+        while True:
+            with self._lock:
+                chunk = next(self._parts)
+            yield chunk
 
 
 class ChangingUdp(Changing, UdpSender): ...

@@ -86,7 +86,7 @@ def test_a_signal_ends_a_compilation(number: signal.Signals) -> None:
     assert (process.returncode, err) == (130, "error: interrupted\n")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param("openvino", marks=pytest.mark.slow), "onnxruntime"])
 def test_a_request_without_an_end_is_an_error(endless: list[str], engine: str) -> None:
     pytest.importorskip(engine)
     done = spawn(*endless, "--engine", engine, "--save-jsonl", "--request-timeout", "1")
@@ -98,6 +98,7 @@ def test_a_request_without_an_end_is_an_error(endless: list[str], engine: str) -
     assert (report["error"]["kind"], report["frames"]) == ("EngineError", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_script_ends_after_a_request_without_an_end(endless: list[str], engine: str) -> None:
     pytest.importorskip(engine)
@@ -106,7 +107,7 @@ def test_a_script_ends_after_a_request_without_an_end(endless: list[str], engine
     assert (done.stdout.splitlines(), done.returncode) == (["0", "1", said], 0), done.stderr
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_signals_during_a_request_without_an_end(endless: list[str], signals: int) -> None:
     """One signal is enough; the second ends the wait for the engine."""
     with command(*endless, "--save-jsonl") as process:

@@ -20,6 +20,7 @@ def run(tmp_path: Path, script: str, *words: str) -> dict[str, dict[str, object]
     return found
 
 
+@pytest.mark.slow
 def test_a_storm_of_live_streams(tmp_path: Path) -> None:
     found = run(tmp_path, "chaos.py", "--streams", "4", "--seconds", "6", "--reconnects", "12")
     assert found["storm"]["unaccounted"] == 0 and found["storm"]["happened"]

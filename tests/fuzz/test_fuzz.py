@@ -25,7 +25,7 @@ def test_an_input_that_once_went_wrong(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_inputs(name: str, tmp_path: Path) -> None:
     """FUZZ_SECONDS: for each kind; the seed is fixed, so that a run can be repeated."""
-    seconds = os.environ.get("FUZZ_SECONDS", "3")
+    seconds = os.environ.get("FUZZ_SECONDS", "1")
     command = [sys.executable, HERE / "fuzz.py", name, "--seconds", seconds, "--out", tmp_path / "findings"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": importable()})
     assert done.returncode == 0, done.stderr

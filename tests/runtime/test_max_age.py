@@ -64,6 +64,7 @@ def test_a_slow_reader_gets_young_results(where: str) -> None:
         assert len(written) > 2 * len(indexes) and drops["not taken"] > 10
 
 
+@pytest.mark.slow
 def test_a_sink_slower_than_max_age_still_gets_the_newest_results() -> None:
     ages: list[float] = []
 
@@ -78,4 +79,4 @@ def test_a_sink_slower_than_max_age_still_gets_the_newest_results() -> None:
 def test_a_quick_reader_gets_every_result() -> None:
     indexes, drops = run(lambda result: None)
     assert len(indexes) + drops.get("superseded", 0) + drops.get("stale", 0) == indexes[-1] + 1
-    assert len(indexes) > 0.8 * FRAMES
+    assert len(indexes) > 0.5 * FRAMES  # some frames come while the model starts

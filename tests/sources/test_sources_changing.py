@@ -57,7 +57,9 @@ class ChangingTcp(Changing, Server): ...
 
 
 @pytest.mark.parametrize("kind", [ChangingUdp, ChangingTcp])
-@pytest.mark.parametrize("change", PARTS)
+@pytest.mark.parametrize(
+    "change", [pytest.param(change, marks=[pytest.mark.slow] if "PID" in change else []) for change in PARTS]
+)
 def test_a_live_stream_that_changes_goes_on(kind: Any, change: str) -> None:
     parts = mpegts(SMALL), mpegts(LARGE, **PARTS[change])
     with kind(*parts) as server, closing(open_live(server.url(), QUICK)) as source:

@@ -33,6 +33,7 @@ def test_a_pipeline_gets_every_frame_of_a_segmented_stream(caplog: pytest.LogCap
     assert not caplog.records, "a stream that plays is not called silent"
 
 
+@pytest.mark.slow
 def test_frames_come_at_the_intervals_of_their_pts() -> None:
     with HlsServer() as server, closing(open_live(server.url("/live.m3u8"), QUICK)) as source:
         times = [time.monotonic() for _ in islice(source, FRAMES)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
@@ -206,6 +207,7 @@ class HostProgram(Program):
         self._starting: Slot | None = None
         """Engines without requests of their own run the model while they start it."""
         self._used: set[tuple[int, int]] = set()
+        self._closing, self._closed = threading.Lock(), False
         self.ledger = Ledger()  # stays empty: nothing leaves the host
         self.reasons = ()
         self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
@@ -302,9 +304,12 @@ class HostProgram(Program):
 
     def close(self) -> None:
         """Wait for the in-flight batches, discard their results, free the engine. The submitting thread has ended, or
-        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own."""
-        with suppress(TimeoutError):
-            aside(self._free, CLOSE_SECONDS)
+        is inside the engine. What takes longer than CLOSE_SECONDS goes on in a thread of its own. Callable from any
+        thread, repeatedly."""
+        with self._closing, suppress(TimeoutError):
+            if not self._closed:
+                self._closed = True
+                aside(self._free, CLOSE_SECONDS)
 
     def _free(self) -> None:
         flights, self._in_flight = self._in_flight, deque()

@@ -28,7 +28,7 @@ def run(script: str, *words: object) -> dict[str, Any]:
         path = Path(folder, "record.json")
         command = [sys.executable, protocol.ROOT / "tests" / script, *words, "--record", path]
         print(*command, file=sys.stderr, flush=True)
-        subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, check=False)
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 

@@ -120,6 +120,9 @@ class Settings(BaseModel):
 
     # pipeline
     queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")
+    load_timeout: float = Field(
+        600.0, ge=0, le=DAY, description="seconds that the engine may take to load a model on the CPU; 0: without limit"
+    )
     request_timeout: float = Field(
         120.0, ge=0, le=DAY, description="seconds after which a request without an answer is an error; 0: without limit"
     )

@@ -86,6 +86,22 @@ def test_a_signal_ends_a_compilation(number: signal.Signals) -> None:
     assert (process.returncode, err) == (130, "error: interrupted\n")
 
 
+def test_a_compilation_without_an_end_is_an_error() -> None:
+    """In the process of the command, since what compiles goes on."""
+    words = [
+        "predict",
+        "synthetic://street?frames=3&size=160x96",
+        write_deep(Path("deep.onnx")),
+        "--load-timeout",
+        "0.5",
+    ]
+    started = time.monotonic()
+    done = spawn(*words, "--engine", "openvino")
+    assert time.monotonic() - started < 20
+    assert done.returncode == 1
+    assert "engine openvino has not loaded the model within 0.5 s (option load_timeout)" in done.stderr
+
+
 @pytest.mark.parametrize("engine", [pytest.param("openvino", marks=pytest.mark.slow), "onnxruntime"])
 def test_a_request_without_an_end_is_an_error(endless: list[str], engine: str) -> None:
     pytest.importorskip(engine)

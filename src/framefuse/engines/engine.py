@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from framefuse.common.aside import interruptibly
 from framefuse.engines.device_requests import DeviceExecution, device_request_pool
 from framefuse.engines.onnx_shapes import Profile
 from framefuse.engines.requests import RequestPool
-from framefuse.errors import CapabilityError, UsageError
+from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
@@ -34,10 +35,24 @@ class EngineOptions:
     """Threads in all; 0: as many as there are cores this process may use."""
     workspace_mb: int = 0
     """Scratch memory the engine may take, MiB; 0: its own default."""
+    load_timeout: float = 0
+    """Seconds that loading and compiling for the CPU may take; 0: without limit."""
     layout: str | None = None
     """Layout of the model's outputs; an engine may leave their last steps to post-processing (`Slot.layout`)."""
     calibration: Sequence[NDArray[Any]] = field(default=(), compare=False, repr=False)
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
+
+
+@contextmanager
+def limited(name: str, seconds: float) -> Iterator[None]:
+    """A load that takes longer than `load_timeout` is an EngineError."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise EngineError(
+            f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)",
+            remedy="use a larger --load-timeout, or another engine",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class Engine:
         streams: requests that run at the same time.
         profile: input shapes that the model file was built for; None: no limits are stated.
         artifact_bytes: size of what was built from the model; 0: the file itself runs.
+        load_timeout: seconds that compiling a model for the CPU may take; 0: without limit.
     """
 
     name: str
@@ -96,6 +112,7 @@ class Engine:
     streams: int = 1
     profile: Profile | None = None
     artifact_bytes: int = 0
+    load_timeout: float = 0
 
     def request_pool(self, batch: int, height: int, width: int, slots: int) -> RequestPool:
         """Requests of one input shape, in host memory.
@@ -110,7 +127,8 @@ class Engine:
         """
         self._check_profile(batch, height, width)
         if self.device == "cpu":
-            return interruptibly(lambda: self._make_request_pool(batch, height, width, slots))
+            with limited(self.name, self.load_timeout):
+                return interruptibly(lambda: self._make_request_pool(batch, height, width, slots), self.load_timeout)
         executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
         return device_request_pool((batch, 3, height, width), executions)
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 from framefuse.common.aside import interruptibly
 from framefuse.engines.backend import Backend
-from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, not_quantised
+from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, limited, not_quantised
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import is_quantised, plain_words
@@ -121,8 +121,11 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
             raise not_quantised()
         options = replace(options, precision="auto")
     try:
-        on_cpu = options.device == "cpu"  # on CUDA the current GPU is the calling thread's
-        engine = interruptibly(lambda: backend.open(model, options)) if on_cpu else backend.open(model, options)
+        if options.device == "cpu":
+            with limited(name, options.load_timeout):
+                engine = interruptibly(lambda: backend.open(model, options), options.load_timeout)
+        else:  # the current GPU is the calling thread's
+            engine = backend.open(model, options)
     except ModelError as error:
         before, noise, _ = error.message.partition("[ONNXRuntimeError]")
         if noise and error.__cause__ is not None:
@@ -133,7 +136,7 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
         raise EngineError(
             f"engine {name} is a {type(engine).__name__}", remedy="let its class derive from framefuse.engines.Engine"
         )
-    engine.capabilities = backend.capabilities
+    engine.capabilities, engine.load_timeout = backend.capabilities, options.load_timeout
     if as_written:
         engine.reasons.append(f"the file is int8 as it is; engine {name} multiplies in {engine.precision}")
     if model.suffix == ".onnx":

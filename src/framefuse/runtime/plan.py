@@ -82,7 +82,14 @@ class RunPlan:
         layout = card.layout if plain and card.task == "detect" else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         return EngineOptions(
-            device, settings.precision, settings.streams, settings.threads, settings.workspace_mb, layout, frames
+            device,
+            settings.precision,
+            settings.streams,
+            settings.threads,
+            settings.workspace_mb,
+            settings.load_timeout,
+            layout,
+            frames,
         )
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:

@@ -297,3 +297,18 @@ def test_the_program_of_the_gpu_finds_what_the_host_finds(
             assert np.abs(there.xyxy[there.class_id == kind] - box).max(1).min() < 0.5
     host.close()
     program.close()
+
+
+def test_a_session_that_fails_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime would announce on stdout that it tries again, where results may be going."""
+    ort = pytest.importorskip("onnxruntime")
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("Failed to allocate memory")
+
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", fails)
+    with pytest.raises(ModelError, match="Failed to allocate memory"):
+        open_engine("onnxruntime", find_model("squares"), EngineOptions("cpu"))
+    assert capfd.readouterr() == ("", "")

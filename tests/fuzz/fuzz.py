@@ -68,6 +68,9 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) ->
             for line in process.stdout:
                 number, _, found = line.partition(" ")
                 watch.alive()
+                if not number.isdigit():  # stdout is for results
+                    keep(out, name, f"printed {line.strip()[:60]}", Path(scratch, str(seed)), findings)
+                    continue
                 seed = int(number) + 1
                 findings.cases[name] += 1
                 if what := json.loads(found):

@@ -56,7 +56,9 @@ def prepare(path: Path) -> Any:
         try:
             if opset < 13:  # per-channel scales need opset 13
                 model = onnx.version_converter.convert_version(model, 13)
-            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
         except Exception as error:  # converter, shape inference and ONNX Runtime raise unrelated classes
             raise ModelError(
@@ -258,7 +260,9 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
     tapped.CopyFrom(model)
     known = {value.name for value in tapped.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    return ort.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        tapped.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
 
 
 def largest_values(

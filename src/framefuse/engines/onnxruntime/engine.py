@@ -34,7 +34,9 @@ class OnnxRuntimeEngine(Engine):
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = SILENT
         try:
-            self._session = ort.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
+            # With its fallback, it prints to stdout when it runs out of memory, for example.
+            providers = ["CPUExecutionProvider"]
+            self._session = ort.InferenceSession(str(model), session_options, providers=providers, enable_fallback=0)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             raise cannot_load(model, error) from error
         entry = self._session.get_inputs()[0]

@@ -12,6 +12,8 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 
+from framefuse.sources.container import TAGS
+
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
 """Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
 
@@ -47,9 +49,7 @@ class AudioCopy:
 
     def _open(self, path: Path, start: Fraction) -> None:
         # As in sources/files.py: no other protocols, and no playlist reaches the network.
-        self._input = av.open(
-            f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, metadata_errors="replace"
-        )
+        self._input = av.open(f"file:{path}", container_options={"protocol_whitelist": "file,crypto,data"}, **TAGS)
         for stream in self._input.streams:
             reason = _unfit(stream) if stream.type == "audio" else ""
             if reason is None:

@@ -31,7 +31,7 @@ from av.stream import Discard
 
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.container import NOT_VIDEO, exact
+from framefuse.sources.container import NOT_VIDEO, TAGS, exact
 from framefuse.sources.decoder import HostDecoder, size_limit
 from framefuse.sources.source import SCHEMES, SourceOptions
 from framefuse.sources.tls import why_untrusted
@@ -308,7 +308,7 @@ class Connection:
             container_options=options,
             options=size_limit(self._options.max_pixels),
             timeout=(timeout, timeout),
-            metadata_errors="replace",
+            **TAGS,
         ) as container:
             videos = [stream for stream in container.streams.video if not stream.disposition & NOT_VIDEO]
             if not videos or videos[0].codec_context is None:

@@ -12,6 +12,8 @@ from av.stream import Disposition
 from framefuse.errors import DecodeError, SourceError
 from framefuse.sources.decoder import size_limit
 
+TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+"""Keyword arguments of `av.open` for files whose tags are not UTF-8, which PyAV 19 reads without."""
 NOT_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails
 
 
@@ -32,7 +34,7 @@ def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
             f"subfile,,start,{begin},end,0,,:file:{path}" if begin else f"file:{path}",
             container_options={"protocol_whitelist": "file,crypto,data" + (",subfile" if begin else "")},
             options=size_limit(max_pixels),
-            metadata_errors="replace",
+            **TAGS,
         )
     except InterruptedError:  # waiting for the other end of a pipe; PyAV swallows the signal's KeyboardInterrupt
         raise KeyboardInterrupt from None

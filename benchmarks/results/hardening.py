@@ -28,7 +28,7 @@ def attack(records: Records) -> list[str]:
         f"| SIGINT, SIGTERM, SIGHUP at a random time: every output is complete | {signals['runs']} "
         f"| {len(signals['findings'])} |",
         f"| storm of {storm['streams']} live streams, {storm['seconds'] / 60:.0f} minutes: losses, stalls, restarts, "
-        f"changes of codec, size and clock | {sum(storm['happened'].values()):,} events, {storm['frames']:,} frames "
+        f"changes of codec, size and clock | {storm['reconnects']:,} reconnections, {storm['frames']:,} frames "
         f"| {len(storm['findings'])} |",
         f"| servers that hang up after some frames | {hangs['reconnects']:,} connections | {len(hangs['findings'])} |",
         "",

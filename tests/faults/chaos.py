@@ -52,8 +52,10 @@ class Servers:
                 self.connections += 1
 
     def end(self) -> None:
-        self._process.communicate()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._reader.join()
+        self._process.wait()
 
 
 class Counted:

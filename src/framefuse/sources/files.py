@@ -295,7 +295,7 @@ class _Video:
         """Open the MPEG-TS behind the last packet that became a frame, if its video has another PID or codec there."""
         path, undecoded = Path(self.info.uri), len(self.undecoded)
         self.undecoded.clear()
-        begin: int | None = self.position
+        begin = None if self.position < 0 else self.position
         for _ in range(TABLES):
             if begin is None or (begin := next_program_table(path, begin)) is None:
                 return False

@@ -45,6 +45,42 @@ def test_the_later_layer_wins_and_is_named(write: Any) -> None:
     assert set(origin) == set(Settings.model_fields)
 
 
+def test_the_environment_lies_between_the_file_and_the_command_line(write: Any) -> None:
+    path = write("model: m.onnx\nsource: a.mp4\nqueue: 7\nconf: 0.4\n")
+    environment = {
+        "FRAMEFUSE_CONF": "0.6",
+        "FRAMEFUSE_IOU": "0.6",
+        "FRAMEFUSE_SAVE_JSONL": "true",
+        "FRAMEFUSE_IMGSZ": "384,640",
+        "FRAMEFUSE_PRESET": "latency",
+        "FRAMEFUSE_SOURCE": "b.mp4",
+        "FRAMEFUSE_SERVICE_HOST": "10.0.0.1",  # Kubernetes sets it for a service of this name
+        "CONF": "0.9",
+    }
+    effective = load_settings(path, None, {"iou": "0.5"}, environment=environment)
+    settings, origin = effective.settings, effective.origin
+    assert (settings.conf, origin["conf"]) == (0.6, "variable FRAMEFUSE_CONF")
+    assert (settings.iou, origin["iou"]) == (0.5, "command line")
+    assert (settings.queue, settings.max_age, settings.save_jsonl) == (7, 0.25, True)
+    assert (settings.imgsz, origin["low_latency"]) == ([384, 640], "preset latency")
+    assert (effective.source, effective.model) == ("b.mp4", "m.onnx")
+    assert load_settings(environment=environment, preset="throughput").origin["queue"] == "preset throughput"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message", "remedy"),
+    [
+        ("FRAMEFUSE_CONF", "high", "conf is 'high' (variable FRAMEFUSE_CONF)", "a number from 0 to 1"),
+        ("FRAMEFUSE_MAX_DETT", "5", "unknown variable FRAMEFUSE_MAX_DETT", "did you mean FRAMEFUSE_MAX_DET?"),
+        ("FRAMEFUSE_PRESET", "fast", "unknown preset 'fast'", "latency"),
+    ],
+)
+def test_wrong_variables(name: str, value: str, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_settings(environment={name: value})
+    assert message in str(caught.value) and remedy in str(caught.value)
+
+
 def test_a_preset_of_the_command_line_replaces_that_of_the_file(write: Any) -> None:
     effective = load_settings(write("preset: latency\n"), "throughput")
     assert effective.settings == settings_from({"preset": "throughput"})

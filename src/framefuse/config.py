@@ -1,7 +1,7 @@
 """Settings: every option of framefuse, defined once for the command line, the YAML file and `Pipeline(...)`.
 
-Precedence, lowest first: default, preset, YAML file, command line. `load_settings` applies it and records where each
-value comes from.
+Precedence, lowest first: default, preset, YAML file, environment, command line. `load_settings` applies it and records
+where each value comes from.
 """
 
 from __future__ import annotations
@@ -214,7 +214,11 @@ PRESETS = {
 PRESET_ALIASES = {"vr": "latency"}
 
 COMMAND_LINE = "command line"
+VARIABLE = "FRAMEFUSE_"
+"""Prefix of the environment variables that the command line reads: FRAMEFUSE_MAX_AGE=0.5."""
 
+RUN = {"source", "model", "preset"}
+"""What a file or the environment may name besides settings."""
 _ELSEWHERE = {"half": "precision: fp16", "int8": "precision: int8", "workers": "decode_threads", "verbose": "--quiet"}
 """Options of other tools -> their equivalent here."""
 
@@ -240,11 +244,11 @@ class Effective:
 
     settings: Settings
     origin: Mapping[str, str]
-    """Field -> "default", "preset latency", "file run.yaml, line 3" or "command line"."""
+    """Field -> "default", "preset latency", "file run.yaml, line 3", "variable FRAMEFUSE_CONF" or "command line"."""
     source: str | list[str] | None = None
-    """The source named in the file, if any."""
+    """The source named in the environment or the file, if any."""
     model: str | None = None
-    """The model named in the file, if any."""
+    """The model named in the environment or the file, if any."""
 
 
 def load_settings(
@@ -253,8 +257,9 @@ def load_settings(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     *,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Effective:
-    """Combine defaults, preset, YAML file and command line; later ones win.
+    """Combine defaults, preset, YAML file, environment and command line; later ones win.
 
     Args:
         config: YAML file of `field: value` lines, plus `source`, `model` and `preset`, so that one file describes a
@@ -262,13 +267,16 @@ def load_settings(
         preset: name of a preset; overrides the preset in the file.
         overrides: settings from the command line.
         defaults: defaults of the command, where they differ from those of Settings.
+        environment: its variables FRAMEFUSE_<FIELD> are settings, and FRAMEFUSE_SOURCE, _MODEL and _PRESET what the
+            file may name too. Others are ignored, as an orchestrator sets some for a service of this name, but not
+            those that are nearly the name of a setting.
 
     Raises:
         ConfigError: the file cannot be read, or has an unknown key or a wrong value.
         UsageError: an override or the preset is unknown, or a value is wrong.
     """
-    lines = _read_yaml(config) if config is not None else {}
-    run = {key: lines.pop(key) for key in set(lines) & {"source", "model", "preset"}}
+    lines = (_read_yaml(config) if config is not None else {}) | _read_variables(environment)
+    run = {key: lines.pop(key) for key in set(lines) & RUN}
     source = _name_in(run, "source", several=True)
     model = _name_in(run, "model")
     preset = preset or _name_in(run, "preset")
@@ -395,6 +403,22 @@ def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> No
         else:
             remedy = f"did you mean {close[0]!r}?" if close else "'framefuse config show' lists all settings"
         raise kind(f"unknown setting {name!r} ({where})", remedy=remedy)
+
+
+def _read_variables(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Key -> (value, "variable NAME").
+
+    Raises:
+        UsageError: a variable has nearly the name of a setting.
+    """
+    found = {}
+    for name in filter(lambda name: name.startswith(VARIABLE), environment):
+        key = name.removeprefix(VARIABLE).lower()
+        if key in Settings.model_fields or key in RUN:
+            found[key] = environment[name], f"variable {name}"
+        elif close := difflib.get_close_matches(key, [*Settings.model_fields, *RUN], n=1, cutoff=0.85):
+            raise UsageError(f"unknown variable {name}", remedy=f"did you mean {VARIABLE}{close[0].upper()}?")
+    return found
 
 
 def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:

@@ -137,6 +137,18 @@ def test_config_show_names_the_origin_of_each_value(run: Any) -> None:
     assert rows["max_det"] == "300 default"
 
 
+def test_settings_from_the_environment(run: Any, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAMEFUSE_SAVE_CSV", "1")
+    monkeypatch.setenv("FRAMEFUSE_SOURCE", str(clip))
+    monkeypatch.setenv("FRAMEFUSE_MODEL", "squares")
+    code, out, _ = run("config", "show", "--iou", "0.5")
+    assert code == 0 and "variable FRAMEFUSE_SAVE_CSV" in out and "variable FRAMEFUSE_MODEL" in out
+    assert run("predict", "--name", "env")[0] == 0
+    assert list(Path("runs/predict/env").glob("*.csv"))
+    assert run("predict", "--name", "off", "--no-save-csv")[0] == 0
+    assert not list(Path("runs/predict/off").glob("*.csv"))
+
+
 def test_config_init_writes_a_file_that_changes_nothing(run: Any, tmp_path: Path) -> None:
     code, out, err = run("config", "init")
     assert (code, out) == (0, "") and "framefuse.yaml" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from framefuse.cli.console import print_table
 from framefuse.cli.options import Command, ConfigFile, Preset, PrintJson, text, with_settings
 from framefuse.cli.predict import DEFAULTS
 from framefuse.common.redact import redact_source
-from framefuse.config import GROUPS, Settings, group_of, load_settings
+from framefuse.config import GROUPS, VARIABLE, Settings, group_of, load_settings
 from framefuse.errors import UsageError
 
 app = typer.Typer(name="config", help="Show the options, or write a configuration file.")
@@ -22,7 +23,7 @@ app = typer.Typer(name="config", help="Show the options, or write a configuratio
 @with_settings
 def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson = False, **given: Any) -> int:
     """Print the values that 'predict' would use, and where each one comes from."""
-    effective = load_settings(config, preset, given, defaults=DEFAULTS)
+    effective = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ)
     source = effective.source
     shown = list(map(redact_source, source)) if isinstance(source, list) else source and redact_source(source)
     run = {"source": shown, "model": effective.model and redact_source(effective.model)}
@@ -31,7 +32,12 @@ def show(config: ConfigFile = None, preset: Preset = None, print_json: PrintJson
         settings = {field: {"value": value, "from": effective.origin[field]} for field, value in values.items()}
         typer.echo(json.dumps({**run, "settings": settings}, indent=2))
         return 0
-    rows = [[f"  {key}", text(value), f"file {config}"] for key, value in run.items() if value is not None]
+    variables = {key: f"{VARIABLE}{key.upper()}" for key in run}
+    rows = [
+        [f"  {key}", text(value), f"variable {variables[key]}" if variables[key] in os.environ else f"file {config}"]
+        for key, value in run.items()
+        if value is not None
+    ]
     for title in GROUPS:
         fields = [field for field in values if group_of(field) == title]
         rows += [[""], [title], *([f"  {field}", text(values[field]), effective.origin[field]] for field in fields)]
@@ -68,7 +74,8 @@ def commented_yaml(name: str) -> str:
     """Text of a configuration file with every option at its default, commented out."""
     lines = [
         f"# framefuse predict --config {name}",
-        "# Remove the '# ' before an option to change it. Options on the command line override this file.",
+        "# Remove the '# ' before an option to change it. Environment variables (FRAMEFUSE_CONF) and options on the",
+        "# command line override this file.",
         "",
         "# source: video.mp4",
         "# model: model.onnx",

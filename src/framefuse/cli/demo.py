@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -50,7 +51,7 @@ def demo(
     **given: Any,
 ) -> int:
     """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
-    settings = load_settings(config, preset, given, defaults=DEFAULTS).settings
+    settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
 
     from rich.progress import Progress
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ def parity(
     """Certify pixels and boxes from compressed video to result, and name the stage where a difference starts."""
     if out is not None and out.suffix not in PAGES:
         raise UsageError(f"--out {str(out)!r} does not end in {', '.join(PAGES)}", remedy="use --out parity.html")
-    settings = load_settings(config, None, given).settings
+    settings = load_settings(config, None, given, environment=os.environ).settings
     check_out(out, model, source, config)
 
     from framefuse.lab.parity import certify

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -56,7 +57,7 @@ def predict(
         raise UsageError(
             f"--half and --precision {given['precision']} contradict each other", remedy="leave --half out"
         )
-    effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS)
+    effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS, environment=os.environ)
     chosen = _choose_source(source, sources or [], effective.source)
     if model and model_option and model != model_option:
         raise UsageError(f"two models are given: {model} and {model_option}", remedy="leave one of them out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -57,7 +58,7 @@ def val(
 ) -> int:
     """Score models on data with ground truth. --engine and --precision take lists: --precision fp32,bf16,int8."""
     engines, precisions = (_several(given, field) for field in ("engine", "precision"))
-    settings = load_settings(config, None, given, defaults=DEFAULTS).settings
+    settings = load_settings(config, None, given, defaults=DEFAULTS, environment=os.environ).settings
     engines, precisions = engines or [settings.engine], precisions or [settings.precision]
     for precision in precisions:
         load_settings(None, None, {"precision": precision})

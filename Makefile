@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SOURCES := pyproject.toml hatch_build.py src/framefuse/kernels/build.py $(wildcard src/framefuse/kernels/tir/*.py src/framefuse/kernels/*/*tir_*.py)
 
-.PHONY: demo test lint types wheel docs results device-bundle clean
+.PHONY: demo test lint types wheel release-check constraints docs results device-bundle clean
 
 demo: $(VENV)/core
 	$(BIN)/framefuse demo
@@ -27,6 +27,16 @@ types: $(VENV)/dev
 wheel: $(VENV)/python
 	rm -rf dist
 	PATH=/none $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# What PyPI would get: the wheel and the sources, their metadata and licence. WHEEL=built: do not build the wheel again.
+release-check: $(VENV)/dev $(if $(WHEEL),,wheel)
+	$(BIN)/python -m hatchling build -t sdist -d dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python .ci/release_check.py
+
+# The versions that are tested together, for containers and services.
+constraints: $(VENV)/dev
+	$(BIN)/python .ci/constraints.py > constraints.txt
 
 # The page of options and the site, in build/site; a warning, such as a broken link, fails.
 docs: $(VENV)/dev

@@ -23,7 +23,7 @@ from framefuse.lab.bench import bench_engines
 
 MODELS = ("yolov8n", "yolov5s")
 COMMON = ("engine benchmark", "engine onnxruntime", "engine torch", "engine tvm")
-GROUPS = {"cpu": (*COMMON, "engine openvino"), "cuda": (*COMMON, "engine cudnn", "CUDA kernel")}
+GROUPS = {"cpu": (*COMMON, "engine openvino"), "cuda": (*COMMON, "engine cudnn", "network kernel")}
 LONGEST = 300
 """Letters of a reason that are kept."""
 

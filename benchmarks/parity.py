@@ -29,10 +29,9 @@ from benchmarks.protocol import save
 from framefuse.lab.parity import certify
 from framefuse.lab.parity.clip import default_clip
 from framefuse.models import find_model
-from framefuse.models.card import read_card
-from framefuse.models.clip import squares_clip
 from framefuse.preprocess import Preprocess
 from framefuse.sources import open_source
+from training.squares_clip import squares_clip
 
 QUERIES = 300
 NEAR = 15
@@ -152,7 +151,7 @@ def shallow(path: Path, frames: np.ndarray[Any, Any]) -> Path:
 
 def street(path: Path, frames: int) -> np.ndarray[Any, Any]:
     """Write the clip that certificates of trained models use; its frames at half their size, (n, 3, h, w) in 0..1."""
-    default_clip(read_card(find_model("scout-n")), path.parent, frames).rename(path)
+    default_clip(path.parent, frames).rename(path)
     spec = Preprocess(320, 192)
     images = np.empty((frames, 3, 192, 320), np.float32)
     with closing(open_source(path)) as source:

@@ -18,9 +18,9 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "common": {"errors"},
     "frame": {"errors"},
-    "prediction": {"frame"},
+    "prediction": {"errors", "frame"},
     "cuda": {"errors"},
-    "world": {"errors"},
+    "world": {"common", "errors"},
     "config": {"common", "errors"},
     "kernels": {"cuda", "errors", "frame"},
     "preprocess": {"errors", "frame", "kernels"},
@@ -45,10 +45,23 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         *("common", "config", "cuda", "engines", "errors", "fleet", "kernels", "lab", "models", "pipeline"),
-        *("prediction", "runtime", "sinks", "sources", "world"),
+        *("prediction", "report", "runtime", "sinks", "sources", "world"),
     },
     "__main__": {"cli"},
-    "": {"common", "config", "errors", "fleet", "frame", "lab", "pipeline", "prediction", "report", "sinks", "sources"},
+    "": {
+        "common",
+        "config",
+        "errors",
+        "fleet",
+        "frame",
+        "lab",
+        "pipeline",
+        "prediction",
+        "report",
+        "runtime",
+        "sinks",
+        "sources",
+    },
 }
 """Room -> rooms that it may import. The room "" is the package itself, which only names what is public."""
 

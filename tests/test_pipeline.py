@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from framefuse import Pipeline, Result
+from framefuse.config import settings_from
 from framefuse.engines.null import NullEngine
 from framefuse.errors import (
     CapabilityError,
@@ -31,9 +32,9 @@ from framefuse.errors import (
     UsageError,
 )
 from framefuse.frame import Frame
-from framefuse.models.clip import squares_clip
 from framefuse.sinks.callback import CallbackSink
 from framefuse.sources import SourceInfo
+from training.squares_clip import squares_clip
 
 NO_BOXES = np.zeros((7, 100), np.float32)
 
@@ -103,7 +104,7 @@ def test_sources_of_other_sizes_come_one_after_the_other(tmp_path: Path, batch: 
     assert [(Path(result.frame.source_id).stem, result.frame.index) for result in results] == [
         (str(number), index) for number in range(3) for index in range(13)
     ]
-    written = {path.name: len(path.read_text().splitlines()) for path in runs.rglob("*.jsonl")}
+    written = {path.name: len(path.read_text().splitlines()) for path in runs.rglob("[0-9].jsonl")}
     assert written == {f"{number}.jsonl": 13 for number in range(3)}
 
 
@@ -366,9 +367,24 @@ def test_an_empty_list_is_no_source(source: Any) -> None:
         Pipeline(source)
 
 
-def test_a_class_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="0 red, 1 green, 2 blue"):
-        Pipeline(images(1), classes=[9])
+@pytest.mark.parametrize("classes", [[9], ["grey"], "red,teal", "0,9", [1, "grey"], [-1, 0]])
+def test_a_class_that_the_model_does_not_have_is_refused(classes: Any) -> None:
+    with pytest.raises(UsageError, match=r"0 red, 1 green, 2 blue|class numbers or names|1 green"):
+        Pipeline(images(1), classes=classes)
+
+
+@pytest.mark.parametrize("classes", [["green"], "Green", "1", 1, [1, "green"], " green ,", ("1",)])
+def test_classes_by_number_and_by_name(tmp_path: Path, classes: Any) -> None:
+    squares_clip(tmp_path / "clip.mp4", frames=3)
+    pipeline = Pipeline(tmp_path / "clip.mp4", classes=classes)
+    assert {int(number) for result in pipeline for number in result.detections.class_id} == {1}
+    assert set(pipeline.settings.classes or ()) == {1}
+
+
+def test_names_with_spaces_are_separated_by_commas() -> None:
+    classes = {text: settings_from({"classes": text}).classes for text in ("traffic light, fire hydrant", "0 2", "0,2")}
+    assert classes["traffic light, fire hydrant"] == ["traffic light", "fire hydrant"]
+    assert classes["0 2"] == classes["0,2"] == [0, 2]
 
 
 def test_images_are_named_in_their_lines_and_reported_once(tmp_path: Path) -> None:

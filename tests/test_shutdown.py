@@ -78,6 +78,11 @@ def wait_for_threads() -> None:
         time.sleep(0.01)
 
 
+def opened(folder: Path, source: Any = CLIP, outputs: dict[str, Any] = OUTPUTS, **options: Any) -> Pipeline:
+    """A run that writes into `folder`/run."""
+    return Pipeline(source, "squares", imgsz=160, project=str(folder), name="run", **outputs, **options)
+
+
 @pytest.mark.parametrize("close", [Pipeline.close, close_from_another_thread], ids=["here", "in another thread"])
 @pytest.mark.parametrize("point", POINTS)
 def test_closed_at_any_point(tmp_path: Path, point: str, close: Callable[[Pipeline], None]) -> None:
@@ -87,15 +92,9 @@ def test_closed_at_any_point(tmp_path: Path, point: str, close: Callable[[Pipeli
         if number == when:
             close(pipeline)
 
-    pipeline = Pipeline(
-        Hooked(hook if where == "source" else lambda number: None),
-        "squares",
-        imgsz=160,
-        sinks=[lambda: CallbackSink(lambda result, _: hook(result.frame.index) if where == "sink" else None)],
-        project=str(tmp_path),
-        name="run",
-        **OUTPUTS,
-    )
+    source = Hooked(hook if where == "source" else lambda number: None)
+    called = [lambda: CallbackSink(lambda result, _: hook(result.frame.index) if where == "sink" else None)]
+    pipeline = opened(tmp_path, source, sinks=called)
     taken = 0
     started = time.monotonic()
     for result in pipeline:
@@ -109,14 +108,7 @@ def test_closed_at_any_point(tmp_path: Path, point: str, close: Callable[[Pipeli
 
 @pytest.mark.parametrize("delay", [number * 0.01 for number in range(12)])
 def test_closed_at_any_time(tmp_path: Path, delay: float) -> None:
-    pipeline = Pipeline(
-        f"synthetic://street?frames={FRAMES}&size=160x96",
-        "squares",
-        imgsz=160,
-        project=str(tmp_path),
-        name="run",
-        **OUTPUTS,
-    )
+    pipeline = opened(tmp_path)
     timer = threading.Timer(delay, pipeline.close)
     timer.start()
     try:
@@ -131,14 +123,7 @@ def test_closed_at_any_time(tmp_path: Path, delay: float) -> None:
 
 @pytest.mark.parametrize("taken", [0, 1, 10])
 def test_a_caller_that_raises_or_breaks(tmp_path: Path, taken: int) -> None:
-    pipeline = Pipeline(
-        f"synthetic://street?frames={FRAMES}&size=160x96",
-        "squares",
-        imgsz=160,
-        project=str(tmp_path),
-        name="run",
-        **OUTPUTS,
-    )
+    pipeline = opened(tmp_path)
     with pytest.raises(KeyError, match="mine"):
         for number, _ in enumerate(pipeline):
             if number == taken:
@@ -149,14 +134,8 @@ def test_a_caller_that_raises_or_breaks(tmp_path: Path, taken: int) -> None:
 
 
 def test_cancelled_by_asyncio(tmp_path: Path) -> None:
-    pipeline = Pipeline(
-        "synthetic://street?frames=100000&size=160x96",
-        "squares",
-        imgsz=160,
-        save_jsonl=True,
-        project=str(tmp_path),
-        name="run",
-    )
+    endless = "synthetic://street?frames=100000&size=160x96"
+    pipeline = opened(tmp_path, endless, {"save_jsonl": True})
 
     async def main() -> None:
         with pipeline:
@@ -166,3 +145,17 @@ def test_cancelled_by_asyncio(tmp_path: Path) -> None:
         asyncio.run(main())
     wait_for_threads()
     check_outputs(tmp_path / "run", 0)
+
+
+def test_interrupted_while_the_stages_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("framefuse.pipeline.decode", stop)
+    pipeline = opened(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["frames"], report["error"]["kind"]) == (0, "KeyboardInterrupt")
+    with pytest.raises(UsageError, match="already run"):
+        pipeline.run()

@@ -9,7 +9,7 @@ import av
 import numpy as np
 
 import framefuse
-from framefuse.models.squares import squares_clip
+from training.squares_clip import squares_clip
 
 
 def test_tiny(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_tiny(tmp_path: Path) -> None:
     assert pipeline.folder == tmp_path / "runs" / "predict"
     lines = [json.loads(line) for line in (pipeline.folder / "clip.jsonl").read_text().splitlines()]
     assert [line["frame"] for line in lines] == list(range(20))
-    assert lines[3]["pts"] == results[3].frame.seconds
+    assert lines[3]["seconds"] == results[3].frame.seconds
     assert lines[3]["detections"][0]["class"] in ("red", "green", "blue")
     with av.open(pipeline.folder / "clip.mp4") as video:
         assert sum(1 for _ in video.decode(video=0)) == 20

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -72,3 +76,50 @@ def test_wheel_is_built_and_used_without_a_compiler(wheel: Path, tmp_path: Path)
     assert str(tmp_path / "venv") in run(empty, programs / "python", "-c", USE_KERNEL)
     run(empty, programs / "framefuse", "doctor")
     run(empty, programs / "framefuse", "demo", "--quiet")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_container_is_what_its_recipe_says(wheel: Path, tmp_path: Path) -> None:
+    """The commands of the Dockerfile, in an empty environment instead of a container."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    install, work = tmp_path / "install", tmp_path / "work"
+    install.mkdir()
+    work.mkdir()
+    shutil.copy(ROOT / "constraints.txt", install)
+    shutil.copy(wheel, install)
+    steps = recipe("Dockerfile")
+    environment = EMPTY | {"PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/bin:/bin"}
+    for word, rest in steps:
+        if word == "RUN" and "useradd" not in rest:
+            command = rest.replace("/install", str(install))
+            subprocess.run(command, shell=True, check=True, cwd=work, env=environment)
+    assert not install.exists()
+    (entry,) = (json.loads(rest) for word, rest in steps if word == "ENTRYPOINT")
+    (default,) = (json.loads(rest) for word, rest in steps if word == "CMD")
+    for words in (default, ["predict", "synthetic://street?frames=5", "squares", "--log-json"]):
+        subprocess.run([*entry, *words], check=True, cwd=work, env=environment | {"HOME": str(work)})
+    assert len(next(work.glob("runs/predict/predict/*.jsonl")).read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_containers_run_as_no_root(name: str) -> None:
+    steps = recipe(name)
+    words = [word for word, _ in steps]
+    assert words[0] == "FROM" and dict(steps)["USER"] == "framefuse"
+    assert words.index("USER") > max(number for number, word in enumerate(words) if word == "RUN")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert all(extra in extras for _, rest in steps for extra in re.findall(r"\)\[(\w+)\]", rest))
+
+
+def test_constraints_allow_what_the_project_needs() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        needed = Requirement(text)
+        assert needed.specifier.contains(pins[needed.name.lower()], prereleases=True), text
+
+
+def recipe(name: str) -> list[tuple[str, str]]:
+    """(instruction, the rest of its line) of a Dockerfile."""
+    lines = (ROOT / "deploy" / name).read_text().splitlines()
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and not line.startswith("#")]

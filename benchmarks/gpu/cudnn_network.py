@@ -163,7 +163,7 @@ def main() -> None:
                 variant["error"] = error(found, wanted[: len(found)])
                 print(batch, kind, variant["error"], flush=True)
         rows.append(row)
-        save(name, {**result, "failed": len(builder.failures)}, "CUDA kernel", "engine cudnn")
+        save(name, {**result, "failed": len(builder.failures)}, "network kernel", "engine cudnn")
 
 
 if __name__ == "__main__":

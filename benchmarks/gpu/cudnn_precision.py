@@ -105,7 +105,7 @@ def main() -> None:
                 found.append({})
                 for _ in measure(path, batch, plans, images, found[-1]):
                     save("cudnn_precision", {"cudnn": builder.cudnn.backend_version(), "frames": options.frames,
-                                             "found": found}, "CUDA kernel", "engine cudnn")  # fmt: skip
+                                             "found": found}, "network kernel", "engine cudnn")  # fmt: skip
                     if time.monotonic() > deadline:
                         print(f"out of time at {path.stem}, batch {batch}", flush=True)
                         return

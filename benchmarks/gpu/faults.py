@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.protocol import read, save
 from framefuse.common.ort import onnxruntime
-from framefuse.models.squares import squares_clip
+from training.squares_clip import squares_clip
 
 SECONDS = 90
 """That a command may take."""

@@ -40,7 +40,7 @@ from benchmarks import protocol, source_groups
 
 SIZE = 640
 SHAPE = (1, 3, SIZE, SIZE)
-GROUPS = ("CUDA kernel", "engine cudnn", "engine tvm")
+GROUPS = ("network kernel", "engine cudnn", "engine tvm")
 KINDS = {"tvm + cuDNN": True, "tvm alone": False}
 STREAMS = {"cudnn 1 stream": 1, "cudnn 4 streams": 4}
 SOURCES = "sources.json"

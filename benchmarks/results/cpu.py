@@ -272,7 +272,21 @@ def synthetic(records: Records) -> list[str]:
     return lines + ([] if best is None else [f"| mAP50-95 that colour alone reaches | {best:.4f} |"])
 
 
+def model_call(records: Records) -> list[str]:
+    lines = [
+        "| model, input | boxes an image | network alone, ms | `model(image)`, ms | ratio | a Pipeline an image, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in records("model_call")["rows"]:
+        lines.append(
+            f"| {row['model']}, {row['input']} | {row['boxes']:.1f} | {row['network']:.1f} | {row['call']:.1f} "
+            f"| {row['ratio']:.2f} | {row['pipeline']:.0f} |"
+        )
+    return lines
+
+
 TABLES: dict[str, Table] = {
+    "model_call": model_call,
     "end_to_end": end_to_end,
     "end_to_end_more": end_to_end_more,
     "end_to_end_trained": end_to_end_trained,

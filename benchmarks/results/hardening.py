@@ -34,9 +34,14 @@ def attack(records: Records) -> list[str]:
         "",
         f"In the storm {storm['unaccounted']} frames were neither delivered nor counted as dropped; results were "
         f"{storm['age_p50'] * 1e3:.0f} ms old in the median and {storm['age_p99'] * 1e3:.0f} ms in the 99th percentile "
-        f"since their frames arrived; memory grew by {storm['slope']:.2f} bytes a frame.",
+        f"since their frames arrived. What stays in use of the heap when it is over: {kept(storm)} after the storm, "
+        f"{kept(hangs)} after the servers that hang up.",
     ]
     return rows
+
+
+def kept(run: dict[str, float]) -> str:
+    return "nothing more than before" if run["kept"] <= 0 else f"{run['kept']:.2f} bytes a frame"
 
 
 TABLES: dict[str, Table] = {"hardening": attack}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Detections, Result
     from framefuse.report.report import Report
+    from framefuse.runtime.model import Model
     from framefuse.sinks.callback import CallbackSink
     from framefuse.sources import SourceOptions, open_source
 
@@ -31,6 +32,7 @@ _MODULES = {
     "Fleet": "fleet.fleet",
     "Frame": "frame",
     "FramefuseError": "errors",
+    "Model": "runtime.model",
     "Pipeline": "pipeline",
     "Report": "report.report",
     "Result": "prediction",
@@ -47,6 +49,7 @@ __all__ = [
     "Fleet",
     "Frame",
     "FramefuseError",
+    "Model",
     "Pipeline",
     "Report",
     "Result",

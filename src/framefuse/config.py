@@ -6,11 +6,11 @@ where each value comes from.
 
 from __future__ import annotations
 
-import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,12 +26,14 @@ from pydantic import (
 )
 
 from framefuse.common.machine import available_cores
+from framefuse.common.names import VALUES, nearby, nearest, wish
 from framefuse.common.redact import brief
 from framefuse.errors import ConfigError, UsageError
 
 Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
+ClassName = Annotated[str, Field(strict=True, min_length=1)]
 FOLDER_NAME = "a folder name, not a path; --project sets the parent folder"
 DAY = 86400
 """Upper limit of all waiting times, in seconds."""
@@ -59,14 +61,9 @@ class Settings(BaseModel):
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"] = Field(
         "auto", description="number format of the model; auto: the best safe one for this machine (see the report)"
     )
-    calib: str | None = Field(
-        None, min_length=1, description="engine cudnn: source of frames for choosing the precision of each layer"
-    )
+    calib: str | None = Field(None, min_length=1, description="engine cudnn: frames to choose each layer's precision")
     imgsz: list[PositiveInt] | None = Field(
-        None,
-        min_length=1,
-        max_length=2,
-        description="model input size: one number, or height and width; default: the model's own",
+        None, min_length=1, max_length=2, description="input size: a number, or height and width; default: the model's"
     )
     rect: bool = Field(
         True,
@@ -87,7 +84,9 @@ class Settings(BaseModel):
     conf: float = Field(0.25, ge=0, le=1, description="minimum confidence")
     iou: float = Field(0.7, ge=0, le=1, description="overlap (IoU) above which NMS drops the weaker box of a class")
     max_det: int = Field(300, ge=1, le=30000, description="maximum detections per frame")
-    classes: list[ClassId] | None = Field(None, min_length=1, description="class ids to keep; default: all")
+    classes: list[ClassId | ClassName] | None = Field(
+        None, min_length=1, description="classes to keep, such as 0,2 or car,person; default: all"
+    )
     agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
 
     # source
@@ -95,37 +94,26 @@ class Settings(BaseModel):
     start: float | None = Field(None, ge=0, description="start time in seconds")
     end: float | None = Field(None, gt=0, description="end time in seconds")
     readers: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="videos of a list, folder or glob to read at once; 0: up to 8 on cuda, otherwise 1",
+        0, ge=0, le=64, description="videos of a list, folder or glob to read at once; 0: up to 8 on cuda, else 1"
     )
     decode_threads: int = Field(2, ge=1, le=64, description="threads of the video decoder")
-    max_pixels: int = Field(
-        160_000_000, ge=1, description="largest frame to decode, width times height; larger are refused"
-    )
+    max_pixels: int = Field(160_000_000, ge=1, description="largest frame to decode, in pixels; others are refused")
     low_latency: bool = Field(False, description="decode without reordering delay if the codec allows it")
     max_age: float = Field(1.0, gt=0, le=DAY, description="live sources: drop frames older than this many seconds")
-    timeout: float = Field(
-        10.0, gt=0, le=DAY, description="live sources: seconds without data before the connection counts as lost"
-    )
+    timeout: float = Field(10.0, gt=0, le=DAY, description="live sources: seconds without data that count as a loss")
     reconnect: int = Field(-1, ge=-1, description="live sources: attempts in a row before giving up; -1: no limit")
     tls_verify: str = Field(
         "auto",
         min_length=1,
-        description="certificates of https and rtsps servers: on, off, a PEM file of those to trust, or auto: on for "
-        "https, off for rtsps, as cameras sign their own",
+        description="verify certificates of https and rtsps servers: on, off, a PEM file of trusted ones, or auto: on "
+        "for https, off for rtsps, because cameras sign their own",
         json_schema_extra={"enum": ["auto", "on", "off", "FILE"]},
     )
 
     # pipeline
     queue: int = Field(3, ge=1, le=1024, description="maximum frames between two stages")
-    load_timeout: float = Field(
-        600.0, ge=0, le=DAY, description="seconds that the engine may take to load a model on the CPU; 0: without limit"
-    )
-    request_timeout: float = Field(
-        120.0, ge=0, le=DAY, description="seconds after which a request without an answer is an error; 0: without limit"
-    )
+    load_timeout: float = Field(600.0, ge=0, le=DAY, description="CPU: maximum seconds to load a model; 0: no limit")
+    request_timeout: float = Field(120.0, ge=0, le=DAY, description="maximum seconds for one batch; 0: no limit")
 
     # output
     save: bool = Field(False, description="write the annotated video or images")
@@ -133,15 +121,16 @@ class Settings(BaseModel):
     save_json: bool = Field(False, description="write COCO JSON")
     save_jsonl: bool = Field(False, description="write one JSON line per frame")
     save_csv: bool = Field(False, description="write one CSV row per detection")
+    save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
+    save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
+    save_hits: bool = Field(False, description="write the frames with detections as images")
     project: Path = Field(Path("runs/predict"), description="parent folder of the runs")
-    name: str | None = Field(
-        None, min_length=1, description="folder of this run; default: the command's name, as in predict, predict2, ..."
-    )
+    name: str | None = Field(None, min_length=1, description="folder of the run; default: named after the command")
+    resume: bool = Field(False, description="continue an earlier run: skip files whose outputs are complete")
+    shard: str | None = Field(None, description="2/4: every fourth file from the second, into its own folder")
     exist_ok: bool = Field(False, description="write into an existing run folder, keeping its other files")
     encoder: str = Field(
-        "auto",
-        min_length=1,
-        description="video encoder of --save (FFmpeg name); auto: NVENC on a GPU that has it, otherwise x264",
+        "auto", min_length=1, description="FFmpeg's encoder for --save; auto: NVENC if the GPU has it, otherwise x264"
     )
     crf: int = Field(23, ge=0, le=51, description="quality of --save; lower is better")
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
@@ -168,19 +157,34 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _possible(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans as numbers, and text that no file name or message can contain."""
+        """Accept paths as text. Reject booleans as numbers, and text that no file name or message can contain."""
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         truth = isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool
-        if truth or (isinstance(value, str | Path) and UNWRITABLE.search(str(value))):
+        if truth or (isinstance(value, str) and UNWRITABLE.search(value)):
             raise ValueError(takes(str(info.field_name)))
         return value
 
-    @field_validator("imgsz", "classes", mode="before")
+    @field_validator("imgsz", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
-        """Accept 640, "384x640", "0,2" and "0 2" as lists."""
+        """Accept 640 and "384x640" as lists."""
         if isinstance(value, str):
             return [part for part in re.split(r"[x,\s]+", value.strip(" []")) if part]
         return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _classes(cls, value: Any) -> Any:
+        """Accept 2, "0,2", "0 2" and "car, traffic light" as lists; digits are a number."""
+        if isinstance(value, str):
+            value = value.strip(" []")
+            value = value.split() if re.fullmatch(r"[\d\s]+", value) else value.split(",")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            return value
+        parts = [part.strip() if isinstance(part, str) else part for part in value]
+        return [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts if part != ""]
 
     @field_validator("tls_verify", mode="before")
     @classmethod
@@ -194,6 +198,14 @@ class Settings(BaseModel):
         if name is not None and not is_folder_name(name):
             raise ValueError(FOLDER_NAME)
         return name
+
+    @field_validator("shard")
+    @classmethod
+    def _part(cls, shard: str | None) -> str | None:
+        numbers = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard or "1/1")
+        if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+            raise ValueError("a part and the number of parts, such as 2/4")
+        return shard
 
     @field_validator("end")
     @classmethod
@@ -219,8 +231,6 @@ VARIABLE = "FRAMEFUSE_"
 
 RUN = {"source", "model", "preset"}
 """What a file or the environment may name besides settings."""
-_ELSEWHERE = {"half": "precision: fp16", "int8": "precision: int8", "workers": "decode_threads", "verbose": "--quiet"}
-"""Options of other tools -> their equivalent here."""
 
 
 def preset_values(name: str) -> dict[str, Any]:
@@ -268,7 +278,7 @@ def load_settings(
         overrides: settings from the command line.
         defaults: defaults of the command, where they differ from those of Settings.
         environment: its variables FRAMEFUSE_<FIELD> are settings, and FRAMEFUSE_SOURCE, _MODEL and _PRESET what the
-            file may name too. Others are ignored, as an orchestrator sets some for a service of this name, but not
+            file may name too. Others are ignored, because an orchestrator sets some for a service of this name, but not
             those that are nearly the name of a setting.
 
     Raises:
@@ -332,7 +342,7 @@ def takes(field: str) -> str:
         return "one of " + ", ".join(schema["enum"])
     kind = schema["type"]
     if kind == "array":
-        item = "whole numbers" + _limits(schema["items"])
+        item = "whole numbers" + _limits(schema["items"]) if "type" in schema["items"] else "class numbers or names"
         return f"one or two {item}" if schema.get("maxItems") == 2 else f"one or more {item}"
     words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}[kind]
     if schema.get("format") == "path":
@@ -387,22 +397,37 @@ def _fill(settings: Settings, values: Mapping[str, Any], origin: Mapping[str, st
             message = f"--{field.replace('_', '-')} is {brief(values[field])}"
         else:
             message = f"{field} is {brief(values[field])}" + (f" ({where})" if where else "")
-        raise kind(message, remedy=f"{field} takes {allowed}") from None
+        close = _value_near(field, values[field])
+        raise kind(message, remedy=f"{field} takes {allowed}" + (f"; did you mean {close}?" if close else "")) from None
+
+
+def _value_near(field: str, value: Any) -> str | None:
+    """The allowed value that this one may be meant to be: cuda for gpu, fp16 for half."""
+    known, text = schema_of(field).get("enum", []), str(value).lower()
+    found = VALUES.get(text, "") if value is not True else ""
+    return found if found.partition(":")[0] in known else next(iter(nearest(text, known)), None)
 
 
 def _check_names(names: Iterable[str], where: str, kind: type[UsageError]) -> None:
     for name in names:
         if name in Settings.model_fields:
             continue
-        known = [*Settings.model_fields, "preset", "source", "model"]
-        close = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1, cutoff=0.5)
+        known = [*Settings.model_fields, *sorted(RUN)]
+        close = nearest(name, known)
         if name in known:
             remedy = f"{name} is an argument of Pipeline(...) and a key of the YAML file, not a setting"
-        elif name in _ELSEWHERE:
-            remedy = f"use {_ELSEWHERE[name]} instead"
+        elif answer := wish(name, partial(_spelled, python=where == "option")):
+            remedy = answer
         else:
             remedy = f"did you mean {close[0]!r}?" if close else "'framefuse config show' lists all settings"
         raise kind(f"unknown setting {name!r} ({where})", remedy=remedy)
+
+
+def _spelled(field: str, value: str, python: bool) -> str | None:
+    """A setting, and its value if it has one, as written in Python or in a file; None if there is no such setting."""
+    if field not in Settings.model_fields and field not in RUN:
+        return None
+    return field if not value else f"{field}={value!r}" if python else f"{field}: {value}"
 
 
 def _read_variables(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
@@ -416,7 +441,7 @@ def _read_variables(environment: Mapping[str, str]) -> dict[str, tuple[Any, str]
         key = name.removeprefix(VARIABLE).lower()
         if key in Settings.model_fields or key in RUN:
             found[key] = environment[name], f"variable {name}"
-        elif close := difflib.get_close_matches(key, [*Settings.model_fields, *RUN], n=1, cutoff=0.85):
+        elif close := nearest(key, [*Settings.model_fields, *RUN], spelling=True):
             raise UsageError(f"unknown variable {name}", remedy=f"did you mean {VARIABLE}{close[0].upper()}?")
     return found
 
@@ -429,9 +454,10 @@ def _read_yaml(path: Path) -> dict[str, tuple[Any, str]]:
         lines = read_mapping(path.read_bytes())
         return {key: (value, f"file {path}, line {line}") for key, (value, line) in lines.items()}
     except OSError as error:
+        near = nearby(path, (".yaml", ".yml"))
         raise ConfigError(
             f"cannot read the configuration file {path}: {error.strerror}",
-            remedy="'framefuse config init FILE' creates one",
+            remedy=near if near.startswith("did") else "'framefuse config init FILE' creates one",
         ) from error
     except ValueError as error:
         raise ConfigError(f"cannot use {path}: {error}", remedy="write one 'name: value' per line") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib import import_module
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -152,9 +153,7 @@ class Frame:
             raise UsageError(f"planes of a {self.format.name} frame have shapes {found}, expected {shapes}")
         for number, plane in enumerate(self.planes):
             if plane.dtype != self.format.dtype:
-                raise UsageError(
-                    f"plane {number} of a {self.format.name} frame is {plane.dtype}, expected {self.format.dtype}"
-                )
+                raise UsageError(f"plane {number} of {self.format.name} is {plane.dtype}, expected {self.format.dtype}")
         if self.rotation not in (0, 90, 180, 270):
             raise UsageError(f"rotation {self.rotation} is not one of 0, 90, 180, 270 degrees")
 
@@ -178,6 +177,24 @@ class Frame:
     def seconds(self) -> float | None:
         """Presentation time in seconds, computed from the exact pts."""
         return None if self.pts is None else float(self.pts * self.time_base)
+
+    def to_rgb(self) -> np.ndarray[Any, Any]:
+        """The frame as displayed, (height, width, 3) uint8 RGB on the host: a copy, with matrix, range and rotation
+        applied."""
+        return self._to_packed("rgb")
+
+    def to_bgr(self) -> np.ndarray[Any, Any]:
+        """As `to_rgb`, in the order BGR of OpenCV."""
+        return self._to_packed("bgr")
+
+    def _to_packed(self, channels: str) -> np.ndarray[Any, Any]:
+        kernels = import_module("framefuse.kernels")  # by name: kernels are built on frames
+        if self.ready is not None:
+            self.ready.synchronize()
+        pixels = kernels.yuv_to_rgb(self, channel_order=channels)
+        if not isinstance(pixels, np.ndarray):  # a CuPy array
+            pixels = pixels.get()
+        return np.ascontiguousarray(np.rot90(pixels, -self.rotation // 90))
 
     @classmethod
     def from_array(

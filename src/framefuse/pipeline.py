@@ -29,24 +29,30 @@ from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
+from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
+from framefuse.runtime.job import plan_job
 from framefuse.runtime.ledger import Copy, Ledger
+from framefuse.runtime.model import Model
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
-from framefuse.runtime.readers import open_sources
+from framefuse.runtime.program import FrameResult
+from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, warm_up, write
 from framefuse.runtime.watchdog import watched
+from framefuse.sinks.manifest import MANIFEST
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
+LIKELY = 1920, 1080
+"""Frame size for which the model is loaded before a camera tells its own: most have these proportions."""
 _open: WeakSet[Pipeline] = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
@@ -66,11 +72,12 @@ class Pipeline:
     Args:
         source: anything `open_source` takes. A list of cameras or live addresses is read in parallel; on CUDA, so are
             the videos of a list, folder or glob (see `readers`).
-        model: path of an ONNX file, or the name of a shipped model; default: squares, the demo detector.
+        model: path of an ONNX file, the name of a shipped model, or a `Model`, which stays open; default: squares, the
+            demo detector.
         settings: all options as one object; `options` then override single fields of it.
-        sinks: sink factories, called once for each source (`[JsonlSink, lambda: CallbackSink(print)]`), in addition to
-            the sinks of the save_* options.
-        engine: name of an engine, or an engine that is already open.
+        sinks: names of sinks, or functions that make one, called once for each source (`["csv", JsonlSink, lambda:
+            CallbackSink(print)]`), in addition to the sinks of the save_* options.
+        engine: name of an engine, or an engine that is already open, which is not closed.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -85,14 +92,19 @@ class Pipeline:
     def __init__(
         self,
         source: Any,
-        model: str | Path | None = None,
+        model: str | Path | Model | None = None,
         *,
         settings: Settings | None = None,
         sinks: Sequence[SinkFactory] = (),
         engine: str | Engine = "auto",
         **options: Any,
     ) -> None:
-        if isinstance(engine, str):
+        if isinstance(model, Model):
+            if engine != "auto" or settings is not None:
+                raise UsageError("the model is open, with an engine and settings of its own", remedy="leave them out")
+            engine, settings = model.engine, model.given
+        opens = isinstance(engine, str)
+        if opens:
             options |= {} if engine == "auto" else {"engine": engine}
         elif not isinstance(engine, Engine):
             raise UsageError(f"engine is {brief(engine)}", remedy="pass the name of an engine, or an open engine")
@@ -108,40 +120,60 @@ class Pipeline:
         """Results that the sinks have written, and the caller has not received."""
         self._warnings = [UNNAMED] if model is None else []
         self._error: ErrorFacts | None = None
-        self._closed = False
+        self._begun = self._closed = False
         self._ended = threading.Event()
         self._lock = threading.Lock()
         if settings.show:
             load_opencv()
-        self.card = read_card(find_model(DEFAULT_MODEL if model is None else model))
+        self.card = (
+            model.card if isinstance(model, Model) else read_card(find_model(DEFAULT_MODEL if model is None else model))
+        )
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
-        plan = plan_run(self.card, settings, source, None if isinstance(engine, str) else engine)
+        job = plan_job(source, settings, self.card)
+        plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
+        self._manifest, self._complete = job.manifest, job.stems
         self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
         with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
-            self.sources = open_sources(plan.source, plan.settings, plan.batch)
-            for item in self.sources:
-                opened.callback(item.close)
-            info = self.sources[0].info
+            # A live source is opened last, or anew: its frames would be lost while the model loads.
+            live = is_live(plan.source)
+            info = SourceInfo("", "live", *LIKELY) if live else self._open(plan, opened)
             plan = plan.for_input(info)
-            if isinstance(engine, str):
+            if opens:
                 engine = open_engine(plan.engine, self.card.path, plan.engine_options())
-            self.engine = engine
+            self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
-            self._program = self._make_program(
-                plan, keep_frames=any(sink.needs_frame for sink in self._make_sinks(info))
+            self._program = plan.make_program(
+                self.engine,
+                keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
+                recorder=self._recorder,
+                closes_engine=opens,
             )
             opened.callback(self._program.close)
             self._prepare(info)
+            if live:
+                found = self._open(plan, opened)
+                width, height = found.width or LIKELY[0], found.height or LIKELY[1]
+                if plan.preprocess.place(width, height).size != plan.preprocess.place(*LIKELY).size:
+                    self._close_sources()
+                    self._prepare(found)
+                    self._open(plan, opened)
             trim_heap()
             opened.pop_all()
         self._gpu, self.settings = plan.gpu, plan.settings
-        self._choices = plan.choices(self.engine.reasons)
+        self._choices = [*job.notes, *plan.choices(self.engine.reasons)]
         self._results: Callable[[], Generator[Result] | None] = lambda: None
         # Registered anew, so that it runs before the handlers of an engine that this pipeline was the first to import.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         _open.add(self)
+
+    def _open(self, plan: RunPlan, opened: ExitStack) -> SourceInfo:
+        """Open the sources; the facts of the first."""
+        self.sources = open_sources(plan.source, plan.settings, plan.batch)
+        for item in self.sources:
+            opened.callback(item.close)
+        return self.sources[0].info
 
     def __iter__(self) -> Generator[Result]:
         results = self._run()
@@ -151,12 +183,13 @@ class Pipeline:
 
     def _run(self) -> Generator[Result]:
         with self._lock:
-            if self._last is not None or self._closed:
+            if self._begun or self._closed:
                 raise UsageError("this Pipeline has already run, or was closed", remedy="make a new one for each run")
-            with gpus.current(self._gpu, "start the run"):
-                results = self._start()
-        caller = self._recorder.stage("caller", thread="caller")
+            self._begun = True
         try:
+            with self._lock, gpus.current(self._gpu, "start the run"):
+                results = iter(()) if self._closed else self._start()
+            caller = self._recorder.stage("caller", thread="caller")
             for result in results:
                 self._untaken.pop(id(result), None)
                 self._count(result, None if result.arrival is None else monotonic() - result.arrival)
@@ -165,7 +198,9 @@ class Pipeline:
                 caller.add(perf_counter() - started, cpu=thread_time() - cpu_started)
         except BaseException as error:
             known = self._explained(error)
-            self._error = None if isinstance(error, GeneratorExit) else ErrorFacts.of(known)
+            # A live source has no other end than these.
+            expected = GeneratorExit if not self._live else (GeneratorExit, KeyboardInterrupt)
+            self._error = None if isinstance(error, expected) else ErrorFacts.of(known)
             if known is error:
                 raise
             raise known from error
@@ -177,10 +212,15 @@ class Pipeline:
             self._save_report()
             self._ended.set()
 
-    def run(self) -> Report:
-        """Run to the end without keeping results; only sinks and callbacks receive them."""
-        for _ in self:
-            pass
+    def run(self, *, progress: bool = False) -> Report:
+        """Run to the end without keeping results; only sinks and callbacks receive them.
+
+        Args:
+            progress: show on stderr, or in a notebook, how far the run is.
+        """
+        with Bar([source.info for source in self.sources], shown=progress) as bar:
+            for _ in self:
+                bar.advance()
         return self.report
 
     def close(self) -> None:
@@ -212,7 +252,13 @@ class Pipeline:
             copies=_copies(self._infos(), self._program.ledger),
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
-            warnings=[*self._warnings, *self._program.checked.warnings, *(sinks.notes if sinks else ())],
+            unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
+            warnings=[
+                *self._warnings,
+                *self._strange(),
+                *self._program.checked.warnings,
+                *(sinks.notes if sinks else ()),
+            ],
             error=self._error,
         )
 
@@ -235,8 +281,7 @@ class Pipeline:
             name="decode",
             cancel=self._close_sources,
             capacity=1 if live else settings.queue,
-            policy="latest" if live else "block",
-            too_old=(lambda frame: self._is_old(frame.arrival)) if live else None,
+            **self._young(lambda frame: frame.arrival),
             on_drop=lambda frame, cause: self._drop(frame, frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: decode_clock.add(busy, wait_out=blocked, cpu=cpu),
             on_wait=lambda waited: next_clock.add(0, items=0, wait_in=waited),
@@ -252,8 +297,7 @@ class Pipeline:
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
-            policy="latest" if self._live else "block",
-            too_old=(lambda found: self._is_old(found.result.arrival)) if self._live else None,
+            **self._young(lambda found: found.result.arrival),
             keep_newest=True,
             on_drop=lambda found, cause: self._drop(found.frame, found.result.frame.source_id, cause),
             on_step=lambda busy, blocked, cpu: last_clock.add(0, items=0, wait_out=blocked),
@@ -266,7 +310,9 @@ class Pipeline:
         if self._sink_set is None:
             return (frame_result.result for frame_result in results)
         clock = self._recorder.stage("write")
-        written = write(results, self._sink_set, self._info_of, clock, reader_of=self._reader_of)
+        written = write(
+            results, self._sink_set, self._info_of, clock, reader_of=self._reader_of, stopped=lambda: self._closed
+        )
         if self.settings.show:
             return written  # runs in the caller's thread, which owns the windows
         self._last = Threaded(
@@ -274,8 +320,7 @@ class Pipeline:
             name="write",
             cancel=found.close,
             capacity=max(self.settings.queue, len(self.sources)),
-            policy="latest" if self._live else "block",
-            too_old=(lambda result: self._is_old(result.arrival)) if self._live else None,
+            **self._young(lambda result: result.arrival),
             keep_newest=True,
             on_drop=self._pass_over,
         )
@@ -297,24 +342,6 @@ class Pipeline:
         self._count(self._untaken.pop(id(result)))
         self._drop(None, result.frame.source_id, NOT_TAKEN)
 
-    def _make_program(self, plan: RunPlan, *, keep_frames: bool) -> Program:
-        settings = plan.settings
-        make: Callable[..., Program] = HostProgram
-        if settings.on_gpu:
-            from framefuse.runtime.cuda.program import CudaProgram
-
-            make = partial(CudaProgram, mode=plan.upload_mode)
-        return make(
-            self.engine,
-            self.card,
-            plan.preprocess,
-            Selection(settings.conf, settings.iou, settings.max_det, settings.classes, settings.agnostic_nms),
-            batch=plan.batch,
-            slots=settings.slots,
-            keep_frames=keep_frames,
-            recorder=self._recorder,
-        )
-
     def _prepare(self, info: SourceInfo) -> None:
         if info.width and info.height:
             try:
@@ -328,8 +355,18 @@ class Pipeline:
             return
         folder = make_run_folder(settings.project, settings.name, settings.exist_ok) if writes(settings) else None
         inputs = [*self.inputs, *(file for source in self.sources for file in source.info.files)]
-        beside = FILES if folder else ()
-        self._sink_set = SinkSet(self._make_sinks, folder or Path(), self.card.names, inputs=inputs, beside=beside)
+        beside = (*FILES, MANIFEST) if folder else ()
+        if self._manifest is not None and folder is not None:
+            self._manifest.folder = folder
+        self._sink_set = SinkSet(
+            self._make_sinks,
+            folder or Path(),
+            self.card.names,
+            inputs=inputs,
+            beside=beside,
+            manifest=self._manifest if folder else None,
+            stems=self._complete,
+        )
         if folder is not None:
             self._folder_lock = FolderLock(folder)
             self.folder = folder
@@ -351,7 +388,10 @@ class Pipeline:
         if self.folder is None:
             return
         try:
-            self.report.save(self.folder)
+            report = self.report
+            nothing_left = self._complete and not (report.frames or report.error)
+            if not nothing_left or not (self.folder / FILES[0]).exists():  # that of the run that did the work stays
+                report.save(self.folder)
         except SinkError:
             if self._error is None:  # otherwise it would hide the first error
                 raise
@@ -367,6 +407,15 @@ class Pipeline:
             own = [] if (parts or source.info.kind == "unread") and not source.info.drops else [source.info]
             infos |= {id(info): info for info in (*own, *parts)}
         return list(infos.values())
+
+    def _strange(self) -> list[str]:
+        """Warns of a source that the model was not trained for."""
+        if not self.card.synthetic or all(info.synthetic for info in self._infos()):
+            return []
+        return [
+            f"{self.card.path.stem} knows only framefuse's synthetic world, so what it finds in other images means "
+            "nothing: export a detector of your own (guide: Your own model)"
+        ]
 
     @property
     def _live(self) -> bool:
@@ -388,8 +437,14 @@ class Pipeline:
         info = self.sources[self._reader_of(source_id)].info
         return info.parts.get(source_id, info)
 
-    def _is_old(self, arrival: float | None) -> bool:
-        return arrival is not None and monotonic() - arrival > self.settings.max_age
+    def _young(self, arrival_of: Callable[[Any], float | None]) -> dict[str, Any]:
+        """Options of a channel after a live source, which drops what is late; none after others, whose readers wait."""
+
+        def too_old(item: Any) -> bool:
+            arrival = arrival_of(item)
+            return arrival is not None and monotonic() - arrival > self.settings.max_age
+
+        return {"policy": "latest", "too_old": too_old} if self._live else {}
 
     def _drop(self, frame: Frame | None, source_id: str, cause: str) -> None:
         if frame is not None and frame.lease is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from html import escape
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.errors import UsageError
 from framefuse.frame import Frame
 
 Array = NDArray[Any]
@@ -31,9 +33,24 @@ class Predictions(NamedTuple):
     """(batch,) int32: number of valid rows."""
 
 
+class Detection(NamedTuple):
+    """One object of a frame."""
+
+    xyxy: Array
+    """(4,) float32: x1, y1, x2, y2 in pixels."""
+    confidence: float
+    class_id: int
+    name: str
+    tracker_id: int | None = None
+
+
 @dataclass(eq=False)
 class Detections:
-    """Objects of one frame, on the host, as a struct of arrays of equal length n."""
+    """Objects of one frame, on the host, as a struct of arrays of equal length n.
+
+    `detections[rows]` selects with a mask, a slice or indices and gives Detections; `detections[0]` and iteration give
+    single objects (`Detection`).
+    """
 
     xyxy: Array
     """(n, 4) float32: x1, y1, x2, y2 in pixels of the frame as displayed; 0 <= x1 <= x2 <= width."""
@@ -56,9 +73,59 @@ class Detections:
     def __len__(self) -> int:
         return len(self.xyxy)
 
+    def __iter__(self) -> Iterator[Detection]:
+        return (self[row] for row in range(len(self)))
+
+    @overload
+    def __getitem__(self, rows: int | np.integer[Any]) -> Detection: ...
+    @overload
+    def __getitem__(self, rows: slice | Array | Sequence[int] | Sequence[bool]) -> Detections: ...
+    def __getitem__(self, rows: Any) -> Detection | Detections:
+        if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
+            number, tracks = int(self.class_id[rows]), self.tracker_id
+            track = None if tracks is None else int(tracks[rows])
+            return Detection(self.xyxy[rows], float(self.confidence[rows]), number, self.name(number), track)
+        if not isinstance(rows, slice):
+            rows = np.asarray(rows)
+            rows = rows if rows.size else rows.astype(np.intp)
+        mask, tracks = (None if part is None else part[rows] for part in (self.mask, self.tracker_id))
+        return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, mask, tracks)
+
+    @property
+    def xywh(self) -> Array:
+        """(n, 4) float32: x and y of the centre, width and height in pixels."""
+        start, end = self.xyxy[:, :2], self.xyxy[:, 2:]
+        return np.concatenate([(start + end) / 2, end - start], axis=1)
+
     def name(self, class_id: int) -> str:
         """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row for each object: x1, y1, x2, y2, confidence, class_id, name, and tracker_id if
+        there is one (requires the package pandas)."""
+        import pandas
+
+        columns = dict(zip(("x1", "y1", "x2", "y2"), self.xyxy.T, strict=True))
+        columns |= {"confidence": self.confidence, "class_id": self.class_id}
+        columns |= {"name": np.array([self.name(number) for number in self.class_id], object)}
+        return pandas.DataFrame(columns if self.tracker_id is None else columns | {"tracker_id": self.tracker_id})
+
+    @classmethod
+    def from_supervision(cls, found: Any) -> Detections:
+        """From a `supervision.Detections`. Objects without confidence get 1, those without class get class 0."""
+        count = len(found.xyxy)
+        confidence = np.ones(count) if found.confidence is None else found.confidence
+        class_id = np.zeros(count) if found.class_id is None else found.class_id
+        named = zip(np.asarray(class_id, np.int64).tolist(), found.data.get("class_name", ()), strict=False)
+        return cls(
+            np.asarray(found.xyxy, np.float32).reshape(count, 4),
+            np.asarray(confidence, np.float32),
+            np.asarray(class_id, np.int64),
+            {number: str(name) for number, name in named},
+            found.mask,
+            None if found.tracker_id is None else np.asarray(found.tracker_id, np.int64),
+        )
 
     def to_supervision(self) -> Any:
         """The same objects as `supervision.Detections` (requires the package supervision)."""
@@ -78,7 +145,7 @@ class Detections:
 
         Args:
             image_id: id of the image in the COCO file.
-            category_ids: category id of each class; default: the class number.
+            category_ids: category id of each class; default: the class number, to which the files of --save-json add 1.
         """
         rows = []
         for (x1, y1, x2, y2), score, class_id in zip(
@@ -145,3 +212,51 @@ class Result:
     """time.monotonic() at which the frame was decoded, or received from a live source."""
     masks: Masks | None = None
     """Only from a semantic segmenter."""
+    pixels: Frame | None = None
+    """The frame itself, from a `Model`. A `Pipeline` does not keep frames, as its decoder reuses their memory."""
+
+    def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
+        """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.
+
+        Args:
+            number: index of the object in `detections`.
+            frame: where `pixels` is None: the frame that a callback gets, see `CallbackSink`.
+
+        Raises:
+            UsageError: there is no frame.
+            IndexError: there is no such object.
+        """
+        frame = frame or self.pixels
+        if frame is None:
+            raise UsageError(
+                "a Pipeline keeps no frames to cut from",
+                remedy="use save_crop, or a CallbackSink with needs_frame, and pass its frame",
+            )
+        return cut(frame.to_rgb(), self.detections.xyxy[number])
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        rows = [
+            f"<tr><td>{escape(one.name)}</td><td>{one.confidence:.3f}</td>"
+            + "".join(f"<td>{side:.1f}</td>" for side in one.xyxy.tolist())
+            + "</tr>"
+            for one in self.detections
+        ]
+        if self.masks is not None:
+            rows = [
+                f"<tr><td>{escape(name)}</td><td>{share:.1%}</td></tr>" for name, share in self.masks.shares().items()
+            ]
+        heads = ("class", "share") if self.masks is not None else ("class", "confidence", "x1", "y1", "x2", "y2")
+        frame = self.frame
+        title = f"{frame.source_id}, frame {frame.index}, {frame.width}x{frame.height}"
+        return (
+            f"<table><caption>{escape(title)}</caption><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
+            f"{''.join(rows)}</table>"
+        )
+
+
+def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The pixels of an image that a box touches: a view."""
+    left, top = np.floor(box[:2]).astype(int)
+    right, bottom = np.ceil(box[2:]).astype(int)
+    return image[top:bottom, left:right]

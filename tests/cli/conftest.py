@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from framefuse.cli.app import main
-from framefuse.models.clip import squares_clip
+from training.squares_clip import squares_clip
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ def test_every_setting_is_an_option_under_both_spellings(run: Any) -> None:
         name = field.replace("_", "-")
         assert re.search(rf"--{name}\b", help_text), name
         value = [] if info.annotation is bool else [str(info.default) if info.default is not None else "1"]
+        value = ["1/1"] if field == "shard" else value
         for spelling in (name, field):
             code, out, _ = run("config", "show", "--json", f"--{spelling}", *value)
             assert (code, json.loads(out)["settings"][field]["from"]) == (0, "command line")
@@ -68,12 +69,12 @@ def test_help_and_version_print_on_stdout(run: Any) -> None:
         ("predict a.mp4 --conf 1.5", 2, "--conf is '1.5'", "a number from 0 to 1"),
         ("predict a.mp4 --device gpu", 2, "--device is 'gpu'", "one of auto, cpu, cuda"),
         ("predict a.mp4 --preset fast", 2, "unknown preset 'fast'", "latency, throughput, vr"),
-        ("predict a.mp4 --half --precision int8", 2, "contradict", "--half"),
+        ("predict a.mp4 --half --precision int8", 2, "conflict", "--half"),
         ("predict a.mp4 m.onnx --model n.onnx", 2, "two models", "leave one"),
         ("predict a.mp4 --stdout --json", 2, "both print on stdout", "leave one"),
         ("predict a.mp4 --config none.yaml", 2, "none.yaml", "framefuse config init"),
         ("predict missing.mp4", 1, "missing.mp4", ""),
-        ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "from 0 to 65535"),
+        ("predict a.mp4 --classes 99999999999999999999", 2, "99999999999999999999", "class numbers or names"),
         (f"predict a.mp4 {'x' * 300}.onnx", 1, "File name too long", "check the path"),
         ("config", 2, "Missing command", "framefuse config --help"),
     ],
@@ -195,8 +196,18 @@ def test_a_window_needs_opencv_and_nothing_that_is_imported_before_it(clip: Path
     code = "import sys, framefuse.cli.run, framefuse.fleet.fleet, framefuse.pipeline; sys.exit('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import sys, framefuse.cli.app; sys.modules['cv2'] = None; framefuse.cli.app.main(sys.argv[1:])"
-    done = subprocess.run([sys.executable, "-c", code, "predict", clip, "--show"], capture_output=True, text=True)
+    words = [sys.executable, "-c", code, "predict", clip, "--show"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "DISPLAY": ":0"})
     assert "OpenCV is not installed" in done.stderr and "pip install opencv-python" in done.stderr
+
+
+def test_a_window_needs_a_display(clip: Path, tmp_path: Path) -> None:
+    """Without one, Qt would abort the process."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    words = [sys.executable, "-m", "framefuse", "predict", clip, "--show", "--project", tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 3 and "there is no display" in done.stderr and "--save" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line_starts_without_the_heavy_packages() -> None:

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from command_line import COMMAND, spawn
+from command_line import COMMAND, spawn, wait_for
 from endless_models import write_deep, write_endless
 
 ENGINES = ["openvino", "onnxruntime"]
@@ -42,7 +42,7 @@ def endless() -> list[str]:
 
 def written() -> list[str]:
     """Names of the images in the results."""
-    paths = list(Path("out").glob("*/*.jsonl"))
+    paths = list(Path("out").glob("*/*.jsonl*"))
     return [json.loads(line)["source"] for path in paths for line in path.read_text().splitlines()]
 
 
@@ -54,13 +54,6 @@ def command(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def threads_of(process: int) -> list[str]:
@@ -78,7 +71,7 @@ def test_a_signal_ends_a_compilation(number: signal.Signals) -> None:
     ]
     with command(*words) as process:
         wait_for(lambda: "ff-engine" in threads_of(process.pid))
-        time.sleep(0.5)
+        time.sleep(0.5)  # for the compiler to be at work, which nothing tells
         process.send_signal(number)
         started = time.monotonic()
         err = process.communicate(timeout=60)[1]
@@ -131,7 +124,7 @@ def test_signals_during_a_request_without_an_end(endless: list[str], signals: in
         started = time.monotonic()
         for _ in range(signals):
             process.send_signal(signal.SIGINT)
-            time.sleep(1)
+            time.sleep(1)  # as a user who sees that the first signal was not enough
         err = process.communicate(timeout=60)[1]
     assert time.monotonic() - started < (15 if signals == 1 else 4)
     assert process.returncode == 130 and "Traceback" not in err

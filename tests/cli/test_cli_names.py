@@ -11,8 +11,8 @@ import markdown
 import pytest
 from PIL import Image
 
-from framefuse.models.clip import squares_scene
-from framefuse.models.squares import write_squares
+from training.squares import write_squares
+from training.squares_clip import squares_scene
 
 NAMES = ["<img src=x onerror=alert(1)>", "a|b `c`\n# d", r"$\nothing$ *e* _f_"]
 SHOWN = [name.replace("\n", "\\n") for name in NAMES]

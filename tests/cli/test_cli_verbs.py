@@ -117,12 +117,12 @@ def test_doctor_warns_of_two_onnxruntimes(run: Any, tmp_path: Path, monkeypatch:
 
 def test_models_lists_names_and_explains_one(run: Any) -> None:
     assert "squares" in run("models")[1]
-    code, out, _ = run("models", "squares", "--json")
+    code, out, _ = run("models", "show", "squares", "--json")
     facts = json.loads(out)
     assert (code, facts["names"]["value"]) == (0, "3: red, green, blue")
     assert facts["names"]["from"] == "onnx metadata names"
-    assert "letterbox" in run("models", "squares")[1]
-    code, out, err = run("models", "missing.onnx")
+    assert "letterbox" in run("models", "show", "squares")[1]
+    code, out, err = run("models", "show", "missing.onnx")
     assert (code, out) == (1, "") and "missing.onnx" in err
 
 

@@ -8,7 +8,7 @@ import markdown
 import pytest
 from markdown_it import MarkdownIt
 
-from framefuse.common.text import in_markdown
+from framefuse.common.text import counted, in_markdown
 
 NAMES = [
     "<img src=x onerror=alert(1)>", "<!-- gone", "&lt;", "a | b", "`code`", "``", "*bold*", "_slanted_", "__init__",
@@ -40,3 +40,8 @@ def test_a_name_stays_on_its_line() -> None:
 @pytest.mark.parametrize("name", ["traffic_light", "yolov8n-640", "99.1", "-", "-1", "résumé_2"])
 def test_ordinary_names_stay_readable(name: str) -> None:
     assert in_markdown(name) == name
+
+
+def test_a_number_has_its_noun_in_the_right_form() -> None:
+    found = [counted(0, "frame"), counted(1, "frame"), counted(2_000, "frame"), counted(3, "box", "boxes")]
+    assert found == ["0 frames", "1 frame", "2,000 frames", "3 boxes"]

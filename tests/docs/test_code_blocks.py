@@ -5,6 +5,7 @@ Blocks marked `python` run, with fewer frames. Blocks marked `py` need a GPU, or
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -14,26 +15,23 @@ from pathlib import Path
 
 import pytest
 import typer
+from PIL import Image
 
 from framefuse.cli.app import app, main
 from framefuse.cli.options import normalise
 from framefuse.models import find_model
+from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = ("cuda", "--gpus", "ptx", "rtsp://", "peer")
 ELSEWHERE += ("doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
 """In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
 
 
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [code for language, code in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
-
-
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages name: video.mp4, photos/, model.onnx, annotations.json."""
+    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, annotations.json, ..."""
     folder = tmp_path_factory.mktemp("pages")
     clip = "synthetic://street?frames=12&size=640x360&split=test"
     assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
@@ -45,7 +43,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         for image in images[:count]:
             shutil.copy(image, folder / name)
+    Image.open(images[0]).save(folder / "photo.jpg")
+    (folder / "clips").mkdir()
+    for name in ("1.mp4", "2.mp4"):
+        shutil.copy(video, folder / "clips" / name)
     shutil.copy(truth, folder / "annotations.json")
+    box = {"x": 10, "y": 20, "width": 30, "height": 40, "rotation": 0, "rectanglelabels": ["car"]}
+    row = {"type": "rectanglelabels", "original_width": 640, "original_height": 360, "value": box}
+    task = {"data": {"image": "/data/local-files/?d=images/video_0.jpg"}, "annotations": [{"result": [row]}]}
+    (folder / "export.json").write_text(json.dumps([task]))  # of Label Studio
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")
     shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, relative, with_attention
 from cudnn_on_cpu import Chain, convolve_by_reference
-from framefuse.engines.cudnn import execution, launch, reference
+from framefuse.engines.cudnn import execution, launch
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors, decode_levels
+from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
 from framefuse.errors import ModelError
 
 
@@ -156,6 +157,8 @@ def test_whole_detectors(tmp_path: Path, name: str) -> None:
     head, values = compiled.network.head, reference.run(compiled, x)
     assert head is not None and head.anchors == sum(12 * 20 // 4**k for k in range(3)) * (3 if name == "yolov5s" else 1)
     found = (
-        decode_anchors(values, head, 96, 160) if isinstance(head, AnchorHead) else decode_levels(values, head, 96, 160)
+        decode_anchors(values, head, 96, 160)
+        if isinstance(head, AnchorHead)
+        else reference.decode_levels(values, head, 96, 160)
     )
     assert relative(found, onnx_runtime(path, x)[0]) < 1e-4

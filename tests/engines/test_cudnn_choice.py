@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from cudnn_nets import Net
@@ -25,7 +26,7 @@ from framefuse.engines.cudnn.convolutions import Layer, Plan
 from framefuse.engines.cudnn.plan_timing import fastest_plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.engines.cudnn.workers import Workers
-from framefuse.errors import CapabilityError, EngineError, UsageError
+from framefuse.errors import CapabilityError, EngineError, SourceError, UsageError
 from framefuse.models import find_model
 from framefuse.pipeline import Pipeline
 
@@ -224,7 +225,7 @@ def test_other_engines_say_that_they_do_not_choose(tmp_path: Path) -> None:
         open_engine("openvino", path, EngineOptions(calibration=FRAMES))
 
 
-def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_frames_reach_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pipeline(calib=...) reads frames as the model's card says."""
     from framefuse import pipeline
     from framefuse.runtime import choices, plan
@@ -242,3 +243,7 @@ def test_calibration_frames_reach_the_engine(monkeypatch: pytest.MonkeyPatch) ->
         Pipeline(source, "scout-n", device="cpu", calib=source)
     assert 8 <= len(given[0].calibration) <= plan.CALIBRATION_FRAMES
     assert given[0].calibration[0].shape[:2] == (1, 3)
+    image = tmp_path / "image.png"
+    PIL.Image.new("RGB", (320, 192)).save(image)
+    with pytest.raises(SourceError, match="exceeds max_pixels"):  # the limit of the run is that of its calibration
+        Pipeline(source, "scout-n", device="cpu", calib=image, max_pixels=320 * 192 - 1)

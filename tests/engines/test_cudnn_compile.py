@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, any_order, backbone, detector, images, onnx_runtime, random_net, relative
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines import selftest
-from framefuse.engines.cudnn import execution, launch, reference
+from framefuse.engines.cudnn import execution, launch
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells, decode_levels
+from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells
 from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
 from framefuse.models import find_model
@@ -52,7 +53,7 @@ def test_yolov8n(models: dict[str, Path]) -> None:
         head = compiled.network.head
         assert head is not None and (head.bins, head.classes) == (16, 80)
         assert len(compiled.placement.steps) == steps  # nothing is copied
-        found = decode_levels(reference.run(compiled, x), head, 96, 128)
+        found = reference.decode_levels(reference.run(compiled, x), head, 96, 128)
         assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
         assert np.abs(found - expected)[:, 4:].max() < 1e-3
 
@@ -63,7 +64,7 @@ def test_shipped_models(name: str) -> None:
     compiled = compile_network(path, 1, 64, 96)
     found = reference.run(compiled, x)
     if compiled.network.head is not None:
-        found = [decode_levels(found, compiled.network.head, 64, 96)]
+        found = [reference.decode_levels(found, compiled.network.head, 64, 96)]
     assert (compiled.network.head is not None) == name.startswith("scout")
     (expected,) = onnx_runtime(path, x)
     np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=2e-3)
@@ -75,7 +76,7 @@ def test_qdq_nodes_are_removed() -> None:
     compiled = compile_network(path, 1, 64, 96)
     assert len(compiled.network.ranges) == 51 and all(peak > 0 for peak in compiled.network.ranges.values())
     assert compiled.network.head is not None
-    found = decode_levels(reference.run(compiled, x), compiled.network.head, 64, 96)
+    found = reference.decode_levels(reference.run(compiled, x), compiled.network.head, 64, 96)
     (expected,) = onnx_runtime(path, x)
     assert relative(found, expected) < 0.02
 
@@ -211,7 +212,7 @@ def test_heads(fibres: Fibres, tmp_path: Path, classes: int, style: str) -> None
     reference.fill(compiled, arena, x)
     for index in range(len(compiled.placement.steps)):
         reference.step(compiled, arena, index)
-    expected = decode_levels(reference.outputs(compiled, arena), head, 24, 40)
+    expected = reference.decode_levels(reference.outputs(compiled, arena), head, 24, 40)
     np.testing.assert_allclose(onnx_runtime(path, x[:1])[0], expected[:1], rtol=0.01, atol=0.1)
     found = np.full(expected.shape, np.nan, np.float32)
     table = np.ascontiguousarray(cells(head.levels, 24, 40), np.float32)
@@ -251,7 +252,7 @@ def test_execution_on_the_pretended_gpu(
         assert head is not None and [value.shape for value in found] == [
             (2, 12, 20, 64), (2, 12, 20, 5), (2, 6, 10, 64), (2, 6, 10, 5)
         ]  # fmt: skip
-        found = [decode_levels([value.transpose(0, 3, 1, 2) for value in found], head, 24, 40)]
+        found = [reference.decode_levels([value.transpose(0, 3, 1, 2) for value in found], head, 24, 40)]
     (expected,) = onnx_runtime(path, x[:1])
     np.testing.assert_allclose(found[0][:1], expected, rtol=0.02, atol=0.15 if what == "detector" else 0.01)
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cudnn_reference as reference
 from cuda_fibres import Fibres
 from cuda_on_cpu import on_device
 from cudnn_nets import Net, backbone, detector, images, onnx_runtime, relative
 from cudnn_on_cpu import Chain, NumpyPlans, complete
 from framefuse.cuda import device
 from framefuse.engines import EngineOptions, open_engine
-from framefuse.engines.cudnn import autotune, convolutions, mixed_precision, reference
+from framefuse.engines.cudnn import autotune, convolutions, mixed_precision
 from framefuse.engines.cudnn.agreement import agreement
 from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network

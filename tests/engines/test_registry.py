@@ -116,7 +116,7 @@ def test_the_smallest_job(name: str) -> None:
 
 def test_a_missing_package_is_said_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Package, "found", lambda self: False)
-    with pytest.raises(CapabilityError, match="package onnxruntime is not installed") as error:
+    with pytest.raises(CapabilityError, match="onnxruntime is not installed") as error:
         find_backend("onnxruntime").selftest("cpu")
     assert error.value.remedy == "pip install 'framefuse[ort]'"
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+import cudnn_reference as reference
 from cuda_on_cpu import HostArray
 from framefuse.cuda import device
-from framefuse.engines.cudnn import reference
 from framefuse.engines.cudnn.convolutions import (
     BIAS,
     OUTPUT_SCALE,

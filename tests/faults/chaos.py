@@ -10,6 +10,8 @@ grow with the number of frames.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import itertools
 import json
 import os
@@ -29,6 +31,8 @@ from framefuse.frame import Frame
 from framefuse.sources import Source
 
 MAX_AGE = 1.0
+WARM_UP = 0.05
+"""Part of a run that goes before it, so that what is allocated once does not count."""
 
 
 class Servers:
@@ -87,7 +91,9 @@ class Outcome:
     """Of any stream, in seconds."""
     reconnects: int = 0
     slope: float = 0.0
-    """Bytes of resident memory per frame, over the second half."""
+    """Bytes of resident memory per frame, in the second half: it is some MB up or down, as connections come and go."""
+    kept: float = 0.0
+    """Bytes of the heap per frame that are still in use when the run is over, beyond those after a short run."""
     happened: dict[str, int] = field(default_factory=dict)
 
     def findings(self) -> list[str]:
@@ -119,6 +125,26 @@ class Ages:
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                     "keepcost")
+    ]  # fmt: skip
+
+
+def in_use() -> int:
+    """Bytes that the heap has handed out, those of Python's own allocator apart."""
+    gc.collect()
+    time.sleep(1)  # for the threads of connections to end
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallInfo
+    found = mallinfo()
+    return int(found.uordblks + found.hblkhd)
 
 
 def storm(streams: int, seconds: float, seed: int) -> Outcome:
@@ -198,10 +224,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    outcomes = {
-        "storm": storm(options.streams, options.seconds, options.seed),
-        "reconnecting": reconnecting(options.streams, options.reconnects),
-    }
+    outcomes = {}
+    for name, run in {
+        "storm": lambda share: storm(options.streams, max(options.seconds * share, 5), options.seed),
+        "reconnecting": lambda share: reconnecting(options.streams, round(options.reconnects * share)),
+    }.items():
+        run(WARM_UP)
+        before = in_use()
+        outcomes[name] = run(1)
+        outcomes[name].kept = (in_use() - before) / max(outcomes[name].frames, 1)
     facts = {name: asdict(outcome) | {"findings": outcome.findings()} for name, outcome in outcomes.items()}
     facts["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps(facts, indent=1))

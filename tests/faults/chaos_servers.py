@@ -32,7 +32,7 @@ class Chaos:
     happened: Counter[str]
 
     def chunks(self: Any) -> Iterator[bytes]:
-        return self.paced(self._film())  # type: ignore[no-any-return]
+        return self.paced(self._film())
 
     def _film(self: Any) -> Iterator[bytes]:
         while True:

@@ -100,6 +100,9 @@ def interrupt(clip: Path, folder: Path, number: int, after: float, outcome: Outc
         outcome.before_the_first_output += 1
         return
     outcome.findings += [f"{title}: {text}" for text in unreadable(run, outcome)]
+    if not (run / "report.json").exists():
+        outcome.findings.append(f"{title}: there is no report")
+        return
     report = json.loads((run / "report.json").read_text())
     lines = count_lines(run / "clip.jsonl")
     if report["frames"] != lines:
@@ -148,6 +151,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
+    # A job in the background inherits signals that are ignored, and would hand that on to the runs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     random, kills, signals = Random(options.seed), Outcome(), Outcome()
     with tempfile.TemporaryDirectory() as scratch:
         clip = make_clip(Path(scratch))

@@ -54,7 +54,7 @@ def write_sink(name: str, folder: Path) -> Outcome:
 
 def check_sink(name: str, folder: Path, done: int, complete: bool) -> str:
     """What is wrong with an output of which `done` frames were said to be written; "": nothing."""
-    if name == "coco":
+    if not complete or name == "video":  # a video that cannot be renamed is noted, not raised
         list(repair_folder(folder))
     if name == "video":
         path = folder / "clip.mp4"

@@ -15,7 +15,7 @@ import pytest
 
 from framefuse import Fleet
 from framefuse.cli.app import main
-from framefuse.errors import CapabilityError, SourceError, UsageError
+from framefuse.errors import CapabilityError, SinkError, SourceError, UsageError
 from framefuse.fleet.fleet import parse_devices
 from framefuse.runtime import choices
 from framefuse.sources import SourceOptions, open_source
@@ -45,6 +45,16 @@ def test_workers_share_the_list_and_nothing_is_read_twice(tmp_path: Path) -> Non
     saved = json.loads((fleet.folder / "fleet.json").read_text())
     assert saved["frames"] == 60 and not report.errors
     assert "60 frames of 5 inputs" in report.table()
+
+
+def test_the_result_does_not_replace_an_input(tmp_path: Path) -> None:
+    model = tmp_path / "run" / "fleet.json"
+    model.parent.mkdir()
+    model.write_text("a model of the user")
+    options = {"project": tmp_path, "name": "run", "exist_ok": True, "save_jsonl": True}
+    with pytest.raises(SinkError, match=r"fleet\.json is an input of this run"):
+        Fleet(clips(tmp_path, 1), model, devices=["cpu"], **options).run()
+    assert model.read_text() == "a model of the user"
 
 
 def test_an_input_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
@@ -231,7 +241,7 @@ def test_the_command_line_needs_a_gpu_before_it_starts_anything(
     assert main(["predict", clip, "--gpus", "0,1"]) == 3
     assert "--gpus 0,1: there is no NVIDIA driver" in capsys.readouterr().err
     assert main(["predict", clip, "--gpus", "0,1", "--device", "cpu"]) == 2
-    assert "--gpus and --device cpu contradict each other" in capsys.readouterr().err
+    assert "--gpus and --device cpu conflict" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "framefuse"]
@@ -14,6 +16,21 @@ def spawn(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60)
 
 
+def run_python(code: str) -> str:
+    """Run a program in the working directory; what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def importable() -> str:
     """The PYTHONPATH with which another Python process imports the same modules."""
     return os.pathsep.join(filter(None, sys.path))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until something has happened in another process."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

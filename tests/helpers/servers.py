@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import select
 import socket
 import ssl
 import struct
@@ -152,12 +153,30 @@ class Server:
     def _talk(self, client: socket.socket) -> None:
         with suppress(OSError):
             if self.tls is not None:
-                client = self.tls.wrap_socket(client, server_side=True)
-                self._sockets.append(client)
+                secure = self.tls.wrap_socket(client, server_side=True)
+                client, plain = socket.socketpair()
+                # Not `secure`: shut down by another thread, it would go on without TLS, and pass on what is encrypted.
+                self._sockets += (client, plain)
+                self._spawn(self._relay, secure, plain)
             self.serve(client)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
         client.close()
+
+    def _relay(self, secure: ssl.SSLSocket, plain: socket.socket) -> None:
+        """Carry both directions in one thread: a TLS connection must not be read and written by two at once."""
+        with suppress(OSError, ValueError), secure, plain:
+            secure.settimeout(5)
+            while True:
+                ready, _, _ = select.select([secure, plain], [], [])
+                if secure in ready:
+                    if not (data := secure.recv(1 << 16)):
+                        break
+                    plain.sendall(data)
+                if plain in ready:
+                    if not (data := plain.recv(1 << 16)):
+                        break
+                    secure.sendall(data)
 
     def url(self, path: str = "/stream", login: str = "") -> str:
         return f"{self.scheme}{'s' if self.tls else ''}://{login}127.0.0.1:{self.port}{path}"
@@ -205,11 +224,10 @@ class Server:
 
 def _request(stream: io.BufferedIOBase) -> tuple[str, dict[str, str]]:
     """Request line and headers (names in lower case) of an HTTP or RTSP request; interleaved data is skipped."""
-    line = stream.readline()
-    while line.startswith(b"$"):
-        line += stream.read(4 - len(line)) if len(line) < 4 else b""
-        rest = struct.unpack(">H", line[2:4])[0] + 4 - len(line)
-        line = (stream.read(rest) if rest > 0 else b"") and stream.readline()
+    while (first := stream.read(1)) == b"$":
+        _, length = stream.read(1), stream.read(2)
+        stream.read(int.from_bytes(length, "big"))
+    line = first + stream.readline()
     if not line.strip():
         raise ConnectionError("client is gone")
     headers = {}
@@ -329,7 +347,10 @@ class RtspServer(Server):
         super().__init__(size, **options)
 
     def serve(self, client: socket.socket) -> None:
-        stream = client.makefile("rb")
+        with client.makefile("rb") as stream:
+            self._converse(client, stream)
+
+    def _converse(self, client: socket.socket, stream: io.BufferedIOBase) -> None:
         wanted = "Basic " + base64.b64encode(self.login.encode()).decode()
         sdp = (
             "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\na=control:*\r\n"

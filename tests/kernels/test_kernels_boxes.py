@@ -304,7 +304,7 @@ def test_a_view_with_pitch_and_a_read_only_output() -> None:
     options = {"conf": 0.3, "iou": 0.5, "max_det": 100}
     expected = reference.detections([view], "yolov8", MAPS, **options)
     same(boxes.detections([view], "yolov8", MAPS, **options), expected)
-    out = boxes._empty(2, 100)
+    out = boxes.Found.make(2, 100, np.empty)
     assert boxes.detections([view], "yolov8", MAPS, out=out, **options) is out
     same(out, expected)
 
@@ -329,7 +329,7 @@ def test_finite_values_whose_sum_overflows_are_finite() -> None:
         ({"maps": MAPS[0]}, r"\(8,\)"),
         ({"max_det": 0}, "max_det 0"),
         ({"iou": 1.5}, "iou 1.5"),
-        ({"out": boxes._empty(1, 8)}, r"\(1, 8, 4\)"),
+        ({"out": boxes.Found.make(1, 8, np.empty)}, r"\(1, 8, 4\)"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], message: str) -> None:

@@ -28,7 +28,11 @@ from framefuse.errors import (
     SourceError,
     UsageError,
 )
-from framefuse.lab.lowering import BuildReport, _card_of, build_model
+from framefuse.lab.lowering import BuildReport, Seen, _card_of, build_model
+from framefuse.lab.lowering.frames import read_footage, variety
+from framefuse.lab.lowering.report import Accuracy
+from framefuse.models import find_model
+from framefuse.models.card import read_card
 from framefuse.models.fp16 import plan_fp16, to_fp16
 from framefuse.models.int8 import plan_int8, prepare
 from framefuse.models.onnx_graph import OnnxGraph
@@ -253,16 +257,123 @@ def test_loss_is_refused_with_the_reason_and_nothing_is_written(models: dict[str
     assert not list(tmp_path.iterdir())
 
 
+def still(seed: int, frames: int = 24) -> list[Any]:
+    """A camera that does not move, with sensor noise and an object that passes."""
+    random = np.random.default_rng(seed)
+    shown = []
+    for number in range(frames):
+        image = FRAMES[seed].astype(np.int16) + random.integers(-3, 4, FRAMES[seed].shape)
+        image[20:60, 8 * number : 8 * number + 30] = 200
+        shown.append(np.clip(image, 0, 255).astype(np.uint8))
+    return shown
+
+
+SLOW = "synthetic://street?seed={}&frames=100&fps=240&complexity=0.5&size=640x360"
+
+
+def test_variety_tells_one_scene_from_several() -> None:
+    card = read_card(find_model("scout-n"))
+    one = read_footage(SLOW.format(1), card, 8).inputs
+    several = read_footage([SLOW.format(seed) for seed in range(4)], card, 8).inputs
+    assert variety(one) < 0.3 < 0.8 < variety(several)
+    padded = [np.pad(values, ((0, 0), (0, 0), (140, 140), (0, 0)), constant_values=114 / 255) for values in several]
+    assert variety(padded) > 0.8  # which says nothing about the scene
+    assert variety([several[0]] * 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen("/clips/a.mp4", 64, 0.1, 3, ["car"], 10), "64 frames of one scene in a.mp4 with 3 boxes of 1 of 10"),
+        (Seen("a.mp4", 64, 2.0, 1, ["car"], 10), "64 frames of a.mp4 with 1 box of 1 of 10 classes (car)"),
+        (Seen("a.mp4", 64, 2.0, 49, ["car", "bus"], 10), "49 boxes of 2 of 10 classes"),
+        (Seen("a.mp4", 64, 2.0, 500, ["car"], 10), "500 boxes of 1 of 10"),
+        (Seen("a.mp4", 64, 0.4, None, ["car", "road"], 2), "one scene in a.mp4 with 2 of 2 classes (car, road)"),
+        (Seen("3 sources", 64, 2.0, 50, ["car", "bus"], 80), ""),
+        (Seen("a.mp4", 64, 0.5, 50, ["person"], 1), ""),
+        (Seen("a.mp4", 64, 0.5, None, list("abcdefg"), 9), ""),
+    ],
+)  # fmt: skip
+def test_a_narrow_calibration_is_one_that_shows_little(seen: Seen, said: str) -> None:
+    assert said in str(seen) and seen.narrow == bool(said)
+    assert ", ..." in str(seen) or len(seen.classes) <= 5
+    warned = [seen.warning(Accuracy("mAP50", data, "", 9, 100, 99)) for data in (seen.source, "b.mp4")]
+    assert "same source" in warned[0] and "same source" not in warned[1] and "--judge SOURCE" in warned[1]
+
+
+def test_a_narrow_calibration_is_warned_of(models: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "mine.onnx"
+    shutil.copyfile(models["tiny_v5"], path)
+    report = build_model(path, precision="int8", calib=still(0), frames=8, allow_loss=True)
+    assert report.seen is not None and report.seen.narrow and report.seen.frames == 8
+    (warning,) = report.warnings
+    assert "8 frames of one scene with" in warning and "same source" in warning
+    assert f"warning   {warning}" in report.summary() and "other frames of array" in report.summary()
+    content = json.loads(report.to_json())
+    assert content["warnings"] == [warning] and content["seen"]["variety"] < 0.5 and content["seen"]["boxes"] > 0
+    assert read_card(report.output).calibration == report.calibration
+    with pytest.raises(QualityError, match="loses") as caught:
+        build_model(path, precision="int8", calib=still(0), frames=8, exist_ok=True)
+    assert "the calibration is narrow" in str(caught.value.remedy) and "--allow-loss" in str(caught.value.remedy)
+
+
+def test_varied_footage_is_not_warned_of(models: dict[str, Path], tmp_path: Path) -> None:
+    report = build_model(
+        models["tiny_v5"], precision="int8", calib=[SLOW.format(seed) for seed in range(4)], frames=8, allow_loss=True,
+        out=tmp_path / "out.onnx",
+    )  # fmt: skip
+    assert report.seen is not None and not report.seen.narrow and report.warnings == []
+    assert "ranges over 8 frames of 4 sources with" in report.calibration and "warning" not in report.summary()
+
+
+def test_another_source_judges(models: dict[str, Path], tmp_path: Path) -> None:
+    from training.squares_clip import squares_clip
+
+    squares_clip(tmp_path / "other.mp4", frames=20, size=(320, 192))
+    report = build_model(
+        models["tiny_v5"], precision="int8", calib=FRAMES, judge=tmp_path / "other.mp4", frames=16, allow_loss=True,
+        out=tmp_path / "out.onnx",
+    )  # fmt: skip
+    assert report.seen is not None and report.seen.source == "array" and report.accuracy is not None
+    assert report.accuracy.data == str(tmp_path / "other.mp4") and report.accuracy.frames == 16
+    assert "on 16 frames of" in report.summary() and report.accuracy.fp32 == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"judge": "a.mp4", "data": "synthetic://street"}, "judge is 'a.mp4', but labelled data judge already"),
+        ({"judge": "a.mp4", "calib": "a.mp4"}, "judge is 'a.mp4', but the same source calibrates"),
+        ({"judge": "rtsp://127.0.0.1:1/x", "calib": FRAMES}, "is live"),
+    ],
+)
+def test_what_cannot_judge(models: dict[str, Path], tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        build_model(models["tiny_v5"], precision="int8", out=tmp_path / "out.onnx", **options)
+    assert caught.value.remedy
+
+
+def test_data_that_also_calibrate_are_divided(models: dict[str, Path], tmp_path: Path) -> None:
+    world = "synthetic://street?frames=40&size=320x192"
+    said: list[str] = []
+    report = build_model(
+        models["tiny_v5"], precision="int8", calib=world, data=world, frames=8, out=tmp_path / "a.onnx",
+        allow_loss=True, say=said.append,
+    )  # fmt: skip
+    assert "reading calibration frames: a part of the data, which is left out of the scores" in said
+    assert report.accuracy is not None and (report.accuracy.truth, report.accuracy.frames) == ("labels", 32)
+
+
 BLACK = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 20
 
 
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        (FRAMES[:6], "3 usable calibration frames, but 8 are needed"),
-        (BLACK, "all 10 calibration frames of .* are black or a single colour"),
-        ([FRAMES[0]] * 20, "all 10 calibration frames of .* are identical"),
-        (BLACK + FRAMES[:8], "4 usable calibration frames.*10 blank"),
+        (FRAMES[:6], "not enough to calibrate with: 3 frames"),
+        (BLACK, "all 10 frames of .* are black or a single colour"),
+        ([FRAMES[0]] * 20, "all 10 frames of .* are identical"),
+        (BLACK + FRAMES[:8], "not enough to calibrate with: 4 frames.*10 blank"),
     ],
 )
 def test_frames_that_say_nothing_are_refused(
@@ -399,7 +510,7 @@ def test_outputs_are_checked_before_the_work(models: dict[str, Path], tmp_path: 
         build(models["tiny_v5"], exist_ok=True)
     with pytest.raises(UsageError, match=r"not named \.onnx"):
         build(tmp_path / "out.engine")
-    with pytest.raises(SinkError, match="cannot write into"):
+    with pytest.raises(SinkError, match="cannot write to"):
         build(tmp_path / "no" / "out.onnx")
     build(tmp_path / "there.onnx", exist_ok=True)
     onnx.checker.check_model(onnx.load(tmp_path / "there.onnx"))
@@ -435,7 +546,7 @@ def test_command_line(models: dict[str, Path], tmp_path: Path, capsys: pytest.Ca
 
 def test_nothing_but_json_on_stdout(models: dict[str, Path], tmp_path: Path) -> None:
     """onnxruntime.quantization prints its progress."""
-    from framefuse.models.clip import squares_clip
+    from training.squares_clip import squares_clip
 
     squares_clip(tmp_path / "clip.mp4", frames=40, size=(320, 192))
     words = ["build", models["tiny_v5"], "--precision", "int8", "--calib", tmp_path / "clip.mp4", "--allow-loss"]

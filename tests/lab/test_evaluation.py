@@ -17,8 +17,8 @@ from PIL import Image
 from framefuse.errors import DecodeError, SourceError, UsageError
 from framefuse.lab.evaluation import Dataset, Labels, open_data, validate
 from framefuse.lab.evaluation.boxes import BoxCounter, confusion
-from framefuse.models.clip import squares_scene
-from framefuse.models.squares import NAMES, write_squares
+from training.squares import NAMES, write_squares
+from training.squares_clip import squares_scene
 
 Coco = dict[str, Any]
 
@@ -198,7 +198,7 @@ def test_limit_spreads_over_all_images(squares: tuple[Path, Coco]) -> None:
 
 
 def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
-    from framefuse.models.clip import squares_clip
+    from training.squares_clip import squares_clip
 
     video = tmp_path / "clip.mp4"
     truth = squares_clip(video, frames=8, size=(640, 384), seed=3)
@@ -241,9 +241,9 @@ def test_a_video_with_numbered_frames(tmp_path: Path) -> None:
         (lambda c: c["annotations"][0].update(image_id=999), "image_id 999, which does not exist"),
         (lambda c: c["annotations"][0].update(category_id=1), "category_id 1, which does not exist"),
         (lambda c: c["annotations"][1].update(id=0), "two annotations have the id 0"),
-        (lambda c: c["images"][1].update(id=10), "images has the id 10 2 times"),
+        (lambda c: c["images"][1].update(id=10), "2 images have the id 10"),
         (lambda c: c["images"][1].update(file_name="frame 0.png"), "same file_name"),
-        (lambda c: c["categories"][1].update(id=40), "categories has the id 40 2 times"),
+        (lambda c: c["categories"][1].update(id=40), "2 categories have the id 40"),
         (lambda c: c["categories"][1].update(name="RED"), "two categories are called 'RED'"),
         (lambda c: c["categories"][1].update(name=" "), "no id or no name"),
         (lambda c: c["categories"][1].update(name="\ud800"), r"a name that is not valid text: '\\ud800'"),
@@ -293,7 +293,7 @@ def test_objects_outside_their_images_are_said(squares: tuple[Path, Coco]) -> No
         content["annotations"][number]["bbox"] = box
     (folder / "outside.json").write_text(json.dumps(content))
     assert open_data(folder / "outside.json").notes == [
-        "3 annotations lie entirely outside their images and cannot be found"
+        "annotations entirely outside their images, which cannot be found: 3"
     ]
 
 
@@ -339,7 +339,7 @@ def test_what_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="File name too long"):
         open_data("a" * 5000)
     for data in ("rtsp://camera", "", 3):
-        with pytest.raises(UsageError, match="is not data with known ground truth"):
+        with pytest.raises(UsageError, match="has no known ground truth"):
             open_data(data)
 
 
@@ -418,7 +418,7 @@ def test_several_data_follow_each_other(tmp_path: Path, squares: tuple[Path, Coc
     assert (scores.frames, scores.boxes and scores.boxes.objects) == (6, _count(both, both.spread(6)))
     with pytest.raises(UsageError, match="have different classes"):
         open_data([STREET, str(squares[0] / "annotations.json")])
-    with pytest.raises(SourceError, match=r"frame 0\.png is in two of the data sets"):
+    with pytest.raises(SourceError, match=r"frame 0\.png is in two of"):
         validate("squares", [squares[0] / "annotations.json"] * 2)
 
 

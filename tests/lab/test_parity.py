@@ -15,11 +15,11 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.kernels import reference
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.models.clip import squares_clip
 from framefuse.postprocess import postprocess
 from framefuse.prediction import Predictions
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.sources import open_source
+from training.squares_clip import squares_clip
 
 # FFmpeg's pixel format, an encoder and a container that keep it as it is.
 FORMATS = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -22,8 +23,8 @@ from framefuse.lab.parity.chain import Chain, decoded, on_host, read_input, writ
 from framefuse.lab.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
 from framefuse.lab.parity.peer import run_peer
 from framefuse.lab.parity.report import verdict
-from framefuse.models.clip import squares_clip
 from framefuse.sources import open_source
+from training.squares_clip import squares_clip
 
 
 @pytest.fixture(scope="module")
@@ -309,8 +310,49 @@ def test_images_instead_of_a_video() -> None:
     image = np.full((120, 160, 3), 128, np.uint8)
     image[30:70, 40:80] = (0, 0, 255)
     certificate = certify("squares", [image], engines=["onnxruntime"], frames=3)
-    assert certificate.frames == 1 and certificate.pixels[0].verdict == "not compared"
+    assert len(certificate.frames) == 1 and certificate.pixels[0].verdict == "not compared"
     assert verdict(certificate) == "CERTIFIED"
+
+
+def seconds(certificate: Any) -> list[float]:
+    return [at for _, _, at in certificate.frames]
+
+
+def test_frames_are_spread_over_the_video_and_named(tmp_path: Path) -> None:
+    clip = tmp_path / "long.mp4"
+    squares_clip(clip, frames=600, size=(160, 96), seed=2)  # 30 frames/s; two frames of it are sought
+    for count, expected in ((2, [5, 15]), (4, [2.5, 7.5, 12.5, 17.5])):
+        certificate = certify("squares", clip, engines=["onnxruntime"], frames=count)
+        assert verdict(certificate) == "CERTIFIED" and certificate.pixels[0].verdict == "exact"
+        assert seconds(certificate) == pytest.approx(expected, abs=1)
+    said = ", ".join(f"{at:.2f} s" for at in seconds(certificate))
+    assert f"4 frames of 160x96 from {clip} (at {said})" in certificate.markdown() and said in certificate.html()
+    found = json.loads(certificate.to_json())
+    assert found["frames"] == 4 and [one["seconds"] for one in found["compared"]] == seconds(certificate)
+    part = certify("squares", clip, engines=["onnxruntime"], frames=2, start=18, end=19)
+    assert part.ok and seconds(part) == pytest.approx([18.25, 18.75], abs=0.13)
+
+
+def test_the_command_starts_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    squares_clip(tmp_path / "clip.mp4", frames=90, size=(160, 96), seed=2)
+    words = ["parity", "squares", "--source", str(tmp_path / "clip.mp4"), "--engine", "onnxruntime", "-q", "--json"]
+    assert main([*words, "--start", "2"]) == 0
+    places = [one["seconds"] for one in json.loads(capsys.readouterr().out)["compared"]]
+    assert len(places) == 4 and min(places) >= 2 and max(places) > 2.75
+    assert main([*words, "--start", "5"]) == 1
+    assert "start 5" in capsys.readouterr().err
+
+
+def test_frames_without_a_pts_are_found_by_their_number(clip: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.h264"
+    with av.open(str(clip)) as source, av.open(str(raw), "w", format="h264") as made:
+        stream = made.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                made.mux(packet)
+    certificate = certify("squares", raw, engines=["onnxruntime"], frames=2)
+    assert verdict(certificate) == "CERTIFIED" and certificate.pixels[0].verdict == "exact"
 
 
 def test_planes_of_another_format_are_the_same_image(clip: Path) -> None:
@@ -364,11 +406,11 @@ def peer_python(folder: Path, body: str) -> Path:
 
 def test_a_peer_that_fails_says_why(tmp_path: Path, clip: Path) -> None:
     with pytest.raises(CapabilityError, match="cannot be run"):
-        run_peer(tmp_path / "none", clip, clip, 1, {})
+        run_peer(tmp_path / "none", clip, clip, [0.0], {})
     with pytest.raises(CapabilityError, match="has no ultralytics"):
-        run_peer(Path(sys.executable), clip, clip, 1, {})
+        run_peer(Path(sys.executable), clip, clip, [0.0], {})
     with pytest.raises(EngineError, match="something broke"):
-        run_peer(peer_python(tmp_path, "raise SystemExit('something broke')"), clip, clip, 1, {})
+        run_peer(peer_python(tmp_path, "raise SystemExit('something broke')"), clip, clip, [0.0], {})
 
 
 TWIN = """
@@ -376,7 +418,7 @@ sys.path.insert(0, {source!r})
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.lab.parity.chain import Chain, Selection, reference_stage
+from framefuse.lab.parity.chain import Chain, Selection, on_host, reference_stage
 from framefuse.config import Settings
 from framefuse.runtime.choices import choose_preprocess
 from framefuse.sources import open_source
@@ -384,8 +426,9 @@ from pathlib import Path
 card = read_card(find_model("squares"))
 chain = Chain(card, choose_preprocess(card, Settings())[0], Selection(0.25, 0.7, 300))
 stage = reference_stage(card)
-for number, frame in enumerate(open_source(asked["video"])):
-    if number >= asked["frames"]: break
+found = {{round(float(frame.pts * frame.time_base), 3): on_host(frame) for frame in open_source(asked["video"])}}
+for number, seconds in enumerate(asked["seconds"]):
+    frame = found[round(seconds, 3)]
     image = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
     pixels, place = chain.pixels(Frame.from_array(image))
     {fault}
@@ -465,7 +508,7 @@ def test_only_engines_that_run_are_announced(clip: Path) -> None:
 def test_without_the_reference_nothing_begins(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("framefuse.lab.parity.chain.find_spec", lambda name: None)
     said: list[str] = []
-    with pytest.raises(CapabilityError, match="onnxruntime is not installed"):
+    with pytest.raises(CapabilityError, match="onnxruntime, the reference, is not installed"):
         certify("squares", clip, say=said.append)
     assert not said
 

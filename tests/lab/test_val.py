@@ -16,8 +16,8 @@ from framefuse.cli.val import _built
 from framefuse.errors import CapabilityError
 from framefuse.lab.evaluation import validate
 from framefuse.lab.evaluation.compare import Row, Wanted, markdown, table
-from framefuse.models.clip import squares_scene
-from framefuse.models.squares import NAMES, write_squares
+from training.squares import NAMES, write_squares
+from training.squares_clip import squares_scene
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_no_score_overwrites_what_it_was_measured_on(
     Path("out", output).hardlink_to(kept)
     monkeypatch.setattr("framefuse.cli.val._run", lambda *_: pytest.fail("measured"))
     code, _, err = run(capsys, "m.onnx", "-d", "truth.json", "--project", ".", "--name", "out", "--exist-ok")
-    assert code == 1 and f"out/{output} is an input of this run and would be overwritten" in err
+    assert code == 1 and f"out/{output} is an input of this run" in err
     assert Path(kept).read_bytes() == before
 
 
@@ -149,6 +149,7 @@ def test_an_int8_file_is_int8_on_every_engine(tmp_path: Path, monkeypatch: pytes
     assert code == 0, err
     assert [line.split()[1:3] for line in out.splitlines()[1:3]] == [["onnxruntime", "fp32"], ["openvino", "int8"]]
     assert "note     int8 was requested; engine onnxruntime multiplies in fp32" in err
+    assert "note     scout-n-int8 is calibrated with 64 frames of synthetic://street?split=val" in err
     code, _, err = run(capsys, "scout-s", *words, "--engine", "onnxruntime,openvino")
     assert code == 2 and "framefuse build MODEL --precision int8 --calib SOURCE" in err
 

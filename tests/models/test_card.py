@@ -117,7 +117,8 @@ def test_labels_boxes_scores_need_their_units(write: Any) -> None:
         ([("o", ["b", "r", "c"])], 80, "no known layout"),
         ([("o", [1, 1000])], None, "no known layout"),
         ([("o", [1, 84, 8400]), ("p", [1, 32, 160, 160])], 80, "add outputs"),
-        ([("a", [1, 3, 80, 80, 85]), ("b", [1, 3, 40, 40, 85])], 80, "add outputs"),
+        ([("a", [1, 3, 80, 80, 85]), ("b", [1, 3, 40, 40, 85])], 80, "export the model with its decoding"),
+        ([("heat", [1, 1, 80, 80]), ("scale", [1, 2, 80, 80])], None, "export the model with its decoding"),
     ],
 )
 def test_unclear_outputs_name_the_key_to_add(write: Any, outputs: Any, classes: int | None, words: str) -> None:
@@ -416,3 +417,24 @@ def test_metadata_in_latin_1(tmp_path: Path) -> None:
 def test_names_in_the_graph_that_are_not_utf8(tmp_path: Path, where: str) -> None:
     with pytest.raises(ModelError, match=r"(?s)a name in its graph that is not UTF-8: b.Caf.*ASCII"):
         read_card(not_utf8(tmp_path, where))
+
+
+@pytest.mark.parametrize("name", ["squares", "scout-n", "scout-s", "body-n"])
+@pytest.mark.parametrize("rank", [True, False], ids=["free axes", "no shape"])
+def test_exports_whose_outputs_have_free_axes_only(tmp_path: Path, name: str, rank: bool) -> None:
+    """As exporters write models of dynamic size that nobody simplified."""
+    source = find_model(name)
+    model = onnx.load(source)
+    for output in model.graph.output:
+        tensor = output.type.tensor_type
+        for axis in tensor.shape.dim:
+            axis.Clear()
+        if not rank:
+            tensor.ClearField("shape")
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / source.name)
+    if source.with_suffix(".yaml").exists():
+        (tmp_path / source.name).with_suffix(".yaml").write_text(source.with_suffix(".yaml").read_text())
+    found, expected = read_card(tmp_path / source.name), read_card(source)
+    assert (found.layout, found.outputs, found.names) == (expected.layout, expected.outputs, expected.names)
+    assert found.dynamic_batch and found.dynamic_size

@@ -13,10 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fake_gpu import Gpu
-from framefuse import Pipeline
+from framefuse import Model, Pipeline
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import NonFiniteError
 from framefuse.frame import Frame
+from framefuse.lab.parity import certify
 from framefuse.models.card import read_card
 from framefuse.postprocess.plausible import BoxCheck
 from framefuse.prediction import Detections
@@ -131,18 +132,54 @@ def test_a_box_that_is_not_finite_ends_the_run(tmp_path: Path, value: float) -> 
     model = write(tmp_path / "lying.onnx", [[(*GOOD, value, 1)]], NAMES | END2END)
     with pytest.raises(NonFiniteError):
         Pipeline(SOURCE, model, engine="openvino", precision="fp32").run()
+    image = np.zeros((96, 160, 3), np.uint8)
+    with Model(model, engine="openvino", precision="fp32") as opened:
+        for images in (image, [image] * 5, image):  # it fails each time, and does not wait for what failed before
+            with pytest.raises(NonFiniteError):
+                opened(images)
+
+
+def test_boxes_without_area_are_no_difference_between_engines(tmp_path: Path) -> None:
+    outputs, metadata, _, kept, _ = CASES["end2end outside"]
+    model = write(tmp_path / "lying.onnx", outputs, metadata)
+    found = certify(model, SOURCE, engines=["openvino"], frames=3)
+    assert found.ok and found.boxes == 3 * len(kept)
 
 
 def test_an_honest_model_has_no_warning() -> None:
     assert Pipeline(SOURCE, "scout-n").run().warnings == []
 
 
-def test_what_is_kept_shares_no_memory_with_what_the_engine_overwrites() -> None:
+def batch_of(counts: list[int], most: int = 5) -> tuple[Any, Any, Any, Any]:
+    """Boxes, scores and classes of frames; behind them is what the engine left there, which is no box."""
+    shape = len(counts), most
+    boxes, scores, classes = np.full((*shape, 4), -1, np.float32), np.full(shape, 7, np.float32), np.full(shape, -5)
+    for frame, count in enumerate(counts):
+        for row in range(count):
+            boxes[frame, row], scores[frame, row], classes[frame, row] = (
+                (row, frame, row + 9, frame + 9),
+                1 - row / 9,
+                0,
+            )
+    return boxes, scores, classes.astype(np.int32), np.array(counts, np.int32)
+
+
+@pytest.mark.parametrize("counts", [[0], [2], [0, 0], [3, 0, 5], [1, 2, 3, 4, 5, 0, 0]])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_is_kept_shares_no_memory_with_what_the_engine_overwrites(counts: list[int], wrong: int) -> None:
     checked = BoxCheck({0: "one"}, "model.yaml")
-    boxes, scores, classes = np.array([GOOD], np.float32), np.ones(1, np.float32), np.zeros(1, np.int32)
-    found = checked(boxes, scores, classes)
+    boxes, scores, classes, kept = batch_of(counts)
+    if wrong and counts[0]:
+        classes[0, 0] = 1
+    found = checked(boxes, scores, classes, kept)
     boxes[:], scores[:], classes[:] = 0, 0, 1
-    assert (found.xyxy.tolist(), found.confidence.tolist(), found.class_id.tolist()) == ([list(GOOD)], [1.0], [0])
+    for frame, (detections, count) in enumerate(zip(found, counts, strict=True)):
+        first = wrong if frame == 0 else 0
+        assert detections.xyxy.tolist() == [[row, frame, row + 9, frame + 9] for row in range(first, count)]
+        assert detections.confidence.tolist() == pytest.approx([1 - row / 9 for row in range(first, count)])
+        assert detections.class_id.tolist() == [0] * max(count - first, 0)
+        assert detections.class_id.dtype == np.int64
+    assert len(checked.warnings) == (1 if wrong and counts[0] else 0)
 
 
 @pytest.mark.parametrize("case", ["end2end classes", "end2end outside", "yolov8", "detr with labels"])

@@ -103,9 +103,9 @@ def test_what_predict_writes(tmp_path: Path) -> None:
     (boxes,) = set(pipeline.folder.glob("*.json")) - {pipeline.folder / "report.json"}
     coco = json.loads(boxes.read_text())
     rows = {row["category_id"]: row for row in coco["annotations"]}
-    assert sorted(rows) == [1, 2]
-    assert agreement(mask_tools().decode(rows[2]["segmentation"]), truth == 2) > 0.98
-    left, top, wide, high = rows[1]["bbox"]
+    assert sorted(rows) == [2, 3]
+    assert agreement(mask_tools().decode(rows[3]["segmentation"]), truth == 2) > 0.98
+    left, top, wide, high = rows[2]["bbox"]
     assert np.abs(np.array([left, top, wide, high]) - [24, 32, 72, 32]).max() <= 2
 
     Image.fromarray(pixels).save(tmp_path / "runs" / "one.png")

@@ -6,12 +6,14 @@ import json
 import re
 from dataclasses import replace
 from fractions import Fraction
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from framefuse.errors import SinkError, UsageError
+from framefuse.report import bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import Report, build_report
 from framefuse.runtime.profiling import Recorder
@@ -57,7 +59,10 @@ def test_summary_of_a_failed_run_names_error_and_stage(tmp_path: Path) -> None:
 
 def test_what_was_left_out_of_one_of_several_sources_is_said_once_and_with_its_name() -> None:
     skipped = "damaged packets skipped: 55"
-    parts = [SourceInfo("two/4.mp4", "file"), SourceInfo("two/5.mp4", "file", notes=[skipped])]
+    parts = [
+        SourceInfo(name, "file", path=Path(name), notes=notes)
+        for name, notes in (("two/4.mp4", []), ("two/5.mp4", [skipped]))
+    ]
     chain = SourceInfo("2 sources", "chain", notes=[f"two/5.mp4: {skipped}"])
     table = build_report(measurements(), sources=[chain, *parts]).table()
     assert [line for line in table.splitlines() if "skipped" in line] == [f"warning  two/5.mp4: {skipped}"]
@@ -74,6 +79,23 @@ def test_table_fits_and_says_what_matters(tmp_path: Path) -> None:
     assert len(stage_lines) == 5 and max(map(len, stage_lines)) <= 100
     for text in (report.verdict, "free some space", "engine openvino", "a b.mp4", "2 corrupt"):
         assert text in table
+
+
+def test_a_notebook_shows_the_page(tmp_path: Path) -> None:
+    report = full_report(tmp_path)
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and shown.count('"') == 4
+    assert unescape(shown.split('"')[1]) == report.to_html()
+
+
+def test_a_long_report_is_short() -> None:
+    infos = [SourceInfo(f"clips/{number}.mp4", "file") for number in range(1000)]
+    outputs = [Path(f"run/{number}.jsonl") for number in range(1000)]
+    report = build_report(measurements(), sources=infos, outputs=outputs, warnings=map(str, range(500)))
+    assert len(report.table().splitlines()) < 80 and "and 989 more, see report.json" in report.table()
+    page = report.to_html()
+    assert len(page.partition("<h1>")[2].partition("</h1>")[0]) < 120
+    assert len(page) < 60_000 and len(report.to_dict()["outputs"]) == 1000
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
@@ -200,3 +222,15 @@ def test_html_is_styled() -> None:
     style = html[html.index("<style>") : html.index("</style>")]
     for name in {name for _, attributes in Page(html).tags for name in (attributes.get("class") or "").split()}:
         assert f".{name}" in style, name
+
+
+def test_progress_of_several_processes_is_their_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bar, "LINE_SECONDS", 0.0)
+    said: list[tuple[str, float]] = []
+    with bar.Bar(
+        [], bar=False, line=lambda text, **facts: said.append((text.partition(", ")[0], facts["frames"]))
+    ) as it:
+        it.reach(1)
+        it.reach(5_000)
+        it.advance()
+    assert said == [("1 frame", 1), ("5,000 frames", 5_000), ("5,001 frames", 5_001)]

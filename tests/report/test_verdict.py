@@ -138,7 +138,10 @@ def test_a_live_source_that_keeps_up_is_the_limit() -> None:
     stages = [stats("decode", 2.0, thread="decode", wall=33.0), stats("encode", 5.0)]
     found = verdict(stages, cores=2, frames=100, seconds=100 / 30, cpu_ms=7.5, source_limits=True)
     assert found == Verdict(
-        "the source sets the pace (30 fps); the pipeline could process about 180 fps", "source", found.explained, ()
+        "keeps up with the source (30 fps), 15% busy; the pipeline could process about 180 fps",
+        "source",
+        found.explained,
+        (),
     )
 
 

@@ -151,7 +151,7 @@ def test_an_engine_that_is_open_stays_where_it_is(device: str, other: str, insta
     """Such as torch and tvm: the same class on a CPU and on a GPU."""
     engine: Any = NullEngine(lambda images: []) if device == "cpu" else CudaNullEngine(lambda *shape: [])
     settings, reason = choose_device(settings_from({}), lambda backend: None, engine)
-    assert (settings.device, reason) == (device, f"device {device}: that of the engine given")
+    assert (settings.device, reason) == (device, f"device {device}: that of the given engine")
     assert choose_engine(settings, lambda backend: None, engine) == ("null", "engine null: as given")
     with pytest.raises(CapabilityError, match=f"device {other} was asked for, but the engine given was opened for"):
         choose_engine(settings_from({"device": other}), lambda backend: None, engine)

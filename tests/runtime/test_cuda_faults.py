@@ -25,9 +25,10 @@ from framefuse.engines import EngineOptions, open_engine
 from framefuse.engines.cudnn.plan_cache import PlanCache
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuLostError, GpuMemoryError
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.models.squares import squares_clip, write_squares
 from framefuse.runtime.choices import choose_engine
 from framefuse.sources.nvdec_support import refusal as _refusal
+from training.squares import write_squares
+from training.squares_clip import squares_clip
 
 
 class Runtime(SimpleNamespace):

@@ -16,12 +16,13 @@ from benchmarks.gpu.accuracy import Boxes, pairs
 from framefuse.cli.synth import write_clip
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.models.card import read_card
-from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import HostProgram, Selection
 from framefuse.sources import SourceOptions, open_source
 from framefuse.world import World
+from training.squares import write_squares
+from training.squares_clip import squares_clip
 
 pytestmark = pytest.mark.gpu
 

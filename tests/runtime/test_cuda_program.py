@@ -19,13 +19,13 @@ from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame
 from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
-from framefuse.models.squares import write_squares
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import warm_up
+from training.squares import write_squares
 
 SIZE = 96, 64
 """Width and height of the model's input."""

@@ -16,10 +16,11 @@ from framefuse.engines import Package
 from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import CapabilityError, GpuMemoryError
 from framefuse.models.card import Card, read_card
-from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.runtime import choices
 from framefuse.runtime.choices import choose_batch, choose_device, cuda_missing
+from training.squares import write_squares
+from training.squares_clip import squares_clip
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,8 @@ def test_why_a_gpu_is_not_taken(gpu: None, options: dict[str, Any], reason: str)
     ("options", "reason"),
     [
         ({"engine": "tensorrt"}, "engine tensorrt runs on NVIDIA GPUs only"),
-        ({"precision": "fp8"}, "no engine does fp8 on cpu"),
-        ({"calib": "clip.mp4"}, "no engine does calibration on cpu"),
+        ({"precision": "fp8"}, "no engine supports fp8 on cpu"),
+        ({"calib": "clip.mp4"}, "no engine supports calibration on cpu"),
     ],
 )
 def test_what_only_a_gpu_can_do_is_for_the_gpu(options: dict[str, Any], reason: str) -> None:
@@ -125,7 +126,7 @@ def test_a_run_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     engine: Any = CudaNullEngine(lambda batch, height, width: [])
     pipeline = Pipeline(tmp_path / "clip.mp4", card.path, device="auto", engine=engine)
     assert pipeline.settings.device == "cuda"
-    assert "device cuda: that of the engine given" in pipeline.report.choices
+    assert "device cuda: that of the given engine" in pipeline.report.choices
     pipeline.close()
 
 
@@ -177,7 +178,7 @@ def test_a_fleet_is_told_so_too_before_it_starts(
     assert main(["predict", "clip.mp4", str(card.path), "--gpus", "0,2"]) == 3
     assert "--gpus 0,2: device cuda:2 was asked for, but CUDA sees cuda:0" in " ".join(capsys.readouterr().err.split())
     assert main(["predict", "clip.mp4", str(card.path), "--gpus", "0,1", "--device", "cuda:1"]) == 2
-    assert "--gpus and --device cuda:1 contradict each other" in " ".join(capsys.readouterr().err.split())
+    assert "--gpus and --device cuda:1 conflict" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
 
 

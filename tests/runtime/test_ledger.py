@@ -15,13 +15,14 @@ from framefuse.engines.null import CudaNullEngine
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import read_card
-from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.ledger import Copy, Ledger
 from framefuse.runtime.program import Selection
 from segmenter import write_segmenter
+from training.squares import write_squares
+from training.squares_clip import squares_clip
 
 
 def test_rows_are_kept_apart_and_threads_may_share_it() -> None:

@@ -80,3 +80,13 @@ def test_a_quick_reader_gets_every_result() -> None:
     indexes, drops = run(lambda result: None)
     assert len(indexes) + drops.get("superseded", 0) + drops.get("stale", 0) == indexes[-1] + 1
     assert len(indexes) > 0.5 * FRAMES  # some frames come while the model starts
+
+
+@pytest.mark.parametrize("size", [(320, 180), (160, 120)], ids=["16:9", "4:3"])
+def test_no_frame_is_lost_while_the_model_loads(size: tuple[int, int]) -> None:
+    with Server(size=size) as server:
+        pipeline = Pipeline(server.url(), "scout-n", max_age=MAX_AGE)
+        indexes = [result.frame.index for result, _ in zip(pipeline, range(20), strict=False)]
+        pipeline.close()
+    # A few that were sent at once while it connected; a model loads for 20 frames and more.
+    assert indexes[0] < 15, pipeline.report.sources[0].drops

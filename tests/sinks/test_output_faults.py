@@ -18,7 +18,6 @@ import media
 from framefuse import Pipeline
 from framefuse.cli.app import main
 from framefuse.errors import SinkError
-from framefuse.models.squares import write_squares
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.report.report import Report, build_report
 from framefuse.sinks import SinkContext, open_sink
@@ -28,6 +27,7 @@ from framefuse.sources import SourceInfo, open_source
 from measured import measurements
 from reading import decoded
 from sink_frames import MS, NAMES, audio_packets, context, detections, frame, frames_of, make_clip, result, run
+from training.squares import write_squares
 
 WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
 
@@ -38,9 +38,9 @@ WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
 @pytest.mark.parametrize(
     ("name", "link"),
     [
-        ("video", "clip.mp4"),
-        ("jsonl", "clip.jsonl"),
-        ("csv", "clip.csv"),
+        ("video", "clip.mp4.part"),
+        ("jsonl", "clip.jsonl.part"),
+        ("csv", "clip.csv.part"),
         ("coco", "clip.json.part"),
         ("images", "clip_0.png.part"),
         ("yolo_txt", "labels/clip_0.txt"),
@@ -178,7 +178,7 @@ def test_no_run_overwrites_its_files(
     before = {path: path.read_bytes() for path in files.values()}
     saves = ["--save", "--save-csv", "--save-json", "--save-txt"]
     assert main(["predict", "--config", str(config), "--project", ".", "--name", "out", *saves]) == 1
-    assert f"out/{output} is an input of this run and would be overwritten" in capsys.readouterr().err
+    assert f"out/{output} is an input of this run" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in before} == before
     if output.startswith("report"):
         assert os.listdir("out") == [output]
@@ -271,7 +271,7 @@ def test_class_names_and_paths_that_are_no_text(tmp_path: Path) -> None:
         sink.close()
     line = json.loads((tmp_path / "clip.jsonl").read_text("utf-8"))
     assert (line["source"], line["detections"][0]["class"]) == ("caf\udce9.png", "\ud800")
-    assert json.loads((tmp_path / "clip.json").read_text("utf-8"))["categories"] == [{"id": 1, "name": "\ud800"}]
+    assert json.loads((tmp_path / "clip.json").read_text("utf-8"))["categories"] == [{"id": 2, "name": "\ud800"}]
     assert (tmp_path / "clip.csv").read_text("utf-8").count("\\ud800") == 1
 
 
@@ -354,7 +354,9 @@ def test_folder_deleted_is_never_made_again(tmp_path: Path, name: str) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name,file", [("video", "clip.mp4"), ("jsonl", "clip.jsonl"), ("csv", "clip.csv")])
+@pytest.mark.parametrize(
+    "name,file", [("video", "clip.mp4.part"), ("jsonl", "clip.jsonl.part"), ("csv", "clip.csv.part")]
+)
 def test_file_replaced_while_it_is_written_stays_as_it_is(tmp_path: Path, name: str, file: str) -> None:
     sink = open_sink(name)
     sink.open(context(tmp_path))

@@ -19,6 +19,7 @@ from command_line import COMMAND
 from framefuse.cli.app import main
 from framefuse.errors import SinkError
 from framefuse.sinks import open_sink
+from framefuse.sinks.csv import HEADER
 from framefuse.sinks.repair import repair_folder
 from framefuse.sinks.run_folder import FolderLock
 from reading import decoded
@@ -114,14 +115,21 @@ def test_coco_that_holds_nothing_yet(tmp_path: Path) -> None:
 
 
 def test_lines_and_copies(tmp_path: Path) -> None:
-    (tmp_path / "clip.jsonl").write_text('{"frame": 0}\n{"fra')
+    line = '{"schema": 2, "frame": 0}\n'
+    (tmp_path / "clip.jsonl").write_text(line + '{"sch')
     (tmp_path / "clip.csv").write_text("frame,pts\n0,0.0\n")
+    (tmp_path / "next.jsonl.part").write_text(line + '{"sch')
+    (tmp_path / "next.csv.part").write_text(",".join(HEADER) + "\n")
     (tmp_path / "empty.mp4").touch()
     assert list(map(str, repair_folder(tmp_path))) == [
         f"{tmp_path}/clip.jsonl: 5 bytes of an unfinished last line removed",
         f"{tmp_path}/empty.mp4: removed: it is empty",
+        f"{tmp_path}/next.csv.part: completed as next.csv",
+        f"{tmp_path}/next.jsonl.part: completed as next.jsonl; 5 bytes of an unfinished last line removed",
     ]
-    assert (tmp_path / "clip.jsonl").read_text() == '{"frame": 0}\n'
+    assert not list(tmp_path.glob("*.part"))
+    assert (tmp_path / "next.jsonl").read_text() == line
+    assert (tmp_path / "clip.jsonl").read_text() == line
 
 
 def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
@@ -139,6 +147,8 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
     (folder / "notes.json.part").write_text('{"a": 1')
     (folder / "table.csv").write_text("a,b\n1,2")
     (folder / "lines.jsonl").write_text('{"a": 1}\n{"a": 2}')
+    (folder / "lines.jsonl.part").write_text('{"a": 1}\n{"a": 2}')
+    (folder / "index.mp4.index.part").write_text("an index")
     (folder / "link.jsonl").symlink_to(outside)
     (folder / "folder.mp4").mkdir()
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -169,7 +179,7 @@ def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     # Under nohup, SIGHUP is ignored, and children inherit that.
     heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen([*COMMAND, *words], preexec_fn=heard)
-    lines = tmp_path / "run" / "synthetic.jsonl"
+    lines = tmp_path / "run" / "synthetic.jsonl.part"
     begun = time.monotonic()
     while not lines.exists() or lines.read_bytes().count(b"\n") < 60:
         assert process.poll() is None

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from framefuse import Pipeline
-from framefuse.models.clip import squares_clip
 from framefuse.prediction import Detections
 from framefuse.sinks import open_sink
 from sink_frames import NAMES, NONE, ONE, context, detections, frame, result, run
+from training.squares_clip import squares_clip
 
 
 def test_jsonl_is_the_documented_object(tmp_path: Path) -> None:
@@ -24,15 +24,18 @@ def test_jsonl_is_the_documented_object(tmp_path: Path) -> None:
     sink = open_sink("jsonl")
     sink.open(context(tmp_path))
     sink.write(result(frames[0], found), None)
-    first = (tmp_path / "clip.jsonl").read_text()
+    first = (tmp_path / "clip.jsonl.part").read_text()
     assert first.endswith("\n"), "each line is on disk when write returns"
     sink.write(result(frames[1], NONE), None)
     sink.close()
     lines = [json.loads(line) for line in (tmp_path / "clip.jsonl").read_text().splitlines()]
     assert lines == [
         {
+            "schema": 2,
             "frame": 0,
-            "pts": 0.0,
+            "seconds": 0.0,
+            "pts": 0,
+            "time_base": "1/1000",
             "width": 96,
             "height": 64,
             "detections": [
@@ -40,9 +43,18 @@ def test_jsonl_is_the_documented_object(tmp_path: Path) -> None:
                 {"xyxy": [0.0, 0.0, 5.0, 5.0], "confidence": 0.25, "class_id": 7, "class": "7"},
             ],
         },
-        {"frame": 3, "pts": None, "width": 96, "height": 64, "detections": []},
+        {
+            "schema": 2,
+            "frame": 3,
+            "seconds": None,
+            "pts": None,
+            "time_base": "1/1000",
+            "width": 96,
+            "height": 64,
+            "detections": [],
+        },
     ]
-    assert list(lines[0]) == ["frame", "pts", "width", "height", "detections"]
+    assert list(lines[0]) == ["schema", "frame", "seconds", "pts", "time_base", "width", "height", "detections"]
 
 
 def test_csv_holds_no_formula(tmp_path: Path) -> None:
@@ -61,10 +73,11 @@ def test_csv_has_a_row_for_each_detection(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "clip.csv").read_text().splitlines()))
     assert len(rows) == 4
     assert rows[0] == {
-        "frame": "2", "pts": "0.08", "class_id": "2", "class": NAMES[2], "confidence": "0.9877",
+        "frame": "2", "seconds": "0.08", "pts": "80", "time_base": "1/1000",
+        "class_id": "2", "class": NAMES[2], "confidence": "0.9877",
         "x1": "1.0", "y1": "2.0", "x2": "30.12", "y2": "40.0", "source": "clip.mp4",
     }  # fmt: skip
-    assert rows[2]["pts"] == ""
+    assert rows[2]["seconds"] == rows[2]["pts"] == ""
 
 
 def test_coco_loads_and_is_complete(tmp_path: Path) -> None:
@@ -76,12 +89,13 @@ def test_coco_loads_and_is_complete(tmp_path: Path) -> None:
     sink.close()
     sink.close()
     data = json.loads((tmp_path / "clip.json").read_text())
-    assert data["categories"] == [{"id": number, "name": name} for number, name in NAMES.items()]
+    # CVAT reads the category 0 as no label, and wants the key segmentation.
+    assert data["categories"] == [{"id": number + 1, "name": name} for number, name in NAMES.items()]
     assert [image["id"] for image in data["images"]] == [1, 2, 3]
     assert data["images"][1] | {"width": 96, "height": 64, "frame": 1, "seconds": 0.04} == data["images"][1]
     assert data["annotations"][0] == {
-        "id": 1, "image_id": 1, "category_id": 1, "bbox": [10.0, 20.0, 50.0, 30.0], "score": 0.875,
-        "area": 1500.0, "iscrowd": 0,
+        "id": 1, "image_id": 1, "category_id": 2, "bbox": [10.0, 20.0, 50.0, 30.0], "score": 0.875,
+        "area": 1500.0, "segmentation": [], "iscrowd": 0,
     }  # fmt: skip
     assert [(row["id"], row["image_id"]) for row in data["annotations"]] == [(1, 1), (2, 3), (3, 3)]
     assert os.listdir(tmp_path) == ["clip.json"]

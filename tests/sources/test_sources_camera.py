@@ -54,7 +54,7 @@ class TestCamera:
         assert not wait.is_alive()
 
     def test_a_device_that_cannot_be_opened(self) -> None:
-        with pytest.raises(SourceError, match="cannot open camera"):
+        with pytest.raises(SourceError, match="cannot open"):
             open_device("nosuchfilter", "lavfi", SourceOptions())
 
 

@@ -40,7 +40,7 @@ class Changing:
         super().__init__()
 
     def chunks(self) -> Iterator[bytes]:
-        return self.paced(self._shared())  # type: ignore[attr-defined, no-any-return]
+        return self.paced(self._shared())
 
     def _shared(self) -> Iterator[bytes]:
         """For a client that connects while another is still served."""

@@ -135,7 +135,7 @@ class TestImages:
         path = media.truncate(media.animation(tmp_path / f"a.{suffix}", [100] * 8), part)
         frames, info = read(path)
         assert 1 < len(frames) < 8
-        assert info.drops == {"corrupt": 1}
+        assert info.drops == {"unreadable": 1}
 
     def test_pages(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tif"
@@ -257,7 +257,7 @@ class TestFolders:
         (tmp_path / "frame3.jpg").write_bytes(b"")
         frames, info = read(tmp_path)
         assert [Path(frame.source_id).name for frame in frames] == ["frame1.png", "frame10.png"]
-        assert info.drops == {"corrupt": 2}
+        assert info.drops == {"unreadable": 2}
         assert "frame2.png" in info.notes[0] and "frame3.jpg" in info.notes[1]
 
     def test_only_bad_images(self, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ class TestFolders:
         with pytest.raises(DecodeError, match="none of 15 images can be read"):
             list(source)
         assert len(source.info.notes) == 11
-        assert source.info.drops == {"corrupt": 15}
+        assert source.info.drops == {"unreadable": 15}
 
     def test_images_and_videos_in_one_folder(self, tmp_path: Path) -> None:
         media.image(tmp_path / "a1.png")

@@ -139,6 +139,10 @@ def test_a_server_that_starts_later_is_found() -> None:
     assert any("reconnected (attempt" in note for note in source.info.notes)
 
 
+def connection_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "framefuse live connection"]
+
+
 def silent_listener() -> socket.socket:
     """Accepts connections and never sends anything."""
     return socket.create_server(("127.0.0.1", 0))
@@ -167,6 +171,7 @@ def test_close_ends_a_read_from_a_frozen_server(kind: type[Server]) -> None:
             source.close()
             thread.join(SOON)
             assert not thread.is_alive()
+        wait_until(lambda: not connection_threads())
     assert not errors
     assert not list(source)
 
@@ -194,7 +199,8 @@ def test_close_before_the_first_frame_and_twice() -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_the_process_ends_beside_a_connection_that_was_left_behind(kind: type[Server]) -> None:
     code = (
-        "import sys; from framefuse.sources import SourceOptions; from framefuse.sources.live import open_live\n"
+        "import atexit, sys, threading; atexit.register(lambda: print(threading.active_count()))\n"
+        "from framefuse.sources import SourceOptions; from framefuse.sources.live import open_live\n"
         "source = open_live(sys.argv[1], SourceOptions(timeout=60.0)); print(next(iter(source)).width, flush=True)\n"
         "input(); source.close()"
     )
@@ -209,7 +215,7 @@ def test_the_process_ends_beside_a_connection_that_was_left_behind(kind: type[Se
         server.freeze()
         assert server.silent.wait(SOON)
         out, err = child.communicate("\n", timeout=30)
-    assert (child.returncode, out, err) == (0, "", "")
+    assert (child.returncode, out, err) == (0, "1\n", "")
 
 
 def test_gives_up_after_the_attempts_asked_for() -> None:

@@ -16,10 +16,11 @@ import media
 from framefuse.cuda import current as gpus
 from framefuse.cuda import driver as cuda_driver
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
-from framefuse.models.squares import squares_clip, write_squares
 from framefuse.pipeline import Pipeline
 from framefuse.sources import SourceOptions, nvdec, open_source
 from framefuse.sources.nvdec import SurfaceLease
+from training.squares import write_squares
+from training.squares_clip import squares_clip
 
 FRAMES = 30
 

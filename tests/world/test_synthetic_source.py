@@ -91,7 +91,7 @@ def test_coco_round_trip(written: Path, capsys: pytest.CaptureFixture[str]) -> N
     world = World.parse(URI)
     assert coco.dataset["info"]["synthetic_version"] == World.version
     assert len(coco.imgs) == 40
-    assert {category["id"]: category["name"] for category in coco.dataset["categories"]} == world.names
+    assert {category["id"] - 1: category["name"] for category in coco.dataset["categories"]} == world.names
     for image_id, image in list(coco.imgs.items())[::13]:
         truth = world[image["frame"]].truth
         rows = coco.imgToAnns[image_id]
@@ -144,16 +144,16 @@ def test_bodies_truth_is_of_persons_and_their_parts(tmp_path: Path) -> None:
     assert main(["synth", uri, "--out", str(tmp_path), "--quiet"]) == 0
     found = COCO(str(tmp_path / "bodies-train-2.json"))
     world = World.parse(uri)
-    names = {row["id"]: row["name"] for row in found.dataset["categories"]}
+    names = {row["id"] - 1: row["name"] for row in found.dataset["categories"]}
     assert names == {**world.names, 0: "person"}
-    assert {row.get("supercategory") for row in found.dataset["categories"] if row["id"]} == {"person"}
+    assert {row.get("supercategory") for row in found.dataset["categories"] if row["id"] > 1} == {"person"}
     assert found.dataset["annotations"]
     for image_id, image in found.imgs.items():
         truth = world[image["frame"]].truth
-        persons = [row for row in found.imgToAnns[image_id] if row["category_id"] == 0]
+        persons = [row for row in found.imgToAnns[image_id] if row["category_id"] == 1]
         assert [row["bbox"][:2] for row in persons] == truth.boxes[:, :2].tolist()
         for number in range(1, len(world.names)):
-            parts = [found.annToMask(row) for row in found.imgToAnns[image_id] if row["category_id"] == number]
+            parts = [found.annToMask(row) for row in found.imgToAnns[image_id] if row["category_id"] == number + 1]
             assert np.array_equal(np.sum([*parts, np.zeros((96, 256))], axis=0), truth.class_mask == number)
 
 

@@ -1,8 +1,8 @@
 """The command line: one file per verb, and `main`, which turns errors into messages and exit codes.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 usage error, 3 this machine lacks
-something that was requested, 4 quality gate failed, 130 interrupted, 141 the reader of stdout has gone. Heavy modules
-are imported only when a verb needs them.
+something that was requested, 4 quality gate failed, 5 some inputs could not be read, 130 interrupted, 141 the reader of
+stdout has gone. Heavy modules are imported only when a verb needs them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,30 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from framefuse.cli import bench, build, config, demo, doctor, kernels, models, parity, predict, repair, synth, tune, val
+from framefuse.cli import (
+    bench,
+    build,
+    config,
+    demo,
+    doctor,
+    export,
+    interrupts,
+    kernels,
+    logs,
+    mistakes,
+    models,
+    parity,
+    predict,
+    repair,
+    synth,
+    tune,
+    val,
+)
 from framefuse.cli.console import print_error
 from framefuse.cli.interrupts import INTERRUPTED, ReaderGone, interrupted
 from framefuse.cli.options import Command, normalise
-from framefuse.common.redact import brief
+from framefuse.common.machine import lacks_memory
 from framefuse.common.version import __version__
 from framefuse.errors import FramefuseError, SinkError
 
@@ -30,23 +47,18 @@ app = typer.Typer(
 )
 app.command(cls=Command, epilog="Example: framefuse predict video.mp4 yolov8n.onnx --conf 0.4 --save")(predict.predict)
 app.command(cls=Command)(demo.demo)
-app.command(cls=Command, epilog="Example: framefuse synth 'synthetic://street?seed=7&frames=300' --out clip")(
-    synth.synth
-)
-app.command(cls=Command, epilog="Example: framefuse val yolov8n.onnx --data annotations.json --precision fp32,bf16")(
-    val.val
-)
+app.command(cls=Command, epilog="Example: framefuse synth 'street?seed=7&frames=300' --out clip")(synth.synth)
+app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.json --precision fp32,bf16")(val.val)
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
-app.command(cls=Command, epilog="Example: framefuse parity yolov8n.onnx --source video.mp4 --out parity.html")(
-    parity.parity
-)
+app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(export.export)
+app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(repair.repair)
 app.command()(doctor.doctor)
-app.command()(models.models)
 app.add_typer(bench.app)
 app.add_typer(config.app)
 app.add_typer(kernels.app)
+app.add_typer(models.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -69,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. `framefuse.cli.entry` calls it for the shell command."""
     words = normalise(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in words
+    logs.set_up(None, "--log-json" in words, False)  # also for what is wrong with the command line
     try:
         code = app(args=[word for word in words if word != "--debug"], prog_name="framefuse", standalone_mode=False)
         sys.stdout.flush()
@@ -86,34 +99,22 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
     if isinstance(error, KeyboardInterrupt) or interrupted():
         if isinstance(error, SinkError):  # any other error is a consequence of the interruption
             print_error(error.message, error.remedy, stage=error.stage)
-        print_error("interrupted", traceback=debug)
+        if not interrupts.ends_normally:
+            print_error("interrupted", traceback=debug)
         return INTERRUPTED
     if isinstance(error, FramefuseError):
         print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        print_error(*_explain(error, words), traceback=debug)
+        print_error(*mistakes.explain(error, words), traceback=debug)
         return 2
     cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-    if isinstance(cause, MemoryError):
+    if lack := lacks_memory(cause):
         print_error(
-            f"not enough memory: {cause}", "use a smaller --batch or --imgsz, or smaller frames", traceback=debug
+            f"not enough memory: {lack}",
+            "allow more (ulimit -v, or the limit of the container), or use a smaller --batch or --imgsz",
+            traceback=debug,
         )
         return 1
     print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows the traceback", traceback=debug)
     return 1
-
-
-def _explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
-    """Message and remedy of a command line that cannot be parsed."""
-    near = getattr(error, "possibilities", None)
-    if near:
-        return f"no such option: {error.option_name}", f"did you mean {near[0]}?"  # type: ignore[attr-defined]
-    message, context = error.format_message(), getattr(error, "ctx", None)
-    cause, parameter = error.__cause__, getattr(error, "param", None)
-    if isinstance(cause, ValidationError) and parameter is not None:  # typer omits the value
-        why = cause.errors()[0]
-        reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
-        message = f"{max(parameter.opts, key=len)} is {brief(why['input'])}: {reason}"
-    verb = [word for word in words[:1] if not word.startswith("-")]
-    return message, f"{context.command_path if context else ' '.join(['framefuse', *verb])} --help"

@@ -32,18 +32,18 @@ def build(
         typer.Option(
             metavar="SOURCE",
             help="video, images, camera, ... like those the model will see: half of the frames set the INT8 ranges; "
-            "without --data the other half measure the accuracy, with the FP32 boxes as ground truth",
+            "without --judge and --data the others measure the accuracy, with the FP32 boxes as ground truth",
         ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="DATA", help="COCO file or synthetic://... to measure the accuracy on")
     ] = None,
     images: Annotated[Path | None, typer.Option(metavar="PATH", help="images of the COCO file")] = None,
+    judge: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="another video, ... to measure the accuracy on, without labels")
+    ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="output file; default: MODEL-int8.onnx or MODEL-fp16.onnx; tensorrt: a .plan"
-        ),
+        Path | None, typer.Option(metavar="FILE", help="output; default: MODEL-int8.onnx, MODEL-fp16.onnx; or a .plan")
     ] = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="write the model even if it loses too much accuracy")
@@ -67,8 +67,8 @@ def build(
 ) -> int:
     """Convert a model to FP16 or INT8, and write it if it stays accurate."""
     _check_engine(engine, shapes, workspace, out)
-    check_out(out, model, calib, data)
-    plan_only = f"{precision} is for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
+    check_out(out, model, calib, data, judge)
+    plan_only = f"{precision} is only for plans: add --engine tensorrt" if precision in PLAN_PRECISIONS else None
     check_choice("--precision", precision, PLAN_PRECISIONS if engine else PRECISIONS, remedy=plan_only)
     check_choice("--calibration", calibration, ("percentile", "entropy", "minmax"))
     if engine:
@@ -93,6 +93,7 @@ def build(
         calib=calib,
         data=data,
         images=images,
+        judge=judge,
         out=out,
         allow_loss=allow_loss,
         exist_ok=exist_ok,
@@ -113,10 +114,10 @@ def build(
 
 def _check_engine(engine: str | None, shapes: str | None, workspace: int, out: Path | None) -> None:
     if engine not in (None, "tensorrt"):
-        raise UsageError(f"--engine {engine} has no plans to build", remedy="use --engine tensorrt, or leave it out")
+        raise UsageError(f"--engine {engine} builds no plans", remedy="use --engine tensorrt, or leave it out")
     for name, value in (("--shapes", shapes), ("--workspace", workspace)):
         if value and engine is None:
-            raise UsageError(f"{name} {value} is for plans", remedy="add --engine tensorrt")
+            raise UsageError(f"{name} {value} only applies to plans", remedy="add --engine tensorrt")
     if engine and out is not None and out.suffix not in (".plan", ".engine"):
         raise UsageError(f"--out {str(out)!r} is not a plan", remedy="use a file name that ends in .plan")
     if out is not None and engine is None and out.suffix in (".plan", ".engine"):

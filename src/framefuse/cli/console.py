@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,18 +23,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+error_logger: logging.Logger | None = None
+"""Takes errors instead of the terminal, with --log-json."""
+
+
 def stderr() -> Console:
     """A console on the current stderr; plain text if it is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def hush(quiet: bool) -> None:
-    """With `quiet`, keep warnings of the logger, such as those of a live source, off stderr."""
-    import logging
-
-    logging.getLogger("framefuse").setLevel(logging.ERROR if quiet else logging.NOTSET)
 
 
 def check_out(out: Path | None, *inputs: str | Path | None) -> None:
@@ -83,6 +83,30 @@ def progress_printer(quiet: bool) -> Callable[[str], None]:
     return say
 
 
+@contextmanager
+def counter(title: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A function that shows how many frames are done, and stops the command if it was interrupted."""
+    from rich import progress
+
+    from framefuse.report.bar import LINE_SECONDS
+
+    console = stderr()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+    hidden = quiet or not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task, due = bar.add_task(title, total=total), monotonic() + LINE_SECONDS
+
+        def count(done: int) -> None:
+            nonlocal due
+            stop_if_interrupted()
+            bar.update(task, completed=done)
+            if hidden and not quiet and monotonic() >= due:
+                due = monotonic() + LINE_SECONDS
+                console.print(without_controls(f"{title}: {done:,} of {total:,} frames"), markup=False)
+
+        yield count
+
+
 def print_error(message: str, remedy: str | None = None, *, stage: str | None = None, traceback: bool = False) -> None:
     """Print an error and its remedy.
 
@@ -91,6 +115,10 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
     """
     from rich.text import Text
 
+    if error_logger is not None:
+        facts = {key: value for key, value in (("remedy", remedy), ("stage", stage)) if value}
+        error_logger.error(message, extra={"facts": facts}, exc_info=traceback)
+        return
     if traceback:
         import traceback as tracebacks
 

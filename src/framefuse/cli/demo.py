@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import stderr
+from framefuse.cli.console import counter
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
+from framefuse.common.text import counted
 from framefuse.config import load_settings
 from framefuse.errors import QualityError
 
@@ -53,8 +54,6 @@ def demo(
     """Generate a clip of a street, detect the objects in it, and compare with the ground truth."""
     settings = load_settings(config, preset, given, defaults=DEFAULTS, environment=os.environ).settings
 
-    from rich.progress import Progress
-
     from framefuse.cli.run import run
     from framefuse.cli.synth import write_clip
     from framefuse.lab.evaluation import open_data
@@ -66,10 +65,8 @@ def demo(
     world = World.parse(f"{SCENE}&frames={frames}")
     for old in folder.glob("input/street-*"):  # left by another run, with --exist-ok
         old.unlink()
-    console = stderr()
-    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("rendering", total=frames)
-        clip, truth = write_clip(world, folder / "input", on_frame=lambda done: progress.update(task, completed=done))
+    with counter("rendering", frames, quiet) as count:
+        clip, truth = write_clip(world, folder / "input", on_frame=count)
     pipeline = Pipeline(clip, MODEL, settings=settings, project=folder.parent, name=folder.name, exist_ok=True)
     score = Score(open_data(truth, clip), pipeline.card)
     run(pipeline, quiet=quiet, print_report=print_report, on_result=score.add, verdict=score.sentence)
@@ -125,4 +122,5 @@ class Score:
     def sentence(self) -> str:
         objects, detections = int(self._table[:-1].sum()), int(self._table[:, :-1].sum())
         rates = f"precision {self.precision:.3f}, recall {self.recall:.3f}"
-        return f"truth    {objects:,} objects, {detections:,} detections, {self.correct:,} of them correct: {rates}"
+        found = f"{counted(objects, 'object')}, {counted(detections, 'detection')}"
+        return f"truth    {found}, {self.correct:,} of them correct: {rates}"

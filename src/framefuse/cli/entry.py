@@ -90,6 +90,4 @@ def _as_sink_error() -> Iterator[None]:
     except BrokenPipeError as error:
         raise ReaderGone("the reader of stdout has gone") from error
     except OSError as error:
-        raise SinkError(
-            f"cannot write to stdout: {error.strerror}", remedy="keep stdout open, or free some disk space"
-        ) from error
+        raise SinkError(f"cannot write to stdout: {error.strerror}", remedy="keep it open, or free space") from error

@@ -21,6 +21,8 @@ READER_GONE = 128 + signal.SIGPIPE
 
 main_thread_writes = False
 """Whether outputs are written by the main thread, as those of a run with windows are."""
+ends_normally = False
+"""Whether a signal ended a live source, which is no error, as it has no other end."""
 _signals = 0
 
 

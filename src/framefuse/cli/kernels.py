@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from framefuse.cli.console import print_table
 from framefuse.cli.options import PrintJson
+from framefuse.common.names import nearest
 from framefuse.errors import CapabilityError, UsageError
 
 app = typer.Typer(name="kernels", help="List the compiled kernels and show their code.")
@@ -68,7 +68,7 @@ def show(
     if not on[device]:
         other = next((place.value for place in on if on[place]), None)
         if other is None:
-            near = get_close_matches(name, [*cpu.names(), *cubins.descriptions()], n=3)
+            near = nearest(name, [*cpu.names(), *cubins.descriptions()], 3)
             raise UsageError(
                 f"no kernel is named {name!r}",
                 remedy=f"did you mean {' or '.join(near)}?" if near else "'framefuse kernels list' names them",

@@ -1,36 +1,60 @@
-"""framefuse models: list the models known by name, or show the card of one."""
+"""framefuse models: list the models known by name, show the card of one, or fetch one."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from framefuse.cli.console import print_table
 from framefuse.cli.options import PrintJson
+from framefuse.common.redact import redact_source
 
 if TYPE_CHECKING:
     from framefuse.models.card import Card
 
+app = typer.Typer(name="models", help="List the models known by name, show the card of one, or fetch one.")
 
-def models(
-    model: Annotated[
-        str | None, typer.Argument(help="name or ONNX file whose card to show", show_default=False)
-    ] = None,
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
+    """List the models known by name, show the card of one, or fetch one."""
+    if context.invoked_subcommand is None:
+        list_()
+
+
+@app.command("list")
+def list_(print_json: PrintJson = False) -> int:
+    """List the models known by name, and free ones that others publish and 'framefuse models get' fetches."""
+    from framefuse.models import list_models
+    from framefuse.models.catalogue import KNOWN, fetched_models
+
+    rows = [(name, "in the package", "Apache-2.0", about) for name, about in list_models().items()]
+    fetched = fetched_models()
+    for name, about in fetched.items():
+        rows.append((name, "fetched", str(about.get("licence", "not stated")), str(about.get("source", ""))))
+    for name, known in KNOWN.items():
+        if name not in fetched:
+            rows.append((name, f"framefuse models get {name}", known.licence, known.about))
+    heads = ("model", "where", "licence", "what it does")
+    if print_json:
+        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(heads, rows)
+    return 0
+
+
+@app.command()
+def show(
+    model: Annotated[str, typer.Argument(help="name or ONNX file", show_default=False)],
     print_json: PrintJson = False,
 ) -> int:
-    """List the models known by name, or show the card of one."""
-    from framefuse.models import find_model, list_models
+    """Print the card of a model, and where each fact comes from."""
+    from framefuse.models import find_model
     from framefuse.models.card import read_card
 
-    if model is None:
-        known = list_models()
-        if print_json:
-            typer.echo(json.dumps(known, indent=2))
-        else:
-            print_table(("model", "what it does"), list(known.items()))
-        return 0
     card = read_card(find_model(model))
     rows = [(key, value, card.origin.get(key, "")) for key, value in facts(card).items()]
     if print_json:
@@ -40,12 +64,44 @@ def models(
     return 0
 
 
+@app.command(epilog="Example: framefuse models get hf://onnx-community/rtdetr_r18vd --name cars")
+def get(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="a name that 'framefuse models' lists, hf://OWNER/REPO[@REVISION][/FILE.onnx], https://..., or a file",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="what to call it; default: as it is called there")] = None,
+    sha256: Annotated[str | None, typer.Option(metavar="HEX", help="refuse a file that has another SHA-256")] = None,
+    print_json: PrintJson = False,
+) -> int:
+    """Fetch a model once; from then on, its name is enough. Prints its licence and its hash."""
+    from framefuse.models.hub import get_model
+
+    typer.echo(f"fetching {redact_source(source)}", err=True)
+    found = get_model(source, name=name, sha256=sha256)
+    if print_json:
+        typer.echo(json.dumps(asdict(found), indent=2, default=str))
+    else:
+        size = f"{found.size / 1e6:,.1f} MB"
+        shown = ("name", found.name), ("licence", found.licence), ("SHA-256", found.sha256), ("size", size)
+        print_table(("fact", "value"), [*shown, ("source", found.source), ("file", str(found.path))])
+    if found.problem:
+        typer.echo(f"It cannot be used yet: {found.problem}", err=True)
+    else:
+        typer.echo(f"Use it by its name: framefuse predict video.mp4 {found.name}", err=True)
+    return 0
+
+
 def facts(card: Card) -> dict[str, str]:
     """A card as text, with the keys of a YAML card."""
     spec = card.preprocess
     names = ", ".join(card.names.values())
     return {
         "path": str(card.path),
+        "licence": str(card.about.get("licence", "not stated")),
         "task": card.task,
         "layout": card.layout,
         "imgsz": f"{spec.height} {spec.width}" + (", free" if card.dynamic_size else ""),

@@ -15,9 +15,7 @@ import typer.core
 
 from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, schema_of
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with any of these options")
-]
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with these options")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -106,9 +104,7 @@ def with_fields(command: Callable[..., int], fields: Sequence[str], defaults: Ma
     signature = inspect.signature(command, eval_str=True)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
-    parameters = own + [
-        _parameter(field, defaults.get(field, Settings.model_fields[field].default)) for field in fields
-    ]
+    parameters = own + [_parameter(name, defaults.get(name, Settings.model_fields[name].default)) for name in fields]
 
     @functools.wraps(command)
     def run(**values: Any) -> int:
@@ -120,7 +116,7 @@ def with_fields(command: Callable[..., int], fields: Sequence[str], defaults: Ma
     return run
 
 
-_METAVARS = {"integer": "N", "number": "X", "string": "TEXT", "path": "PATH", "array": "N..."}
+_METAVARS = {"integer": "N", "number": "X", "string": "TEXT", "path": "PATH", "array": "N,..."}
 
 
 def _parameter(field: str, default: Any) -> inspect.Parameter:

@@ -15,7 +15,9 @@ from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, QualityError, UsageError
 
-FIELDS: Final = ("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb")
+FIELDS: Final = (
+    *("device", "imgsz", "rect", "conf", "iou", "max_det", "streams", "threads", "workspace_mb", "start", "end"),
+)
 PAGES = (".html", ".md", ".json")
 
 
@@ -29,14 +31,9 @@ def parity(
         str | None, typer.Option(metavar="NAME,..", help="engines (default: all that are installed)")
     ] = None,
     precision: Annotated[str, typer.Option(metavar="NAME,..", help="precisions to compare for each engine")] = "auto",
-    frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to compare")] = 4,
+    frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to compare, spread over the source")] = 4,
     peer_python: Annotated[
-        Path | None,
-        typer.Option(
-            "--peer-python",
-            metavar="PYTHON",
-            help="Python interpreter with ultralytics (AGPL), to also compare with it",
-        ),
+        Path | None, typer.Option(metavar="PYTHON", help="Python with ultralytics (AGPL), to compare with it too")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the certificate: .html, .md or .json")] = None,
     config: ConfigFile = None,
@@ -71,13 +68,9 @@ def parity(
         write_out(out, page)
         say(f"wrote {out}")
     if missing := _missing(certificate, named):
-        raise CapabilityError(
-            f"engine {missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'"
-        )
+        raise CapabilityError(f"{missing.name} was not compared: {missing.absent}", remedy="run 'framefuse doctor'")
     if verdict(certificate) != "CERTIFIED":
-        raise QualityError(
-            f"{certificate.model} is not certified: {_why(certificate)}", remedy="see the stage in the table"
-        )
+        raise QualityError(f"{certificate.model} is not certified: {_why(certificate)}", remedy="see the table")
     return 0
 
 

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import hush
+from framefuse.cli import logs
+from framefuse.cli.logs import LogJson, LogLevel
+from framefuse.cli.mistakes import is_media
 from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
@@ -47,16 +49,18 @@ def predict(
     ] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
+    log_level: LogLevel = None,
+    log_json: LogJson = False,
     **given: Any,
 ) -> int:
     """Detect objects in every frame of a source."""
-    hush(quiet)
+    logs.set_up(log_level, log_json, quiet)
+    if model and is_media(model):
+        raise typer.BadParameter(f"{model} is not a model")  # mistakes.py says what to write
     if stdout and print_report:
         raise UsageError("--stdout and --json both print on stdout", remedy="leave one of them out")
     if half and given.setdefault("precision", "fp16") != "fp16":
-        raise UsageError(
-            f"--half and --precision {given['precision']} contradict each other", remedy="leave --half out"
-        )
+        raise UsageError(f"--half and --precision {given['precision']} conflict", remedy="leave --half out")
     effective = load_settings(config, preset, given, defaults={} if stdout else DEFAULTS, environment=os.environ)
     chosen = _choose_source(source, sources or [], effective.source)
     if model and model_option and model != model_option:
@@ -65,13 +69,9 @@ def predict(
 
     if gpus is not None:
         if stdout:
-            raise UsageError(
-                "--gpus writes files, so it cannot be combined with --stdout", remedy="leave one of them out"
-            )
+            raise UsageError("--gpus writes files, so it excludes --stdout", remedy="leave one of them out")
         if effective.settings.device not in ("auto", "cuda"):
-            raise UsageError(
-                f"--gpus and --device {effective.settings.device} contradict each other", remedy="leave one of them out"
-            )
+            raise UsageError(f"--gpus and --device {effective.settings.device} conflict", remedy="leave one out")
         from framefuse.cli.run import run_fleet
         from framefuse.fleet.fleet import Fleet, parse_devices
         from framefuse.runtime.choices import check_cuda
@@ -84,8 +84,7 @@ def predict(
         except CapabilityError as error:
             raise CapabilityError(f"--gpus {gpus}: {error.message}", remedy="leave --gpus out") from error
         fleet = Fleet(chosen, chosen_model, devices=devices, settings=effective.settings)
-        run_fleet(fleet, quiet=quiet, print_report=print_report)
-        return 0
+        return run_fleet(fleet, quiet=quiet, print_report=print_report)
 
     from framefuse.cli.run import run
     from framefuse.pipeline import Pipeline
@@ -95,11 +94,9 @@ def predict(
     pipeline.inputs += [config] if config else []
     if stdout:
         info = pipeline.sources[0].info
-        several = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
-        run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=several), flush=True))
-    else:
-        run(pipeline, quiet=quiet, print_report=print_report)
-    return 0
+        many = len(pipeline.sources) > 1 or bool(info.parts) or info.kind == "images" or isinstance(chosen, list)
+        return run(pipeline, quiet=quiet, on_result=lambda result: print(to_json(result, name_source=many), flush=True))
+    return run(pipeline, quiet=quiet, print_report=print_report)
 
 
 def _choose_source(argument: str | None, options: list[str], configured: str | list[str] | None) -> str | list[str]:

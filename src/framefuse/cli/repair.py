@@ -10,7 +10,7 @@ import typer
 
 def repair(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="folders of runs, such as runs/detect/predict")
+        list[Path], typer.Argument(metavar="FOLDER...", help="folders of runs, such as runs/predict/predict")
     ],
 ) -> int:
     """Complete the outputs of a run that was killed or whose machine lost power."""

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from framefuse.cli import interrupts
+from framefuse.cli import interrupts, logs
 from framefuse.cli.console import stderr
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.text import without_controls
+from framefuse.report.bar import Bar, Line
+
+PARTIAL = 5
+"""Exit code if some inputs could not be read, but others were."""
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from framefuse.fleet.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
+    from framefuse.report.facts import ReportFacts
 
 
 def run(
@@ -25,8 +34,8 @@ def run(
     print_report: bool = False,
     on_result: Callable[[Result], None] = lambda result: None,
     verdict: Callable[[], str] = lambda: "",
-) -> None:
-    """Run to the end, then print the report on stderr.
+) -> int:
+    """Run to the end, then print the report on stderr. A signal ends a live source.
 
     After an error or Ctrl-C, print a summary of what was done and the paths of the outputs, and re-raise the exception.
     If the reader of stdout has gone, print only the paths.
@@ -35,12 +44,15 @@ def run(
         quiet: print neither report nor progress.
         print_report: also print the report as JSON on stdout.
         verdict: makes one more line to print below the report.
+
+    Returns:
+        the exit code: PARTIAL if some of several inputs could not be read.
     """
     interrupts.main_thread_writes = pipeline.settings.show
     results = iter(pipeline)
     ended: BaseException | None = None
     try:
-        with pipeline, Bar(pipeline, quiet) as bar:
+        with pipeline, _bar(pipeline, quiet) as bar:
             try:
                 stop_if_interrupted()
                 for result in results:
@@ -54,24 +66,37 @@ def run(
         raise
     finally:
         report = pipeline.report
-        if ended is None:
+        live = any(source.info.live for source in pipeline.sources) and report.frames > 0
+        interrupts.ends_normally = live and isinstance(ended, KeyboardInterrupt)
+        if ended is None or interrupts.ends_normally:
             lines = [report.table(), verdict()]
         else:
             summary = report.summary() if report.frames and not isinstance(ended, ReaderGone) else ""
             lines = [summary, *(f"wrote    {path}" for path in report.outputs)]
         lines += [f"report   {pipeline.folder / 'report.html'}"] if pipeline.folder else []
-        if not quiet and any(lines):
+        if logs.as_json:
+            _log_end(report, pipeline.folder)
+        elif not quiet and any(lines):
             stderr().print(without_controls("\n".join(filter(None, lines))), markup=False)
         if print_report:
             typer.echo(report.to_json())
+    return PARTIAL if report.unreadable else 0
 
 
-def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> None:
-    """Run a fleet to the end, then print its report on stderr."""
+def _log_end(report: ReportFacts, folder: Path | None) -> None:
+    for text in report.warnings:
+        logs.say(logging.WARNING, text)
+    names = "frames", "seconds", "fps", "detections", "unreadable"
+    facts = {name: getattr(report, name) for name in names}
+    logs.say(logging.INFO, report.summary(), event="end", **facts, folder=folder and str(folder))
+
+
+def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:
+    """Run a fleet to the end, then print its report on stderr; the exit code, as of `run`."""
     console = stderr()
-    shown = console.is_terminal and not quiet
     try:
-        report = fleet.run(lambda frames: console.print(f"{frames:,} frames", end="\r") if shown else None)
+        with Bar([], console, shown=not quiet, line=_say(console)) as bar:
+            report = fleet.run(bar.reach)
     finally:
         done = fleet.report
         if done is not None and not quiet and (done.frames or fleet.folder):
@@ -81,42 +106,19 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
         typer.echo(report.to_json())
     if report.errors:
         raise report.failure()
+    return PARTIAL if report.unreadable else 0
 
 
-class Bar:
-    """Progress bar: frames, frames per second, remaining time and dropped frames. Only on a terminal."""
+def _bar(pipeline: Pipeline, quiet: bool) -> Bar:
+    console, infos = stderr(), [source.info for source in pipeline.sources]
+    return Bar(infos, console, shown=not quiet, line=_say(console), bar=False if logs.as_json else None)
 
-    def __init__(self, pipeline: Pipeline, quiet: bool) -> None:
-        from rich import progress
 
-        self._infos = [source.info for source in pipeline.sources]
-        counts = [info.frames for info in self._infos]
-        total = sum(count for count in counts if count) if all(counts) else None
-        console = stderr()
-        self._progress = progress.Progress(
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("frames  {task.fields[fps]:.1f} fps"),
-            progress.TimeRemainingColumn() if total else progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[drops]}", style="yellow"),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=total, fps=0.0, drops="")
+def _say(console: Console) -> Line:
+    def line(text: str, **facts: float) -> None:
+        if logs.as_json:
+            logs.say(logging.INFO, text, event="progress", **facts)
+        else:
+            console.print(text, markup=False)
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
-        if self._progress.disable:
-            return
-        task = self._progress.tasks[0]
-        infos = [part for info in self._infos for part in (info, *info.parts.values())]
-        dropped = sum(sum(info.drops.values()) for info in infos)
-        fps = task.completed / task.elapsed if task.elapsed else 0.0
-        self._progress.update(self._task, advance=1, fps=fps, drops=f"{dropped:,} dropped" if dropped else "")
+    return line

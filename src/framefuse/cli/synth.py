@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framefuse.cli.console import stderr
+from framefuse.cli.console import counter, stderr
 from framefuse.cli.options import Quiet
 from framefuse.errors import SinkError
 
@@ -30,17 +30,11 @@ def synth(
     quiet: Quiet = False,
 ) -> int:
     """Write a video of a seeded synthetic scene, with exact ground truth."""
-    from rich.progress import Progress
-
     from framefuse.world import World
 
     world = World.parse(uri if "://" in uri else f"synthetic://{uri}")
-    console = stderr()
-    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("frames", total=world.frames)
-        video, truth = write_clip(
-            world, out, images=images, on_frame=lambda done: progress.update(task, completed=done)
-        )
+    with counter("rendering", world.frames, quiet) as count:
+        video, truth = write_clip(world, out, images=images, on_frame=count)
     if not quiet:
         stderr().print(f"wrote    {video}\nwrote    {truth}", markup=False)
     return 0
@@ -100,6 +94,7 @@ def write_clip(
 
 def _open(path: Path, world: World) -> Mp4File:
     from framefuse.sinks.mp4 import Encoding, Mp4File
+    from framefuse.sources.source import SYNTHETIC_TITLE
 
     return Mp4File(
         path,
@@ -115,4 +110,5 @@ def _open(path: Path, world: World) -> Mp4File:
             full_range=False,
             sample_aspect_ratio=Fraction(1),
         ),
+        title=SYNTHETIC_TITLE,
     )

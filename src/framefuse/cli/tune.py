@@ -10,6 +10,7 @@ import typer
 
 from framefuse.cli.console import check_choice, print_table, progress_printer, stderr
 from framefuse.cli.options import Quiet
+from framefuse.common.text import counted
 from framefuse.errors import ModelError, UsageError
 
 
@@ -60,7 +61,7 @@ def tune(
         say(kept.note)
     lowered = compiling.lower(import_model(path, (batch, 3, height, width)), where, precision)
     found = tuning.tasks_of(lowered, where, heaviest=tasks)
-    say(f"{len(found)} functions for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
+    say(f"{counted(len(found), 'function')} for {where.name} at {width}x{height}, {precision}; database {kept.folder}")
     done = tuning.tune(found, where, kept, trials=trials, seconds=slice_seconds, workers=cores, say=say)
     if not quiet:
         rows = [
@@ -74,7 +75,7 @@ def tune(
         ]
         print_table(("function", "share of operations", "schedules", "best us"), rows)
         after = "all trials are done" if done.finished else "run it again to continue"
-        stderr().print(f"{done.added} schedules in {done.seconds:.0f} s; {after}", markup=False)
+        stderr().print(f"{counted(done.added, 'schedule')} in {done.seconds:.0f} s; {after}", markup=False)
     return 0
 
 

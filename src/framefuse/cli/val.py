@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from framefuse.cli.console import print_table, stderr
+from framefuse.cli.console import counter, print_table, stderr
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
@@ -136,30 +136,11 @@ def _built(wanted: Wanted) -> str:
 
 
 def _run(row: Row, data: Dataset, settings: Any, limit: int | None, quiet: bool) -> Row:
-    from rich import progress
-
-    from framefuse.cli.interrupts import stop_if_interrupted
     from framefuse.lab.evaluation import validate
 
-    console = stderr()
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(
-        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-    ) as shown:
-        bar = shown.add_task(row.title, total=len(data.spread(limit)))
-
-        def on_frame(done: int, frames: int) -> None:
-            stop_if_interrupted()
-            shown.update(bar, completed=done)
-
+    with counter(row.title, len(data.spread(limit)), quiet) as count:
         try:
-            return replace(
-                row, scores=validate(row.wanted.model, data, limit=limit, settings=settings, on_frame=on_frame)
-            )
+            scores = validate(row.wanted.model, data, limit=limit, settings=settings, on_frame=lambda n, _: count(n))
         except FramefuseError as error:
             return replace(row, error=error)
+    return replace(row, scores=scores)

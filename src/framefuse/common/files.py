@@ -1,10 +1,24 @@
-"""Files compared by identity."""
+"""Files compared by identity or by hash, and the user's cache."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    """$XDG_CACHE_HOME/framefuse."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "framefuse"
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Files:

@@ -8,15 +8,47 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+GROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
 
 def available_cores() -> int:
-    """CPU cores this process may use: its affinity mask, limited by the CPU quota of its cgroup, rounded up."""
+    """CPU cores this process may use: its affinity mask, limited by the CPU quotas of its cgroups, rounded up."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
+    for quota, period in (
+        *(text.split()[:2] for text in _limits("", "cpu.max")),
+        *zip(_limits("cpu", "cpu.cfs_quota_us"), _limits("cpu", "cpu.cfs_period_us"), strict=False),
+    ):
+        if quota.isdecimal() and period.isdecimal():  # neither "max" nor -1
+            cores = max(1, min(cores, -(-int(quota) // int(period))))
+    return cores
+
+
+def memory_limit() -> int | None:
+    """Bytes that the cgroups of this process allow it, if they limit it to less than the machine has."""
+    sizes = [int(text) for text in (*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes"))
+             if text.isdecimal()]  # fmt: skip
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min((size for size in sizes if size < machine), default=None)
+
+
+def _limits(controller: str, name: str) -> list[str]:
+    """The contents of a file of the cgroup of this process and of those around it.
+
+    Args:
+        controller: of cgroup v1; "" for v2. Inside a container, the path may be that of the host, of which only the
+            root is mounted.
+    """
+    found = []
+    with suppress(OSError, ValueError):
+        for line in OWN.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                group = Path(path.lstrip("/"))
+                for folder in (group, *group.parents):
+                    with suppress(OSError):
+                        found.append((GROUPS / controller / folder / name).read_text().strip())
+    return found
 
 
 def trim_heap() -> None:
@@ -25,11 +57,17 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+LACKING = (
+    r"(std::bad_alloc|([^\n:]*can't|[Ff]ailed to|[Uu]nable to|[Cc]annot) alloc[^\n]*"
+    r"|can't start new thread|failed to map segment[^\n]*)"
+)
+
+
 def lacks_memory(error: BaseException) -> str | None:
     """The message of an error that means the host is out of memory, otherwise None. C++ tells only by its text."""
     if type(error).__module__.startswith("cupy"):
         return None  # out of GPU memory
-    found = re.search(r"(std::bad_alloc|([^\n:]*can't|[Ff]ailed to|[Uu]nable to) alloc[^\n]*)", str(error))
+    found = re.search(LACKING, str(error))
     if found:
         return found[0].strip()
     return "MemoryError" if isinstance(error, MemoryError) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from framefuse.errors import CapabilityError
@@ -28,8 +29,12 @@ def onnxruntime(extra: str) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise CapabilityError(
-            "package onnxruntime is not installed", remedy=f"pip install 'framefuse[{extra}]'"
-        ) from error
+        raise CapabilityError("onnxruntime is not installed", remedy=f"pip install 'framefuse[{extra}]'") from error
     onnxruntime.set_default_logger_severity(SILENT)
     return onnxruntime
+
+
+def cpu_session(ort: Any, model: Path | bytes, options: Any = None) -> Any:
+    """A session on the CPU. Its fallback is off, as that prints to stdout, for example when memory runs out."""
+    source = model if isinstance(model, bytes) else str(model)
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)

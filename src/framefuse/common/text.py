@@ -26,3 +26,8 @@ def in_markdown(text: str) -> str:
     Character references instead of backslashes, because every dialect of Markdown reads them.
     """
     return MARKUP.sub(lambda found: f"&#{ord(found[0])};", on_one_line(text))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: 1 frame, 2,000 frames."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -35,10 +35,7 @@ def translate_cuda_error(error: Exception, doing: str) -> EngineError:
     code = getattr(error, "status", None)
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, MemoryError) or code == OUT_OF_MEMORY:
-        return GpuMemoryError(
-            f"the GPU has no room to {doing}{_free()}: {text}",
-            remedy=LESS_MEMORY,
-        )
+        return GpuMemoryError(f"the GPU has no room to {doing}{_free()}: {text}", remedy=LESS_MEMORY)
     if code in LOST:
         return GpuLostError(
             f"CUDA could not {doing}: {LOST[code]} ({text})",

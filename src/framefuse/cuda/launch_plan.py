@@ -38,9 +38,7 @@ def keep_cached(memory: R, stream: int | None) -> R:
         UsageError: the stream is being captured and nothing would keep the memory.
     """
     if kernel.recording.kept is None and device.capturing(stream):
-        raise UsageError(
-            "this call reads a cached table that a captured CUDA graph would not keep", remedy=device.PLAN_FIRST
-        )
+        raise UsageError("this call reads a cached table, which a CUDA graph does not keep", remedy=device.PLAN_FIRST)
     return keep(memory)
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from framefuse.common.files import file_hash, user_cache
+
 _logger = logging.getLogger(__name__)
 
 FORMAT = 1
@@ -50,23 +52,17 @@ class Cached:
         return f"{self.path.name}: {how} in {self.seconds:.1f} s" + (f"; {self.note}" if self.note else "")
 
 
-def directory() -> Path:
-    """$XDG_CACHE_HOME/framefuse."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "framefuse"
-
-
 class EngineCache:
     """Artifacts of one engine.
 
     Args:
         engine: its name, also of the folder.
-        folder: default: `directory() / engine`.
+        folder: default: `user_cache() / engine`.
     """
 
     def __init__(self, engine: str, folder: Path | None = None) -> None:
         self.engine = engine
-        self.folder = folder or directory() / engine
+        self.folder = folder or user_cache() / engine
 
     def get(self, key: Mapping[str, str], build: Callable[[Path], None], *, suffix: str) -> Cached:
         """The artifact of a key; `build(path)` writes it if no usable one exists.
@@ -154,12 +150,6 @@ def model_hash(model: Path) -> str:
     return digest.hexdigest()
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that readers see either the old or the new content."""
     with _replaced(path) as scratch:
@@ -190,4 +180,4 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["Cached", "EngineCache", "directory", "file_hash", "locked", "model_hash", "write_atomically"]
+__all__ = ["Cached", "EngineCache", "locked", "model_hash", "write_atomically"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,8 @@ class Capabilities:
 class Engine:
     """A compiled model; base class of all engines.
 
-    A subclass sets the attributes and implements `_make_request_pool` for the CPU, `_make_execution` for CUDA.
+    A subclass sets the attributes and implements `_make_request_pool` for the CPU, `_make_execution` for CUDA. Several
+    threads may share an engine, each with requests or executions of its own.
 
     Attributes:
         name: of its backend.
@@ -113,6 +115,12 @@ class Engine:
     profile: Profile | None = None
     artifact_bytes: int = 0
     load_timeout: float = 0
+    _making: threading.RLock
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made._making = threading.RLock()
+        return made
 
     def request_pool(self, batch: int, height: int, width: int, slots: int) -> RequestPool:
         """Requests of one input shape, in host memory.
@@ -127,9 +135,15 @@ class Engine:
         """
         self._check_profile(batch, height, width)
         if self.device == "cpu":
+
+            def make() -> RequestPool:
+                with self._making:
+                    return self._make_request_pool(batch, height, width, slots)
+
             with limited(self.name, self.load_timeout):
-                return interruptibly(lambda: self._make_request_pool(batch, height, width, slots), self.load_timeout)
-        executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
+                return interruptibly(make, self.load_timeout)
+        with self._making:
+            executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
         return device_request_pool((batch, 3, height, width), executions)
 
     def execution(self, batch: int, height: int, width: int) -> DeviceExecution:
@@ -142,7 +156,8 @@ class Engine:
         if self.device == "cpu":
             raise CapabilityError(f"engine {self.name} was opened for the CPU", remedy="open it with device cuda")
         self._check_profile(batch, height, width)
-        return self._make_execution(batch, height, width)
+        with self._making:
+            return self._make_execution(batch, height, width)
 
     def close(self) -> None:
         """Free the model."""

@@ -9,14 +9,22 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from framefuse.errors import ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
+from framefuse.models.onnx_nodes import attribute, evaluate
 
 Shape = tuple[int, int, int, int]
 """Batch, channels, height, width."""
 
 PROFILE_KEY = "framefuse.profile"
 """Metadata entry of an ONNX that states its profile."""
+
+ROUNDS = 8
+"""Maximum rounds of folding and shape inference; exports settle after three."""
+
+QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,7 @@ class Profile:
                 raise UsageError(f"shapes {name} is {shape}", remedy="give (batch, 3, height, width)")
         low, middle, high = named.values()
         if not all(a <= b <= c for a, b, c in zip(low, middle, high, strict=True)):
-            raise UsageError(
-                f"shapes are min {low}, opt {middle}, max {high}", remedy="let min <= opt <= max everywhere"
-            )
+            raise UsageError(f"shapes are min {low}, opt {middle}, max {high}", remedy="use min <= opt <= max")
         return cls(*named.values())  # type: ignore[arg-type]  # four sizes each
 
     def check(self, shape: Sequence[int]) -> None:
@@ -129,9 +135,8 @@ def at_shape(model: Any, shape: Shape) -> Any:
 
     Raises:
         UsageError: the model's profile or a fixed size excludes this shape.
+        ModelError: shape inference fails.
     """
-    import onnx
-
     profile = profile_of(model)
     if profile is not None:
         profile.check(shape)
@@ -146,7 +151,72 @@ def at_shape(model: Any, shape: Shape) -> Any:
             )
         dim.ClearField("dim_param")
         dim.dim_value = size
+    return _inferred(model)
+
+
+def _inferred(model: Any) -> Any:
+    import onnx
+
     del model.graph.value_info[:]
-    for value in model.graph.output:
+    for value in model.graph.output:  # symbolic in exports, and inference does not overwrite it
         value.type.tensor_type.ClearField("shape")
-    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # of several classes
+        raise ModelError(f"shape inference of the model fails: {error}", remedy="export it again") from error
+
+
+def folded(model: Any) -> Any:
+    """A model `at_shape` with everything that follows from shapes and constants as weights, and no unused ones.
+
+    What onnx's evaluator lacks stays as it is, as do quantisers.
+    """
+    graph = model.graph
+    for _ in range(ROUNDS):
+        if not _fold(model):
+            break
+        model = _inferred(model)
+        graph = model.graph
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for values in (graph.initializer, graph.input):
+        used = [value for value in values if value.name in read]
+        del values[:]
+        values.extend(used)
+    return model
+
+
+def _fold(model: Any) -> bool:
+    """Replace nodes with known results by constants; whether there were any."""
+    from onnx import numpy_helper
+
+    graph = model.graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    shapes = {
+        value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")
+        and all(axis.HasField("dim_value") for axis in value.type.tensor_type.shape.dim)
+    }
+    kept = []
+    for node in graph.node:
+        inputs = [name for name in node.input if name]
+        if node.op_type == "Shape" and inputs[0] in shapes:
+            start, end = attribute(node, "start", 0), attribute(node, "end", None)
+            results = [np.array(shapes[inputs[0]][start:end], np.int64)]
+        elif node.op_type in QUANTISERS or not (inputs or node.op_type == "Constant") or set(inputs) - set(constants):
+            kept.append(node)
+            continue
+        else:
+            try:
+                results = evaluate([node], {name: constants[name] for name in inputs}, list(node.output), model)
+            except Exception:  # onnx's evaluator lacks it; the engine may have it
+                kept.append(node)
+                continue
+        for name, value in zip(node.output, results, strict=True):
+            if name:
+                constants[name] = value
+                graph.initializer.append(numpy_helper.from_array(value, name))
+    found = len(kept) < len(graph.node)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return found

@@ -25,19 +25,25 @@ from time import perf_counter
 from typing import Any
 
 from framefuse import errors
+from framefuse.common.files import Files
 from framefuse.common.redact import brief, redact_source
+from framefuse.common.text import counted
 from framefuse.config import Settings, settings_from
 from framefuse.errors import EngineError, FramefuseError, SinkError, SourceError, UsageError
-from framefuse.report.facts import ErrorFacts
+from framefuse.report.facts import ErrorFacts, few
 from framefuse.report.report import Report
+from framefuse.runtime.job import of_shard, share
 from framefuse.runtime.readers import READERS
-from framefuse.sinks.run_folder import make_run_folder
+from framefuse.runtime.requested_sinks import writes
+from framefuse.sinks.run_folder import make_run_folder, output_path
 from framefuse.sources.paths import videos_in
 from framefuse.sources.source import SCHEMES, is_camera
 
 DECODERS = 16
 """Inputs that all workers of one GPU read at once: enough for its decoders, but few, so that the last inputs finish
-sooner. A single worker reads up to READERS of them, on a CPU one."""
+sooner. A single worker reads up to READERS of them, or one on a CPU."""
+
+RESULT = "fleet.json"
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class WorkerFacts:
     error: ErrorFacts | None = None
     """The error that ended it early."""
 
+    @property
+    def warnings(self) -> list[str]:
+        return [*self.skipped, *(self.report.warnings if self.report else [])]
+
 
 @dataclass(frozen=True)
 class FleetReport:
@@ -73,6 +83,11 @@ class FleetReport:
         return self.frames / self.seconds if self.seconds else 0.0
 
     @property
+    def unreadable(self) -> int:
+        """Inputs that could not be read, or not to their end."""
+        return sum(len(worker.skipped) + (worker.report.unreadable if worker.report else 0) for worker in self.workers)
+
+    @property
     def errors(self) -> list[ErrorFacts]:
         return [worker.error for worker in self.workers if worker.error]
 
@@ -88,20 +103,20 @@ class FleetReport:
         """Plain text: one line in total, and one per worker."""
         count, devices = sum(len(worker.inputs) for worker in self.workers), len(self.workers)
         lines = [
-            f"{self.frames:,} frames of {count} input{'' if count == 1 else 's'} in {self.seconds:.1f} s,"
-            f" {self.fps:,.1f} fps on {devices} device{'' if devices == 1 else 's'};"
+            f"{counted(self.frames, 'frame')} of {counted(count, 'input')} in {self.seconds:.1f} s,"
+            f" {self.fps:,.1f} fps on {counted(devices, 'device')};"
             f" startup took {self.start_seconds:.1f} s",
             "",
             f"{'device':<10}{'inputs':>7}{'frames':>10}{'fps':>10}  limited by",
         ]
-        warnings = []
+        warnings: list[str] = []
         for worker in self.workers:
             report = worker.report
             fps, limiter = (report.fps, report.limiter) if report else (0.0, None)
-            counted = f"{len(worker.inputs):>7}{worker.frames:>10,}"
-            lines.append(f"{worker.device:<10}{counted}{fps:>10,.1f}  {limiter or '-'}")
-            warnings += [*worker.skipped, *(report.warnings if report else [])]
-        lines += ["", *(f"warning  {text}" for text in warnings)] if warnings else []
+            numbers = f"{len(worker.inputs):>7}{worker.frames:>10,}"
+            lines.append(f"{worker.device:<10}{numbers}{fps:>10,.1f}  {limiter or '-'}")
+            warnings += worker.warnings
+        lines += ["", *(f"warning  {text}" for text in few(warnings))] if warnings else []
         for worker in self.workers:
             if worker.error:
                 lines.append(f"error    {worker.device}: {worker.error.message}")
@@ -153,7 +168,12 @@ class Fleet:
         self.settings = settings_from(options, base=settings)
         if self.settings.show:
             raise UsageError("a fleet cannot show windows", remedy="leave show out, or use a Pipeline")
+        if self.settings.resume:
+            raise UsageError("a fleet cannot resume", remedy="leave resume out, or use a Pipeline for each shard")
         self.inputs = _inputs([sources] if isinstance(sources, str | Path) else sources)
+        if self.settings.shard:
+            self.inputs = share(self.inputs, self.settings.shard)
+            self.settings = of_shard(self.settings)
         self.folder: Path | None = None
         self._model = None if model is None else str(model)
         self._environments = {device: _environment(device) for device in devices}
@@ -169,12 +189,14 @@ class Fleet:
 
         Raises:
             FramefuseError: no input produced a frame: the error of the first failed worker, or a SourceError.
-            SinkError: the folder, or fleet.json in it, cannot be written.
+            SinkError: the folder, or fleet.json in it, cannot be written, or fleet.json is an input.
             KeyboardInterrupt: after the workers have completed their outputs.
         """
         settings = self.settings
-        if any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save")):
+        if writes(settings):
             self.folder = make_run_folder(settings.project, settings.name, settings.exist_ok)
+            read = [*self.inputs, self._model, settings.calib]
+            output_path(self.folder, RESULT, Files([Path(name) for name in read if name]))
         waiting = deque(self.inputs)
         started = perf_counter()
         self._workers = []
@@ -198,7 +220,7 @@ class Fleet:
         if not report.frames:
             if report.errors:
                 raise report.failure()
-            skipped = "; ".join(text for worker in report.workers for text in worker.skipped)
+            skipped = "; ".join(text for worker in report.workers for text in worker.warnings)
             raise SourceError(
                 f"no input produced a frame ({len(self.inputs)} tried): {skipped or 'all of them are empty'}",
                 remedy="check that they are videos, or run one of them by itself",
@@ -227,7 +249,7 @@ class Fleet:
 
     @staticmethod
     def _save(report: FleetReport, folder: Path) -> None:
-        path = folder / "fleet.json"
+        path = folder / RESULT
         try:
             path.write_text(report.to_json(), encoding="utf-8")
         except OSError as error:
@@ -352,10 +374,7 @@ def _inputs(sources: Any) -> list[str]:
             raise UsageError(f"{brief(source)} is not an input for a fleet", remedy="use files, folders or globs")
         text = str(source)
         if is_camera(text) or text.partition("://")[0].lower() in SCHEMES:
-            raise UsageError(
-                f"{redact_source(text)} never ends, but a fleet processes finite inputs",
-                remedy="run it in its own Pipeline",
-            )
+            raise UsageError(f"a fleet cannot read {redact_source(text)}, which never ends", remedy="use a Pipeline")
         inputs += [text] if "://" in text else videos_in(text)
     if not inputs:
         raise UsageError("a fleet needs inputs", remedy="use files, folders or globs")
@@ -379,7 +398,7 @@ def _environment(device: object) -> dict[str, str]:
         names = [name.strip() for name in visible.split(",") if name.strip()]
         if int(number) >= len(names):
             raise UsageError(
-                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} exposes {len(names)} GPUs",
+                f"{device} was asked for, but CUDA_VISIBLE_DEVICES={visible} exposes {counted(len(names), 'GPU')}",
                 remedy="use fewer devices, or change CUDA_VISIBLE_DEVICES",
             )
         chosen = names[int(number)]

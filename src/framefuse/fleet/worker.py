@@ -87,9 +87,7 @@ def _work(connection: Connection) -> int:
         return error.exit_code
     finally:
         if pipeline is not None:
-            report = pipeline.report
-            connection.send("skipped", texts=report.skipped())
-            connection.send("report", report=report.to_dict())
+            connection.send("report", report=pipeline.report.to_dict())
     return 0
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -44,12 +43,6 @@ from framefuse.runtime.choices import check_size
 
 WARMUPS, RUNS, ROUNDS = 20, 100, 10
 SECONDS = 60.0
-PACKAGES = (
-    "framefuse", "numpy", "onnx", "openvino", "onnxruntime", "onnxruntime-gpu", "torch", "apache-tvm", "tensorrt-rtx",
-    "tensorrt", "cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13",
-)  # fmt: skip
-"""Packages whose versions are reported."""
-
 Array = NDArray[Any]
 
 
@@ -148,11 +141,6 @@ def machine() -> dict[str, str]:
     from framefuse.lab.doctor import facts
 
     found = facts() | {"platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     try:
         from framefuse.cuda import device
 
@@ -180,9 +168,7 @@ def _shape(path: Path, batch: int, imgsz: tuple[int, int] | None) -> tuple[int, 
     facts = read_onnx(path)
     stated = facts.inputs[0].shape
     if len(stated) != 4 or len(facts.inputs) != 1:
-        raise UsageError(
-            f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass a model of images, (b, 3, h, w)"
-        )
+        raise UsageError(f"{path} takes {', '.join(map(str, facts.inputs))}", remedy="pass an image model (b, 3, h, w)")
     height, width = imgsz or (stated[2] or 640, stated[3] or 640)
     asked = {"batch": (batch, stated[0]), "height": (height, stated[2]), "width": (width, stated[3])}
     for name, (wanted, fixed) in asked.items():

@@ -28,10 +28,8 @@ class Timing:
     def of(cls, milliseconds: Sequence[float]) -> Timing:
         values = np.asarray(milliseconds, np.float64)
         median, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        return cls(
-            len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), spread
-        )
+        std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return cls(len(values), float(values.min()), median, float(values.mean()), p95, p99, float(values.max()), std)
 
 
 @dataclass
@@ -114,9 +112,7 @@ class BenchReport:
                 why = "; ".join(dict.fromkeys(row.not_run for row in self.rows if row.engine == name))
                 raise CapabilityError(f"engine {name} was not measured: {why}", remedy="framefuse doctor")
         if not ran - {"null"} and "null" not in engines:
-            raise CapabilityError(
-                f"no engine could be measured on {self.model}; the table gives each reason", remedy="framefuse doctor"
-            )
+            raise CapabilityError(f"no engine could run {self.model}; the table says why", remedy="framefuse doctor")
 
 
 def fastest(row: Row) -> float:

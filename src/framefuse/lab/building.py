@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
@@ -33,7 +33,6 @@ OPSET = 17
 FOLLOW_THE_FILE = ("tensorrt",)
 """Engines that run in the precision of the file."""
 AXES = ("batch", "channels", "height", "width")
-Lowered = Literal["fp16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,7 @@ def build_engine(
         if value not in known:
             raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")
     if not _is_module(model) and not isinstance(model, str | Path):
-        raise UsageError(
-            f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file, or a model's name"
-        )
+        raise UsageError(f"model is a {type(model).__name__}", remedy="pass an nn.Module, an ONNX file or a model name")
     if output is not None and not isinstance(output, str | Path):
         raise UsageError(f"output is a {type(output).__name__}", remedy="pass the path of the file to write")
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -110,19 +107,14 @@ def build_engine(
     name, reasons = backend.name, [choice]
     target = _target(model, output, precision)
     if target.suffix != ".onnx":
-        raise UsageError(
-            f"output {str(output)!r} is not named .onnx", remedy="name it NAME.onnx: the output is an ONNX file"
-        )
+        raise UsageError(f"output {str(output)!r} is not named .onnx", remedy="name it NAME.onnx")
     if target.exists() and not exist_ok:
         raise UsageError(f"{target} exists", remedy="choose another output, or pass exist_ok=True")
     if isinstance(model, str | Path) and target.exists() and Path(model).exists() and target.samefile(model):
         raise UsageError(f"output {target} is the model itself", remedy="choose another output")
     quantised = precision == "int8" and not _is_module(model) and is_quantised(find_model(model))
     if precision == "int8" and calib is None and not quantised:
-        raise UsageError(
-            "int8 needs frames to calibrate with",
-            remedy="pass calib: a video, images, ... like those that the model will see",
-        )
+        raise UsageError("int8 needs frames to calibrate with", remedy="pass calib: images or a video of its use")
     card = target.with_suffix(".yaml")
     before = {path: path.read_bytes() if path.is_file() else None for path in (target, card)}
     with tempfile.TemporaryDirectory() as folder:
@@ -318,6 +310,3 @@ def _run_once(name: str, path: Path, profile: Profile, options: EngineOptions) -
         pool.release(slot)
         pool.close()
         return built.precision, list(built.reasons)
-
-
-__all__ = ["BuiltEngine", "build_engine", "export_onnx"]

@@ -31,7 +31,10 @@ PACKAGES: Final = (
     "onnxruntime-gpu",
     "torch",
     "onnx",
+    "apache-tvm",
     "apache-tvm-ffi",
+    "tensorrt",
+    "tensorrt-rtx",
     "cupy-cuda13x",
     "nvidia-cuda-nvrtc",
     "nvidia-cudnn-cu13",
@@ -59,14 +62,15 @@ class Check:
 
 def facts() -> dict[str, str]:
     """Facts about this machine and installation: versions, CPU, cores."""
-    from framefuse.common.machine import available_cores
+    from framefuse.common.machine import available_cores, memory_limit
     from framefuse.common.version import __version__
 
     found = {
         "framefuse": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": f"{available_cores()} cores, {_cpu_model()}",
+        "cpu": f"{_cpu_model()}, usable cores: {available_cores()}",
+        "memory": f"{size >> 20:,} MiB allowed" if (size := memory_limit()) else "not limited",
         "cpu features": " ".join(cpu_features()) or "unknown",
     }
     return found | {name: number for name in PACKAGES if (number := _version(name))}
@@ -114,7 +118,7 @@ def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str =
 
 
 def _of_gpu(check: Check, driver: Check, install: str = "pip install 'framefuse[cuda13]'") -> Check:
-    """A check of what runs on NVIDIA GPUs only: without a GPU, installing a package does not help."""
+    """A check of what runs only on NVIDIA GPUs: without a GPU, installing a package does not help."""
     if check.status != "ABSENT" or driver.status == "PASS":
         return check
     return replace(check, detail=driver.detail, remedy=f"for machines with an NVIDIA GPU: {install}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ from framefuse.errors import CardError, ModelError, UsageError
 from framefuse.models import layouts
 from framefuse.models.cardfile import CardFile, check_names, parse_literal, read_card_file
 from framefuse.models.layouts import Activation, BoxUnits, OutputLayout
-from framefuse.models.onnx_file import OnnxFacts, TensorFacts, read_onnx
+from framefuse.models.onnx_file import OnnxFacts, TensorFacts, outputs_at, read_onnx
 from framefuse.preprocess import Fit, Preprocess
 
 T = TypeVar("T")
 
+CALIBRATION_KEY = "framefuse.calibration"
+"""Metadata entry of an ONNX that says what its INT8 ranges come from."""
 INPUT_DTYPES = ("float32", "float16", "uint8")
 
 
@@ -59,6 +62,18 @@ class Card:
     """Units of boxes: model pixels, or 0..1 of the model input."""
     input_dtype: str = "float32"
     """Type of the ONNX input: float32, float16 or uint8."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Other information: licence, source, training, calibration. The first and the last also from the ONNX metadata."""
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether it was trained on the synthetic world alone."""
+        return "world" in self.about
+
+    @property
+    def calibration(self) -> str:
+        """What the ranges of an INT8 model come from; empty: not known."""
+        return str(self.about.get("calibration", ""))
 
     @property
     def class_count(self) -> int:
@@ -184,8 +199,8 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
 
     height, width = _input_size(image, facts)
     names = facts.find("names")
-    layout = layouts.resolve(
-        onnx_facts.outputs,
+    resolve = partial(
+        layouts.resolve,
         size=(height, width),
         class_count=None if names is None else len(names),
         layout="semantic" if task == "semantic" else stated_layout,
@@ -193,6 +208,16 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         activation=facts.find("activation"),
         box_units=facts.find("box_units"),
     )
+    try:
+        layout = resolve(onnx_facts.outputs)
+    except CardError as error:
+        inferred = outputs_at(model, (image.shape[0] or 1, 3, height, width))
+        if inferred == onnx_facts.outputs or not all(map(_agree, onnx_facts.outputs, inferred)):
+            raise
+        try:
+            layout = resolve(inferred)
+        except CardError:
+            raise error from None
     facts.origin = {**layout.origin, **facts.origin}
     if names is None:
         names = {number: str(number) for number in range(layout.class_count or 0)}
@@ -233,6 +258,20 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         activation=layout.activation,
         box_units=layout.box_units,
         input_dtype=image.dtype,
+        about={**_stated(onnx_facts.metadata), **(facts.card.about or {})},
+    )
+
+
+def _stated(metadata: Mapping[str, str]) -> dict[str, str]:
+    keys = {"licence": "license", "calibration": CALIBRATION_KEY}
+    return {ours: metadata[key] for ours, key in keys.items() if metadata.get(key)}
+
+
+def _agree(stated: TensorFacts, inferred: TensorFacts) -> bool:
+    """Whether an inferred shape only fills in what is not stated."""
+    return not stated.shape or (
+        len(stated.shape) == len(inferred.shape)
+        and all(one in (None, other) for one, other in zip(stated.shape, inferred.shape, strict=True))
     )
 
 

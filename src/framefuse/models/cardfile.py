@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
 
+from framefuse.common.names import nearest
 from framefuse.common.plain_yaml import read_mapping
 from framefuse.common.redact import brief
 from framefuse.errors import CardError
@@ -68,10 +68,11 @@ def read_card_file(path: Path) -> CardFile:
         raise CardError(f"card {path} cannot be read: {reason}", remedy="write it as `key: value` lines") from error
     for key in content:
         if key not in CardFile.model_fields:
-            near = difflib.get_close_matches(key, CardFile.model_fields, 1, 0)[0]
+            near = nearest(key, CardFile.model_fields)
+            meant = f"did you mean {near[0]!r}? " if near else ""
             raise CardError(
                 f"card {path} has an unknown key {brief(key)}",
-                remedy=f"did you mean {near!r}? Valid keys: {', '.join(CardFile.model_fields)}",
+                remedy=f"{meant}Valid keys: {', '.join(CardFile.model_fields)}",
             )
     try:
         card = CardFile(**content)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.common.ort import SILENT, onnxruntime
+from framefuse.common.ort import SILENT, cpu_session, onnxruntime
 from framefuse.errors import ModelError
 from framefuse.models.onnx_file import QUANTIZE_OPERATORS, plain_words
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
@@ -56,9 +56,7 @@ def prepare(path: Path) -> Any:
         try:
             if opset < 13:  # per-channel scales need opset 13
                 model = onnx.version_converter.convert_version(model, 13)
-            ort.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
+            cpu_session(ort, model.SerializeToString(), options)
             prepared = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
         except Exception as error:  # converter, shape inference and ONNX Runtime raise unrelated classes
             raise ModelError(
@@ -260,9 +258,7 @@ def tapped_session(model: Any, tensors: Sequence[str]) -> Any:
     tapped.CopyFrom(model)
     known = {value.name for value in tapped.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    return ort.InferenceSession(
-        tapped.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
+    return cpu_session(ort, tapped.SerializeToString(), options)
 
 
 def largest_values(

@@ -13,6 +13,8 @@ OutputLayout = Literal["yolov5", "yolov8", "end2end", "detr", "semantic"]
 Activation = Literal["none", "sigmoid", "softmax"]
 BoxUnits = Literal["pixels", "relative"]
 
+READ = "yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6), or boxes (b, K, 4) with logits (b, K, nc)"
+"""For messages."""
 MAX_QUERIES = 1000
 """Maximum boxes of models that select their boxes (end2end, detr); models with anchors have more."""
 
@@ -61,6 +63,11 @@ def resolve(
         name, count, why = _single(chosen[0], size, class_count, layout)
     else:
         ordered = _detr_order(chosen, keep=wanted is not None)
+        if not any(len(tensor.shape) in (0, 3) for tensor in chosen):
+            raise CardError(
+                f"no output holds boxes in a layout that framefuse reads: {listed}",
+                remedy=f"export the model with its decoding and with one of these outputs: {READ}",
+            )
         if ordered is None or layout not in (None, "detr"):
             raise CardError(
                 f"it is unclear which outputs hold the detections: {listed}",
@@ -125,7 +132,7 @@ def _single(
             f"output {tensor} has no known layout",
             remedy="add task: semantic to the card if it holds the scores of each class for each pixel"
             if len(shape) == 4
-            else "framefuse reads yolov5 (b, N, 5 + nc), yolov8 (b, 4 + nc, N), end2end (b, K, 6) and detr",
+            else f"export the model with one of these outputs: {READ}",
         )
     if layout is not None:
         count = count_classes(layout, [shape], None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -17,12 +18,24 @@ QUANTIZE_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "Conv
                       "QLinearMatMul")  # fmt: skip
 
 MAGIC = {
-    b"PK\x03\x04": "a zip archive, perhaps a PyTorch checkpoint: export it to ONNX first",
-    b"\x80": "a Python pickle, perhaps a PyTorch checkpoint: export it to ONNX first",
+    b"PK\x03\x04": "a zip archive, as PyTorch writes checkpoints",
+    b"\x80": "a Python pickle, as PyTorch writes checkpoints",
     b"version https://git-lfs": "a git LFS pointer: run `git lfs pull`",
     b"<": "a web page or XML: download the model itself",
     b"\x89HDF": "an HDF5 file, perhaps a Keras model: export it to ONNX first",
 }
+
+EXPORTERS = {
+    b"ultralytics": "pip install ultralytics; yolo export model={path} format=onnx dynamic=True",
+    b"models.yolo": "in the repository that trained it: python export.py --weights {path} --include onnx --dynamic",
+    b"code/__torch__": "torch.onnx.export(torch.jit.load('{path}'), (torch.zeros(1, 3, 640, 640),), 'model.onnx')",
+    b"rfdetr": "pip install 'rfdetr[onnx]'; RFDETRBase(pretrain_weights='{path}').export()",
+}
+"""What the bytes of a PyTorch checkpoint contain -> how it is exported."""
+ANY_EXPORTER = (
+    "export it with the code that trained it; with the network loaded in PyTorch: "
+    "torch.onnx.export(network, (torch.zeros(1, 3, 640, 640),), 'model.onnx')"
+)
 
 
 @dataclass(frozen=True)
@@ -68,9 +81,37 @@ def read_onnx(path: Path) -> OnnxFacts:
     )
 
 
+def outputs_at(path: Path, shape: tuple[int, ...]) -> tuple[TensorFacts, ...]:
+    """The outputs for an input of this shape, by shape inference: exports that are not simplified state no sizes."""
+    import onnx
+
+    model = _parse(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    (image, *_) = (value for value in model.graph.input if value.name not in weights)
+    for dimension, size in zip(image.type.tensor_type.shape.dim, shape, strict=True):
+        dimension.dim_value = size
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]  # these may name sizes that are not those of this input
+    with suppress(Exception):  # it raises unrelated classes; then the outputs stay unknown
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return tuple(_facts(value) for value in model.graph.output)
+
+
 def _text(value: str | bytes) -> str:
     """A string of a model. Protobuf gives bytes where it is not UTF-8; it is Latin-1 then, as old exporters write."""
     return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def external_files(path: Path) -> set[str]:
+    """Names of the files with external weights, in the folder of the model; `read_onnx` refuses those elsewhere.
+
+    Raises:
+        ModelError: as `read_onnx`.
+    """
+    stated = (entry.value for tensor in _tensors(_parse(path).graph) for entry in tensor.external_data
+              if entry.key == "location")  # fmt: skip
+    return {location for location in stated if location and location == PureWindowsPath(location).name}
 
 
 def load_onnx(path: Path) -> Any:
@@ -112,9 +153,9 @@ def _parse(path: Path) -> Any:
     try:
         model.ParseFromString(data)
     except Exception as error:  # DecodeError, of a class that depends on the protobuf implementation
-        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path)) from error
+        raise ModelError(f"{path} is {_looks_like(data)}", remedy=_remedy(path, data)) from error
     if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path))
+        raise ModelError(f"{path} is {_looks_like(data)}: it has no graph with outputs", remedy=_remedy(path, data))
     if strange := next((name for name in _names(model.graph) if isinstance(name, bytes)), None):
         raise ModelError(
             f"{path} has a name in its graph that is not UTF-8: {brief(strange)}",
@@ -141,9 +182,9 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _remedy(path: Path) -> str:
-    if path.suffix == ".pt":
-        return "export it first, for example: yolo export model=FILE.pt format=onnx dynamic=True"
+def _remedy(path: Path, data: bytes) -> str:
+    if path.suffix in (".pt", ".pth", ".ckpt") or data.startswith(b"PK"):
+        return next((how.format(path=path) for mark, how in EXPORTERS.items() if mark in data), ANY_EXPORTER)
     if path.suffix.lower() in (".mp4", ".mkv", ".mov", ".avi", ".ts", ".jpg", ".jpeg", ".png"):
         return "the source comes first, then the model: framefuse predict SOURCE MODEL"
     return REMEDY

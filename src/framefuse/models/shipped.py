@@ -1,14 +1,14 @@
 """Models in the package: files in `weights/`, each with a card and a SHA-256.
 
-They are trained by `training/` in the repository, which has recipes, seeds, curves and scores.
+They are made by `training/` in the repository, which has recipes, seeds, curves and scores.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from framefuse.common.files import file_hash
 from framefuse.errors import ModelError
 
 DATA = Path(__file__).parent / "weights"
@@ -50,6 +50,11 @@ SHIPPED = {
         "d4e7371509ea90d5b22e73581b0ef75be7f891a28abf1e6fe71696597eac5bbf",
         "people against background in the same world; FP32, 0.7 M parameters",
     ),
+    "squares": Shipped(
+        "squares.onnx",
+        "1599e443eda130ead090231f17c685a1be25397465d76d92d1878efd9bacb94c",
+        "finds saturated red, green and blue squares; not trained, for demos and tests",
+    ),
 }
 """Name -> file. `python -m training.export` prints these entries."""
 
@@ -63,7 +68,7 @@ def shipped_model(name: str, folder: Path = DATA) -> Path:
     known = SHIPPED[name]
     path = folder / known.file
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = file_hash(path)
     except OSError as error:
         raise ModelError(f"{path}, the model {name}, cannot be read: {error.strerror}", remedy=REMEDY) from error
     if found != known.sha256:

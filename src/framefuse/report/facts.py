@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
 from framefuse.runtime.profiling import Spread, StageStats
 from framefuse.sources import SourceInfo
 
 SCHEMA = 1
 """Version of the JSON; incremented when a field changes its meaning or is removed."""
+FEW, MANY = 12, 100
+"""Maximum lines of one kind in a summary."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class SourceFacts:
     def of(cls, info: SourceInfo) -> SourceFacts:
         fps = None if info.fps is None else float(info.fps)
         return cls(info.uri, info.kind, info.width, info.height, fps, list(info.notes), dict(info.drops))
+
+    def line(self) -> str:
+        size = f" {self.width}x{self.height}" if self.width else ""
+        drops = "".join(f", {count:,} {cause}" for cause, count in self.drops.items())
+        return f"{self.uri}{size}{f' {self.fps:.3g} fps' if self.fps else ''}{drops}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,8 @@ class ReportFacts:
     peak_rss_mb: float | None = None
     minor_faults_per_frame: float | None = None
     outputs: list[str] = field(default_factory=list)
+    unreadable: int = 0
+    """Inputs that could not be read, or not to their end, while others were: `warnings` lists them."""
     warnings: list[str] = field(default_factory=list)
     error: ErrorFacts | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -119,12 +130,11 @@ class ReportFacts:
 
     def summary(self) -> str:
         """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; limited by inference"."""
-        plural = "" if self.frames == 1 else "s"
-        parts = [f"{self.frames:,} frame{plural} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
+        parts = [f"{counted(self.frames, 'frame')} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
         if self.latency_ms:
             parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
         if self.model is None or self.model.layout != "semantic":
-            parts.append(f"{self.detections:,} detection{'' if self.detections == 1 else 's'}")
+            parts.append(counted(self.detections, "detection"))
         if self.error:
             where = f" in {self.error.stage}" if self.error.stage else ""
             return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
@@ -137,14 +147,24 @@ class ReportFacts:
         if self.model:
             model = self.model
             lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
-        for source in self.sources:
-            size = f" {source.width}x{source.height}" if source.width else ""
-            drops = "".join(f", {count:,} {cause}" for cause, count in source.drops.items())
-            lines.append(f"source   {source.uri}{size}{f' {source.fps:.3g} fps' if source.fps else ''}{drops}")
+        lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
+        if self.frames:
+            lines += self._stage_lines()
+        if self.copies:
+            lines.append(f"copies   {self.copied()}")
+        for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
+            lines += [f"{title:<9}{text}" for text in few(texts, MANY if title == "choice" else FEW)]
+        if self.error:
+            lines.append(f"error    {self.error.kind}: {self.error.message}")
+            lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
+        return "\n".join(lines)
+
+    def _stage_lines(self) -> list[str]:
+        """The stages with their times, and the verdict."""
         on_gpu = any(stage.device_ms for stage in self.stages)
         head = f"{'GPU ms':>9}" if on_gpu else ""
         head += f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'waiting s':>11}{'blocked s':>11}"
-        lines += ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
+        lines = ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
         for stage in self.stages:
             cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"
             busy = "".join(f"{value:>9.2f}" for value in (stage.busy_ms.p50, stage.busy_ms.p95, stage.busy_ms.p99))
@@ -154,28 +174,9 @@ class ReportFacts:
             lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
         lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")
         offered = self.seconds * 1e3 / max(self.frames, 1) * self.cores
-        cores = f"of {offered:.2f} available on {self.cores} core{'s' if self.cores > 1 else ''}"
+        cores = f"of {offered:.2f} available on {counted(self.cores, 'core')}"
         memory = f"; peak memory {self.peak_rss_mb:,.0f} MB" if self.peak_rss_mb else ""
-        lines += [f"{'total':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
-        if self.copies:
-            lines.append(f"copies   {self.copied()}")
-        warnings = [*self.skipped(), *self.warnings]
-        for title, texts in (("choice", self.choices), ("warning", warnings), ("wrote", self.outputs)):
-            lines += [f"{title:<9}{text}" for text in texts]
-        if self.error:
-            lines.append(f"error    {self.error.kind}: {self.error.message}")
-            lines += [f"         -> {self.error.remedy}"] if self.error.remedy else []
-        return "\n".join(lines)
-
-    def skipped(self) -> list[str]:
-        """What the sources skipped; with several sources, each line names its source."""
-        names = tuple(f"{source.uri}: " for source in self.sources)
-        notes = [(source, text) for source in self.sources for text in source.notes if "skipped" in text]
-        return list(
-            dict.fromkeys(
-                text if len(names) == 1 or text.startswith(names) else f"{source.uri}: {text}" for source, text in notes
-            )
-        )
+        return [*lines, f"{'total':<14}{self.cpu_ms_per_frame:>8.2f} {cores}{memory}", "", f"verdict  {self.verdict}"]
 
     def copied(self) -> str:
         """What crossed the bus: "per frame over the bus: 0 bytes of pixels, 3,456 of tables and results"."""
@@ -192,6 +193,25 @@ class ReportFacts:
 
     def to_json(self) -> str:
         return printable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def skipped(infos: Sequence[SourceInfo]) -> list[str]:
+    """What the sources skipped; with several, each line names its source, as those of a list do already."""
+    names = tuple(f"{info.uri}: " for info in infos)
+    found = []
+    for info in infos:
+        is_list = info.path is None and info.kind != "images"
+        for text in info.notes:
+            if "skipped" in text:
+                found.append(text if len(infos) == 1 or is_list or text.startswith(names) else f"{info.uri}: {text}")
+    return list(dict.fromkeys(found))
+
+
+def few(texts: Sequence[str], limit: int = FEW) -> list[str]:
+    """The texts, or the first of many and how many follow."""
+    if len(texts) <= limit:
+        return list(texts)
+    return [*texts[: limit - 1], f"and {len(texts) - limit + 1:,} more, see report.json"]
 
 
 def printable(text: str) -> str:

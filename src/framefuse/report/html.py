@@ -11,10 +11,13 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from framefuse.report.facts import ReportFacts
+from framefuse.common.text import counted
+from framefuse.report.facts import FEW, MANY, ReportFacts, few
 from framefuse.runtime.profiling import StageStats
 
 MAX_CLASSES = 12
+NAMED = 3
+"""Sources that the heading names."""
 _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postprocess": "post"}
 
 
@@ -22,7 +25,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
     """The page. Links to outputs are relative to `folder`; without one they are plain text."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     title = report.model.name if report.model else "run"
-    source = ", ".join(_name(source.uri) for source in report.sources)
+    source = ", ".join(few([_name(source.uri) for source in report.sources], NAMED))
     sections = [
         _header(report, title, source),
         _cards(report),
@@ -110,7 +113,7 @@ def _header(report: ReportFacts, title: str, source: str) -> str:
             f"<p>{_text(error.kind)}: {_text(error.message)}</p>{remedy}</div>"
         )
     if report.warnings:
-        state += f'<div class="box warn"><h2>Warnings</h2>{_list(report.warnings)}</div>'
+        state += f'<div class="box warn"><h2>Warnings</h2>{_list(few(report.warnings))}</div>'
     sentence = report.verdict[:1].upper() + report.verdict[1:]
     return (
         f"<header><h1>{_text(what)}</h1><p class='note'>{_text(' · '.join(facts))}</p>"
@@ -120,7 +123,7 @@ def _header(report: ReportFacts, title: str, source: str) -> str:
 
 def _cards(report: ReportFacts) -> str:
     used = report.cpu_ms_per_frame * report.fps / 1e3
-    count = "1 frame" if report.frames == 1 else f"{report.frames:,} frames"
+    count = counted(report.frames, "frame")
     cards = [("Speed", f"{report.fps:.1f}", "fps", f"{count} in {report.seconds:.1f} s")]
     if not report.frames:
         return _as_cards(cards)
@@ -237,7 +240,7 @@ def _latency(report: ReportFacts) -> str:
     shapes = "".join(
         f"<rect class='accent' x='{number * width + 0.15:.2f}' y='{40 - 40 * count / highest:.2f}' "
         f"width='{width - 0.3:.2f}' height='{40 * count / highest:.2f}'>"
-        f"<title>up to {bound:.1f} ms: {count:,} frames</title></rect>"
+        f"<title>up to {bound:.1f} ms: {counted(count, 'frame')}</title></rect>"
         for number, (bound, count) in enumerate(bars)
         if count
     )
@@ -249,7 +252,7 @@ def _latency(report: ReportFacts) -> str:
     return _chart(
         shapes,
         f"Histogram of latency, median {spread.p50:.1f} ms",
-        f"{highest:,} frames",
+        counted(highest, "frame"),
         "0",
         f"{end:.1f} ms",
         f"<ul class='legend'>{marks}</ul>",
@@ -344,17 +347,20 @@ def _copies(report: ReportFacts) -> str:
 
 def _sources(report: ReportFacts) -> str:
     parts = []
-    for source in report.sources:
+    for source in report.sources[:FEW]:
         size = f"{source.width} x {source.height}" if source.width else "unknown size"
         rate = f", {source.fps:.5g} fps" if source.fps else ""
         rows = [(source.kind, source.uri), ("frames", size + rate)]
         rows += [(f"dropped, {cause}", f"{count:,}") for cause, count in source.drops.items()]
         parts.append(_facts(rows) + _list(source.notes))
-    return "".join(parts)
+    left = len(report.sources) - FEW
+    return "".join(parts) + (f"<p>and {left:,} more, see report.json</p>" if left > 0 else "")
 
 
 def _outputs(report: ReportFacts, folder: Path | None) -> str:
-    items = "".join(f"<li>{_link(path, folder)}</li>" for path in report.outputs)
+    items = "".join(f"<li>{_link(path, folder)}</li>" for path in report.outputs[:MANY])
+    left = len(report.outputs) - MANY
+    items += f"<li>and {left:,} more</li>" if left > 0 else ""
     return f"<ul>{items}</ul>" if items else ""
 
 

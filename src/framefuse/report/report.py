@@ -8,12 +8,22 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from framefuse.common.machine import available_cores
+from framefuse.common.machine import available_cores, memory_limit
 from framefuse.errors import SinkError, UsageError
-from framefuse.report.facts import SCHEMA, CopyFacts, ErrorFacts, ModelFacts, ReportFacts, SourceFacts, printable
+from framefuse.report.facts import (
+    SCHEMA,
+    CopyFacts,
+    ErrorFacts,
+    ModelFacts,
+    ReportFacts,
+    SourceFacts,
+    printable,
+    skipped,
+)
 from framefuse.report.html import render
 from framefuse.report.verdict import verdict
 from framefuse.runtime.profiling import Measurements
@@ -45,6 +55,11 @@ class Report(ReportFacts):
                 remedy=f"read it with framefuse {report.framefuse}",
             )
         return report
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, for notebooks."""
+        page = escape(self.to_html(), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:40em;border:0"></iframe>'
 
     def to_html(self, folder: Path | None = None) -> str:
         """The report as one self-contained page; links to outputs are relative to `folder`."""
@@ -87,6 +102,7 @@ def build_report(
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
     outputs: Iterable[Path] = (),
+    unreadable: int = 0,
     warnings: Iterable[str] = (),
     error: ErrorFacts | None = None,
 ) -> Report:
@@ -140,10 +156,19 @@ def build_report(
         peak_rss_mb=measured.peak_rss_mb,
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
-        warnings=list(warnings),
+        unreadable=unreadable,
+        warnings=[*skipped(infos), *warnings, *_nearly_full(measured.peak_rss_mb)],
         error=error,
         environment=environment(),
     )
+
+
+def _nearly_full(peak_mb: float | None) -> list[str]:
+    """Warns if the memory that the process may use was nearly used up."""
+    limit = memory_limit()
+    if not peak_mb or limit is None or peak_mb * 1e6 < 0.9 * limit:
+        return []
+    return [f"peak memory was {peak_mb:,.0f} MB of the {limit / 1e6:,.0f} MB allowed; beyond that, the run is killed"]
 
 
 def environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from framefuse.common.text import counted
 from framefuse.runtime.profiling import StageStats
 
 
@@ -94,7 +95,8 @@ def verdict(
     fps, explained = 1e3 / measured, min(whole / measured, 1.0)
     if source_limits:
         could = f"; the pipeline could process about {_about(0.9e3 / whole)} fps" if 0.9 * measured > whole > 0 else ""
-        return Verdict(f"the source sets the pace ({fps:.3g} fps){could}", "source", explained, ())
+        sentence = f"keeps up with the source ({fps:.3g} fps), {explained:.0%} busy{could}"
+        return Verdict(sentence, "source", explained, ())
     what_ifs = []
     for load in loads:
         rest = _bound([other for other in loads if other is not load], cores, spare, known)
@@ -148,7 +150,7 @@ def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measure
     if load.gpu and gpu >= max(thread, load.pool, cpu_ms / cores if known else 0.0):
         return f"it takes {load.gpu:.2f} of the {gpu:.2f} ms that a frame needs on the GPU"
     if known and cpu_ms / cores >= max(thread, load.pool):
-        return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {cores} core{'s' if cores > 1 else ''}"
+        return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {counted(cores, 'core')}"
     if load.pool >= thread:
         return f"it takes {load.pool:.1f} of the {measured:.1f} ms per frame with {load.stage.parallel} in parallel"
     return f"it keeps its thread busy for {load.serial:.1f} of the {measured:.1f} ms per frame"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.text import counted
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.models.card import Card
-from framefuse.sources import Source, SourceInfo, SourceOptions, open_source
+from framefuse.sources import Source, SourceOptions
+from framefuse.sources.spread import open_spread
 
-LONGEST = 3000
-"""Maximum number of frames to inspect in a long source."""
 ATTEMPTS = 3
 """Attempts to connect to a camera. Few, because a user is waiting for the model."""
 FEWEST = 8
@@ -25,29 +24,15 @@ FLAT = 4.0
 """A frame whose grey levels span less than this is blank."""
 
 
-def read_inputs(source: Any, card: Card, count: int) -> list[NDArray[Any]]:
-    """About `count` different model inputs (batch, 3, height, width), evenly spaced over a source.
+def read_inputs(source: Any, card: Card, count: int, options: SourceOptions) -> list[NDArray[Any]]:
+    """About `count` different model inputs (batch, 3, height, width), evenly spread over a source that is read with
+    these options.
 
     Raises:
         UsageError: too few frames are left without blank and identical ones.
         SourceError: the source cannot be read.
     """
-    info = inspect(source)
-    reader = open_source(source, SourceOptions(vid_stride=stride(info, count), reconnect=ATTEMPTS))
-    return Picker(card).collect(reader, info.uri, count)
-
-
-def inspect(source: Any) -> SourceInfo:
-    """The facts of a source, which is opened and closed for them."""
-    opened = open_source(source, SourceOptions(reconnect=ATTEMPTS))
-    opened.close()
-    return opened.info
-
-
-def stride(info: SourceInfo, count: int) -> int:
-    """Use every n-th frame, so that `count` frames spread over the source."""
-    known = LONGEST if info.frames is None else min(info.frames, LONGEST)
-    return 1 if info.live else max(1, known // count)
+    return Picker(card).collect(open_spread(source, count, replace(options, reconnect=ATTEMPTS)), count)
 
 
 class Picker:
@@ -60,14 +45,8 @@ class Picker:
         self._seen: set[bytes] = set()
         self.flat = self.same = self.total = 0
 
-    def collect(
-        self, reader: Source, uri: str, count: int, put_aside: Callable[[Frame], object] | None = None
-    ) -> list[NDArray[Any]]:
+    def collect(self, reader: Source, count: int) -> list[NDArray[Any]]:
         """Up to `count` model inputs from a source, which is closed afterwards.
-
-        Args:
-            uri: names the source in errors.
-            put_aside: gets every second frame, which then becomes no model input.
 
         Raises:
             UsageError: too few frames are left without blank and identical ones.
@@ -75,19 +54,16 @@ class Picker:
         """
         inputs: list[NDArray[Any]] = []
         try:
-            for number, frame in enumerate(reader):
-                aside = put_aside is not None and number % 2 == 1
-                if put_aside is not None and aside:
-                    put_aside(frame)
-                elif (values := self.take(frame)) is not None:
+            for frame in reader:
+                if (values := self.take(frame)) is not None:
                     inputs.append(values)
                 if frame.lease is not None:
                     frame.lease.release()
-                if len(inputs) >= count and aside == (put_aside is not None):
+                if len(inputs) >= count:
                     break
         finally:
             reader.close()
-        self.check(uri, len(inputs))
+        self.check(reader.info.uri, len(inputs))
         return inputs
 
     def take(self, frame: Frame) -> NDArray[Any] | None:
@@ -116,16 +92,11 @@ class Picker:
             return
         remedy = f"use a source with at least {FEWEST} different frames, like those the model will see"
         if self.total and self.flat == self.total:
-            raise UsageError(
-                f"all {self.total} calibration frames of {source} are black or a single colour", remedy=remedy
-            )
+            raise UsageError(f"all {self.total} frames of {source} are black or a single colour", remedy=remedy)
         if self.total and self.same and taken <= 1:
-            raise UsageError(f"all {self.total} calibration frames of {source} are identical", remedy=remedy)
-        raise UsageError(
-            f"{source} has {taken} usable calibration frames, but {FEWEST} are needed ({self.note(taken)})",
-            remedy=remedy,
-        )
+            raise UsageError(f"all {self.total} frames of {source} are identical", remedy=remedy)
+        raise UsageError(f"{source} is not enough to calibrate with: {self.note(taken)}", remedy=remedy)
 
     def note(self, taken: int) -> str:
         skipped = [f"{n} {what}" for n, what in ((self.flat, "blank"), (self.same, "identical")) if n]
-        return f"{taken} frames" + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+        return counted(taken, "frame") + (f"; skipped: {', '.join(skipped)}" if skipped else "")

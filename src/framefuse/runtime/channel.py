@@ -77,7 +77,7 @@ class Threaded(Generic[Item]):
         """Index of the iterable that produced the last delivered item."""
         self._running = len(runs)
         self._error: BaseException | None = None
-        self._closed = self._stuck = False
+        self._closed = False
         # One condition per thread: with many iterables, waking all of them for every item costs more than the items.
         lock = threading.Lock()
         self._readable = threading.Condition(lock)
@@ -86,6 +86,8 @@ class Threaded(Generic[Item]):
             threading.Thread(target=self._run, args=(number, iterable), name=f"ff-{name}", daemon=True)
             for number, iterable in enumerate(runs)
         ]
+        self._awaited = set(self._threads)
+        """Those that `close` waits for. Each is waited for once, as it may be inside an engine that never returns."""
         for thread in self._threads:
             thread.start()
 
@@ -143,10 +145,10 @@ class Threaded(Generic[Item]):
             self._readable.notify_all()
         if self._cancel is not None:
             self._cancel()
-        for thread in self._threads:
-            if thread is not threading.current_thread() and not self._stuck:
+        for thread in tuple(self._awaited):
+            if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
-                self._stuck = thread.is_alive()  # inside an engine, for example; it is waited for once
+                self._awaited.discard(thread)
 
     def _run(self, number: int, iterable: Iterable[Item]) -> None:
         name_thread(f"ff-{self.name}")

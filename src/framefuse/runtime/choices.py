@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framefuse.config import Settings
+from framefuse.common.names import nearest
+from framefuse.common.redact import brief
+from framefuse.config import Settings, settings_from
 from framefuse.engines import PREFERENCE, Backend, Engine, Package, check_capabilities, find_backend, who_can
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
@@ -19,7 +21,7 @@ WHY = {"cuda": "frames and results stay on the GPU", "cpu": "the fastest one on 
 """Device -> why its first engine is preferred."""
 NVDEC = Package("PyNvVideoCodec", ("PyNvVideoCodec",))
 CUDA_BATCH = 8
-"""Default batch on CUDA when several videos are read: a GPU needs twice the time of one frame for eight."""
+"""Default batch on CUDA when several videos are read: eight frames take a GPU only twice as long as one."""
 
 
 def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = None) -> tuple[Settings, str]:
@@ -30,7 +32,7 @@ def choose_device(settings: Settings, refuses: Refuses, engine: Engine | None = 
     """
     if settings.device != "auto":
         return settings, f"device {settings.device}: as asked"
-    device, reason = _device(settings, refuses) if engine is None else (engine.device, "that of the engine given")
+    device, reason = _device(settings, refuses) if engine is None else (engine.device, "that of the given engine")
     return settings.model_copy(update={"device": device}), f"device {device}: {reason}"
 
 
@@ -46,7 +48,7 @@ def _device(settings: Settings, refuses: Refuses) -> tuple[str, str]:
         if not capable[other]:  # if neither is able, choose_engine raises
             if settings.engine != "auto":
                 return device, str(find_backend(settings.engine).lacks(other, precision, calibrate=calibrate))
-            return device, f"no engine does {' and '.join(asked)} on {other}"
+            return device, f"no engine supports {' and '.join(asked)} on {other}"
     why = cuda_missing()
     if why is None:
         try:
@@ -225,7 +227,7 @@ def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError if boxes are requested from a model that only segments."""
     if card.task != "semantic":
         return
-    for field in ("save_txt", "save_csv", "classes"):
+    for field in ("save_txt", "save_csv", "save_crop", "classes"):
         if getattr(settings, field):
             raise UsageError(
                 f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",
@@ -233,12 +235,32 @@ def check_task(card: Card, settings: Settings) -> None:
             )
 
 
-def check_classes(card: Card, settings: Settings) -> None:
-    """Raise UsageError if the model does not have a requested class."""
-    unknown = [number for number in settings.classes or () if card.names and number not in card.names]
-    if unknown:
-        known = ", ".join(f"{number} {name}" for number, name in list(card.names.items())[:12])
-        raise UsageError(
-            f"class {unknown[0]} was asked for, but {card.path.name} has {len(card.names)} classes",
-            remedy=f"its classes are {known}{', ...' if len(card.names) > 12 else ''}",
+def choose_classes(card: Card, settings: Settings) -> Settings:
+    """The settings with the numbers of the requested classes; a name is found whatever its case.
+
+    Raises:
+        UsageError: the model does not have a class.
+    """
+    if settings.classes is None:
+        return settings
+    numbers = {name.casefold(): number for number, name in sorted(card.names.items(), reverse=True)}
+    found = [numbers.get(item.casefold()) if isinstance(item, str) else item for item in settings.classes]
+    for item, number in zip(settings.classes, found, strict=True):
+        if number is None or (card.names and number not in card.names):
+            raise _no_class(card, item)
+    return settings_from({"classes": found}, base=settings)
+
+
+def _no_class(card: Card, item: int | str) -> UsageError:
+    if not card.names:
+        return UsageError(
+            f"class {brief(item)} was asked for, but {card.path.name} names no classes",
+            remedy="pass class numbers, or state the names in its card",
         )
+    names = {name.casefold(): f"{number} {name}" for number, name in card.names.items()}
+    close = nearest(str(item), names, 3)
+    known = [names[name] for name in close] or list(names.values())[:12]
+    return UsageError(
+        f"class {brief(item)} was asked for, but {card.path.name} has {len(names)} classes",
+        remedy=f"its classes are {', '.join(known)}{', ...' if len(known) < len(names) else ''}",
+    )

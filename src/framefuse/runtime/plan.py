@@ -9,10 +9,10 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from framefuse.config import Settings
 from framefuse.cuda import current as gpus
@@ -21,8 +21,10 @@ from framefuse.errors import UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
+from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.program import HostProgram, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
-from framefuse.sources import SourceInfo
+from framefuse.sources import SourceInfo, SourceOptions
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
@@ -78,7 +80,8 @@ class RunPlan:
         if settings.calib is not None:
             from framefuse.runtime.calibration import read_inputs
 
-            frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES)
+            options = SourceOptions(max_pixels=settings.max_pixels, tls_verify=settings.tls_verify)
+            frames = read_inputs(settings.calib, card, CALIBRATION_FRAMES, options)
         layout = card.layout if plain and card.task == "detect" else None
         device: Device = "cuda" if settings.on_gpu else "cpu"
         return EngineOptions(
@@ -90,6 +93,39 @@ class RunPlan:
             settings.load_timeout,
             layout,
             frames,
+        )
+
+    def make_program(
+        self,
+        engine: Engine,
+        *,
+        keep_frames: bool = False,
+        recorder: Recorder | None = None,
+        closes_engine: bool = True,
+    ) -> Program:
+        """What runs the model on frames.
+
+        Args:
+            keep_frames: a sink needs the frames.
+            closes_engine: the program closes the engine, which nothing else uses.
+        """
+        settings = self.settings
+        classes = cast("list[int] | None", settings.classes)  # `plan_run` has replaced the names
+        make: Callable[..., Program] = HostProgram
+        if settings.on_gpu:
+            from framefuse.runtime.cuda.program import CudaProgram
+
+            make = partial(CudaProgram, mode=self.upload_mode)
+        return make(
+            engine,
+            self.card,
+            self.preprocess,
+            Selection(settings.conf, settings.iou, settings.max_det, classes, settings.agnostic_nms),
+            batch=self.batch,
+            slots=settings.slots,
+            keep_frames=keep_frames,
+            recorder=recorder,
+            closes_engine=closes_engine,
         )
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
@@ -112,7 +148,7 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     settings, device = choices.choose_device(settings, refuses, engine)
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
-    choices.check_classes(card, settings)
+    settings = choices.choose_classes(card, settings)
     source = readers.share(source, settings)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.number(settings.gpu) if settings.on_gpu else None

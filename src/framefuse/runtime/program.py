@@ -180,6 +180,9 @@ class HostProgram(Program):
     """The `Program` of the CPU: preprocess into a request of the engine, run it, postprocess, release it.
 
     Several requests are in flight at a time, `slots` at most; 0: as many as the engine suggests.
+
+    Args:
+        closes_engine: `close` closes the engine, too.
     """
 
     def __init__(
@@ -193,8 +196,9 @@ class HostProgram(Program):
         slots: int = 0,
         keep_frames: bool = False,
         recorder: Recorder | None = None,
+        closes_engine: bool = True,
     ) -> None:
-        self._engine = engine
+        self._engine, self._closes_engine = engine, closes_engine
         self._card = card
         self._preprocess = preprocess
         self._selection = selection
@@ -218,8 +222,9 @@ class HostProgram(Program):
         return height, width
 
     def prepare(self, width: int, height: int) -> None:
-        size = self._preprocess.place(width, height).size[::-1]
-        self._pools[size] = self._make_pool(size)
+        height, width = self._preprocess.place(width, height).size[::-1]
+        if (height, width) not in self._pools:
+            self._pools[height, width] = self._make_pool((height, width))
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""
@@ -266,11 +271,13 @@ class HostProgram(Program):
         self._in_flight.popleft()
         finished = WallCpuTime.now()
         layout, outputs = flight.slot.layout, flight.slot.outputs
-        if layout is None:
-            outputs = tuple(outputs[index] for index in self._card.output_indices)
-        self._card.check_outputs(outputs, layout)
-        found = self._postprocess(outputs, layout, flight.placements)
-        flight.pool.release(flight.slot)
+        try:
+            if layout is None:
+                outputs = tuple(outputs[index] for index in self._card.output_indices)
+            self._card.check_outputs(outputs, layout)
+            found = self._postprocess(outputs, layout, flight.placements)
+        finally:
+            flight.pool.release(flight.slot)
         yield from self._timer.finished(flight.batch, found, waiting, finished)
 
     def _postprocess(
@@ -285,18 +292,11 @@ class HostProgram(Program):
             outputs,
             layout or card.layout,
             placements,
-            conf=self._selection.conf,
-            iou=self._selection.iou,
-            max_det=self._selection.max_det,
-            classes=self._selection.classes,
-            agnostic=self._selection.agnostic,
+            **vars(self._selection),
             activation=card.activation,
             box_units=card.box_units if layout is None else "relative",
         )
-        return [
-            (self.checked(boxes[:count], scores[:count], labels[:count]), None)
-            for boxes, scores, labels, count in zip(*predictions, strict=True)
-        ]
+        return [(found, None) for found in self.checked(*predictions)]
 
     @property
     def largest_input(self) -> tuple[int, int]:
@@ -317,7 +317,8 @@ class HostProgram(Program):
             flight.pool.wait(flight.slot)
         while self._pools:
             self._pools.popitem()[1].close()
-        self._engine.close()
+        if self._closes_engine:
+            self._engine.close()
         while self._starting is not None:  # an engine that can stop what it runs does so now
             sleep(0.01)
 

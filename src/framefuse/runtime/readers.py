@@ -75,6 +75,11 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     return sources
 
 
+def is_live(source: Any) -> bool:
+    """Whether what is to be read is live, judging by its name."""
+    return _all_live(source) or (isinstance(source, str | Path | int) and _live(source))
+
+
 def _all_live(source: Any) -> bool:
     return isinstance(source, (list, tuple)) and len(source) > 1 and all(map(_live, source))
 

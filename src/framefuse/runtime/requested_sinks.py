@@ -12,13 +12,13 @@ from framefuse.errors import UsageError
 from framefuse.sinks import Sink, open_sink
 from framefuse.sources import SourceInfo
 
-SinkFactory = Callable[[], Sink]
+SinkFactory = Callable[[], Sink] | str
 STILLS = "images", "array"
 """Kinds of sources whose annotated images are written as separate files."""
 
 
 def writes(settings: Settings) -> bool:
-    return any((settings.save, settings.save_txt, settings.save_json, settings.save_jsonl, settings.save_csv))
+    return any(getattr(settings, name) for name in Settings.model_fields if name.startswith("save"))
 
 
 def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tuple[Settings, str | None]:
@@ -35,8 +35,12 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
-    names = {"save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt"}
+    names = {
+        "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_crop": "crops"
+    }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save_frames or settings.save_hits:
+        sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save:
         if info.kind in STILLS:
             sinks.append(open_sink("images"))
@@ -54,12 +58,15 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     if settings.show:
         sinks.append(open_sink("show"))
     for make in factories:
+        if isinstance(make, str):
+            sinks.append(open_sink(make))
+            continue
         maker = callable(make) and (isinstance(make, type) or not hasattr(make, "write")) and _takes_nothing(make)
         sink = make() if maker else None
         if sink is None or not hasattr(sink, "write"):
             raise UsageError(
                 f"sinks has {make!r}, which does not make a sink",
-                remedy="pass classes or functions without arguments: JsonlSink, lambda: CallbackSink(function)",
+                remedy="pass names such as 'csv', or classes or functions without arguments",
             )
         sinks.append(sink)
     return sinks

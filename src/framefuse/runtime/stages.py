@@ -87,12 +87,14 @@ def write(
     clock: StageClock,
     *,
     reader_of: Callable[[str], int],
+    stopped: Callable[[], bool],
 ) -> Iterator[Result]:
     """Pass results to the sinks, which are completed whatever happens.
 
     Args:
         reader_of: number of the reader of a source. A reader works through its sources one after another, so when it
             starts a new one, the outputs of the previous one are complete.
+        stopped: whether the end of the results is not that of the sources.
     """
     previous: dict[int, str] = {}
     try:
@@ -108,5 +110,7 @@ def write(
                 frame.lease.release()
             clock.add(perf_counter() - started, cpu=thread_time() - cpu_started)
             yield result
+        if not stopped():
+            sinks.finish()
     finally:
         sinks.close()

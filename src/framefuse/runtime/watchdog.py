@@ -9,7 +9,7 @@ from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.program import FrameResult, Program
 
 STEP = 0.5
-"""Seconds between two looks. Only these are counted, so that a process that was stopped meanwhile has not waited."""
+"""Seconds between two checks. Only checks are counted, so a process that was suspended in between has not waited."""
 
 
 def watched(found: Threaded[FrameResult], program: Program, seconds: float) -> Iterator[FrameResult]:

@@ -1,6 +1,7 @@
 """Sinks write results. Each kind is one module; a run may use several.
 
     video     annotated MP4, audio copied          images    one annotated image per image
+    crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
     show      annotated frames in a window         callback  calls a function
@@ -20,13 +21,15 @@ from typing import Any, Protocol
 
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
-from framefuse.prediction import Result
-from framefuse.sinks.run_folder import UniqueNames, output_path
+from framefuse.prediction import FrameInfo, Result
+from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
 from framefuse.sources import SourceInfo
 
 SINKS: dict[str, str] = {
     "video": "framefuse.sinks.video:VideoSink",
     "images": "framefuse.sinks.images:ImagesSink",
+    "crops": "framefuse.sinks.crops:CropsSink",
+    "frames": "framefuse.sinks.frames:FramesSink",
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
     "coco": "framefuse.sinks.coco:CocoSink",
@@ -54,6 +57,24 @@ class SinkContext:
     """Files that the run reads."""
     taken: Mapping[str, UniqueNames] = field(default_factory=lambda: defaultdict(UniqueNames))
     """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the outputs will ever be complete; until then their names end in ".part"."""
+        return not self.source.live
+
+    def frame_stem(self, frame: Frame | FrameInfo) -> str:
+        """Base name of a file for one frame: that of its image, or <stem>_<frame>."""
+        return shorten(Path(frame.source_id).stem) if self.source.kind == "images" else f"{self.stem}_{frame.index}"
+
+    def image_name(self, sink: str, frame: Frame | FrameInfo) -> str:
+        """A unique file name of a frame. All names of images are stored, but only the stem of a video, which may be
+        endless."""
+        stems, images, name = self.taken["stem"], self.taken[sink], self.frame_stem(frame)
+        if self.source.kind != "images":
+            return images.take(name) if name in images else name
+        video, _, number = name.rpartition("_")
+        return images.take(f"{name}_image" if number.isdecimal() and video in stems else name)
 
     def output(self, name: str) -> Path:
         """See `output_path`."""

@@ -16,14 +16,17 @@ def write_error(path: Path, error: OSError) -> SinkError:
     advice = "free some space" if full else "check that the folder exists and is writable"
     if error.errno == errno.ELOOP:
         advice = "it is a symbolic link, which is not followed: remove it"
-    return SinkError(
-        f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another with --project"
-    )
+    return SinkError(f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another --project")
 
 
 def encode(text: str) -> bytes:
     """UTF-8; lone surrogates (undecodable bytes of a file name) are escaped as in JSON."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def part_of(path: Path) -> Path:
+    """What an output is called until it is complete."""
+    return path.with_name(path.name + ".part")
 
 
 def check_unmoved(path: Path, opened: os.stat_result) -> None:
@@ -52,8 +55,23 @@ def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
 
 
+def open_folder(folder: Path) -> os.stat_result:
+    """Create a folder inside the run's, unless it exists; returns what `check_unmoved` takes.
+
+    Raises:
+        SinkError: it cannot be created, or is a symbolic link.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "Is a symbolic link")
+        return folder.stat()
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 def make_durable(path: Path) -> None:
-    """Have a complete file and its name written to the disk, so that both survive a loss of power.
+    """Write a complete file and its name through to the disk, so that both survive a loss of power.
 
     Raises:
         OSError: the disk cannot take it.
@@ -95,17 +113,22 @@ class RecordFile:
 
     Args:
         resume: continue an existing file.
+        part: call the file <name>.part until `close`.
 
     Raises:
         SinkError: the file cannot be created or written, or was deleted before `close`.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, resume: bool = False, part: bool = False) -> None:
+        self.target = path
+        """The name of the complete file."""
+        self.path = part_of(path) if part else path
         try:
-            self._file = os.fdopen(open_output(path, 0) if resume else open_output(path), "r+b", buffering=0)
+            if path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._file = os.fdopen(open_output(self.path, 0) if resume else open_output(self.path), "r+b", buffering=0)
         except OSError as error:
-            raise write_error(path, error) from error
+            raise write_error(self.path, error) from error
         self.size = self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
@@ -148,6 +171,9 @@ class RecordFile:
         try:
             if durable:
                 make_durable(self.path)
+            if self.path != self.target:
+                os.replace(self.path, self.target)
+                make_durable(self.target)
         except OSError as error:
             raise write_error(self.path, error) from error
 

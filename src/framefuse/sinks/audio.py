@@ -12,7 +12,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 
-from framefuse.sources.container import TAGS
+from framefuse.sources.container import TAGS, demuxed
 
 MP4_AUDIO = frozenset({"aac", "ac3", "alac", "eac3", "flac", "mp2", "mp3", "opus"})
 """Codecs that players expect in an MP4. FFmpeg accepts more (PCM), but few programs can play them."""
@@ -81,7 +81,7 @@ class AudioCopy:
             for stream in streams
             if stream.codec_context.name == "aac" and not stream.codec_context.extradata
         }
-        for packet in reader.demux(streams):
+        for packet in demuxed(reader, streams):
             if packet.dts is not None:
                 adts = filters.get(packet.stream_index)
                 yield from [packet] if adts is None else adts.filter(packet)
@@ -104,7 +104,7 @@ class AudioCopy:
 
     def close(self) -> None:
         if self._disorder:
-            self._notes.append(f"{self._disorder} audio packets omitted: out of order")
+            self._notes.append(f"audio packets out of order, omitted: {self._disorder}")
             self._disorder = 0
         self._packets, self._next = iter(()), None
         if self._input is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from framefuse.frame import Frame
 from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, encode, make_durable, write_error
+from framefuse.sinks._lines import RecordFile, encode, make_durable, part_of, write_error
 from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
@@ -23,13 +24,16 @@ TAIL = 64 << 20
 """Bytes in which the last row of a file begins; a row is a few hundred bytes, a mask up to a few megabytes."""
 BEGINNING = b'{"categories": ['
 ANNOTATIONS, IMAGES, IMAGES_PART = b'],\n"annotations": [', b'],\n"images": [', ".images.part"
+FIRST = 1
+"""Category id of class 0, as in COCO itself: CVAT takes the id 0 for an object without a label and refuses the file."""
 RESERVE = 8192
 """Bytes reserved for the end of the JSON, in case the disk is full by then."""
 
 
 class CocoSink:
-    """Writes <stem>.json with COCO annotations, each with a `score`; category ids are the model's class ids. From a
-    semantic segmenter, each class in a frame (except background) is one annotation with a run-length `segmentation`.
+    """Writes <stem>.json with COCO annotations, each with a `score`. Category ids are the model's class ids plus FIRST.
+    From a semantic segmenter, each class in a frame (except background) is one annotation with a run-length
+    `segmentation`; of a box it is empty, since labelling tools require the key.
 
     Memory does not grow with the number of frames: annotations are written immediately, and image rows to a second file
     that `close` appends. Until then the two are named <stem>.json.part and <stem>.images.part, from which `framefuse
@@ -45,15 +49,16 @@ class CocoSink:
         self._image_count = 0
         self._annotation_count = 0
         self._open = False
+        self._folder: str | None = None
 
     def open(self, context: SinkContext) -> None:
         self._context = context
         path = context.output(f"{context.stem}.json")
-        categories = [{"id": number, "name": name} for number, name in sorted(context.names.items())]
+        categories = [{"id": number + FIRST, "name": name} for number, name in sorted(context.names.items())]
         self._images = RecordFile(context.output(f"{context.stem}{IMAGES_PART}"))
         try:
             self._images.append(b" " * RESERVE)
-            self._main = RecordFile(path.with_name(path.name + ".part"))
+            self._main = RecordFile(part_of(path))
             self._main.append(BEGINNING + _rows(categories) + ANNOTATIONS)
         except SinkError:
             self._images.discard()
@@ -67,7 +72,7 @@ class CocoSink:
         still = self._context.source.kind == "images"
         image = {
             "id": image_id,
-            "file_name": Path(info.source_id).name if still else f"{self._context.stem}_{info.index}.jpg",
+            "file_name": self._name(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
             "width": info.width,
             "height": info.height,
             "frame": info.index,
@@ -79,13 +84,22 @@ class CocoSink:
         annotations = []
         for number, row in enumerate(found.to_coco(image_id), self._annotation_count + 1):
             _, _, width, height = row["bbox"]
-            annotations.append({"id": number, **row, "area": round(width * height, 3), "iscrowd": 0})
+            row["category_id"] += FIRST
+            area = round(width * height, 3)
+            annotations.append({"id": number, **row, "area": area, "segmentation": [], "iscrowd": 0})
         if result.masks is not None:
             rows = _outlines(result.masks, image_id)
             annotations = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
         if annotations:
             self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
             self._annotation_count += len(annotations)
+
+    def _name(self, path: str) -> str:
+        """The path of an image from the folder that holds all of them."""
+        if self._folder is None:
+            files = [Path(path).parent.absolute() for path in self._context.source.files] or [Path(path).parent]
+            self._folder = os.path.commonpath(files)
+        return os.path.relpath(path, self._folder)
 
     def close(self) -> None:
         if not self._open:
@@ -186,7 +200,7 @@ def _outlines(masks: Masks, image_id: int) -> list[dict[str, Any]]:
         across, along = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
         box = [int(across[0]), int(along[0]), int(across[-1] - across[0]) + 1, int(along[-1] - along[0]) + 1]
         (outline,) = mask_runs(mask[None]).to_coco()
-        row = {"image_id": image_id, "category_id": number, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
+        row = {"image_id": image_id, "category_id": number + FIRST, "bbox": box, "area": int(mask.sum()), "iscrowd": 0}
         rows.append({**row, "segmentation": {**outline, "counts": outline["counts"].decode()}})
     return rows
 

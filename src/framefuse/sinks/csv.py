@@ -13,14 +13,17 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile, encode
 
-HEADER = ("frame", "pts", "class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source")
+HEADER = (
+    *("frame", "seconds", "pts", "time_base"),
+    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source"),
+)
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def safe_text(text: str) -> str:
-    """A text that a spreadsheet does not run: one that begins like a formula gets a quote in front."""
+    """The text as no spreadsheet runs it: one that begins like a formula gets a quote in front."""
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
@@ -31,8 +34,9 @@ def to_csv(rows: list[tuple[object, ...]]) -> bytes:
 
 
 class CsvSink:
-    """Writes <stem>.csv with the columns in HEADER: pts in seconds, empty if unknown; coordinates in source pixels.
-    A class or source whose name begins like a spreadsheet's formula gets a quote in front."""
+    """Writes <stem>.csv with the columns in HEADER: the presentation time in seconds, and as pts in ticks of time_base
+    seconds, both empty if unknown; coordinates in source pixels. A class or source whose name begins like a formula of
+    a spreadsheet gets a quote in front."""
 
     name = "csv"
     needs_frame = False
@@ -42,8 +46,8 @@ class CsvSink:
         self.notes: list[str] = []
 
     def open(self, context: SinkContext) -> None:
-        self._file = RecordFile(context.output(f"{context.stem}.csv"))
-        self.paths.append(self._file.path)
+        self._file = RecordFile(context.output(f"{context.stem}.csv"), part=context.ends)
+        self.paths.append(self._file.target)
         self._file.append(to_csv([HEADER]))
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -58,6 +62,8 @@ class CsvSink:
             (
                 info.index,
                 info.seconds,
+                info.pts,
+                info.time_base,
                 class_id,
                 safe_text(found.name(class_id)),
                 score,

@@ -79,7 +79,7 @@ LOOKAHEAD = {
 B_FRAMES = 4
 """Frames by which x264's reordering delays the output at most."""
 FEWEST_AHEAD = 12
-"""Frames of delay below which x264 has to work without threads over frames, reordering and looking ahead."""
+"""Frames of delay below which x264 has to work without frame threads, reordering and lookahead."""
 
 
 def encoder_options(

@@ -13,10 +13,9 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_output, write_error
+from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_output, part_of, write_error
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
-from framefuse.sinks.run_folder import shorten
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
@@ -67,24 +66,33 @@ class ImagesSink:
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink images needs the frame"
         image = self._annotator.draw(frame, result)
-        source = Path(frame.source_id)
-        still = self._context.source.kind == "images"
-        stem = shorten(source.stem) if still else f"{self._context.stem}_{frame.index}"
-        suffix = source.suffix.lower() if still and source.suffix.lower() in JPEG_SUFFIXES else ".png"
-        path = self._context.output(f"{self._context.taken[self.name].take(stem)}{suffix}")
-        part = path.with_name(path.name + ".part")
-        try:
-            with os.fdopen(open_output(part), "wb") as file:
-                Image.fromarray(image).save(
-                    file, "PNG" if suffix == ".png" else "JPEG", quality=self._quality, subsampling=0, compress_level=1
-                )
-            os.replace(part, path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            raise write_error(path, error) from error
+        suffix = Path(frame.source_id).suffix.lower()
+        if self._context.source.kind != "images" or suffix not in JPEG_SUFFIXES:
+            suffix = ".png"
+        stem = self._context.taken[self.name].take(self._context.frame_stem(frame))
+        path = self._context.output(stem + suffix)
+        save_image(path, image, self._quality)
 
     def close(self) -> None:
         for folder in self.paths:
             check_unmoved(folder, self._opened)
             make_folder_durable(folder)
+
+
+def save_image(path: Path, image: NDArray[np.uint8], quality: int) -> None:
+    """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    part = part_of(path)
+    try:
+        with os.fdopen(open_output(part), "wb") as file:
+            Image.fromarray(image).save(
+                file, "PNG" if path.suffix == ".png" else "JPEG", quality=quality, subsampling=0, compress_level=1
+            )
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise write_error(path, error) from error

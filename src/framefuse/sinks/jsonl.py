@@ -12,16 +12,20 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._lines import RecordFile, encode
 
+SCHEMA = 2
+"""Version of a line; incremented when a field changes its meaning or is removed."""
+
 
 def to_json(result: Result, *, name_source: bool = False) -> str:
     """One line of JSON, without the newline.
 
-    {"frame": int, "pts": seconds or null, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
+    {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
+    "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
     "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. From a semantic segmenter also
     "shares": {class: the fraction of the frame that it covers, 4 decimals}.
 
     Args:
-        name_source: begin with "source", the file or address, to tell several sources apart.
+        name_source: with "source" after the schema, the file or address, to tell several sources apart.
     """
     found = result.detections
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
@@ -32,10 +36,12 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         for box, score, class_id in zip(boxes, scores, class_ids, strict=True)
     ]
     frame = result.frame
-    line: dict[str, object] = {"source": frame.source_id} if name_source else {}
+    line: dict[str, object] = {"schema": SCHEMA} | ({"source": frame.source_id} if name_source else {})
     line |= {
         "frame": frame.index,
-        "pts": frame.seconds,
+        "seconds": frame.seconds,
+        "pts": frame.pts,
+        "time_base": str(frame.time_base),
         "width": frame.width,
         "height": frame.height,
         "detections": detections,
@@ -57,8 +63,8 @@ class JsonlSink:
         self.notes: list[str] = []
 
     def open(self, context: SinkContext) -> None:
-        self._file = RecordFile(context.output(f"{context.stem}.jsonl"))
-        self.paths.append(self._file.path)
+        self._file = RecordFile(context.output(f"{context.stem}.jsonl"), part=context.ends)
+        self.paths.append(self._file.target)
         self._name_source = context.source.kind == "images"
 
     def write(self, result: Result, frame: Frame | None) -> None:

@@ -1,9 +1,9 @@
 """Encoding of one MP4 file.
 
-While it is written, the file is a fragmented MP4, which stays playable after an error, on a full disk, or if the
-process is killed; only the last second is lost: a fragment, and the frames still in the encoder. `close` remuxes it
-into a plain MP4 with the index in front (faststart), which replaces it; if that fails, for example on a full disk, the
-fragmented file stays.
+While it is written, the file is a fragmented MP4 called <name>.part, which stays playable after an error, on a full
+disk, or if the process is killed; only the last second is lost: a fragment, and the frames still in the encoder.
+`close` remuxes it into a plain MP4 with the index in front (faststart), which replaces it; if that fails, for example
+on a full disk, the fragmented file gets the name.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import Matrix
-from framefuse.sinks._lines import check_unmoved, make_durable, open_output, write_error
+from framefuse.sinks._lines import check_unmoved, make_durable, open_output, part_of, write_error
 from framefuse.sinks.audio import AudioCopy
 from framefuse.sinks.canvas import planes_of
 
@@ -35,7 +36,7 @@ UNFINISHED = "being written by framefuse"
 HEADER_BYTES = 1 << 16
 FRAGMENT_SECONDS = 0.2
 ENCODER_SECONDS = 0.7
-"""Of frames that x264 may hold back. With a fragment it stays below a second."""
+"""Seconds of video that x264 may hold back; with a fragment, less than a second."""
 MATRIX_CODE = {"bt601": 6, "bt709": 1, "bt2020": 9, "rgb": 1}
 """ITU-T H.273, MatrixCoefficients; RGB is converted to BT.709 before it is encoded."""
 
@@ -64,18 +65,23 @@ class Mp4File:
 
     For each frame, fill the planes from `planes()`, then call `encode`.
 
+    Args:
+        title: written into the file.
+        part: call the file <name>.part until `close`.
+
     Raises:
         SinkError: the encoder cannot be opened, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, encoding: Encoding) -> None:
+    def __init__(self, path: Path, encoding: Encoding, title: str | None = None, *, part: bool = True) -> None:
         self.path = path
+        self._written = part_of(path) if part else path
         self._encoding = encoding
         self._failed = False
         self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
         self._container = av.open(
-            f"file:{path}",
+            f"file:{self._written}",
             "w",
             format="mp4",
             options={
@@ -87,6 +93,8 @@ class Mp4File:
             },
         )
         self._container.metadata["comment"] = UNFINISHED
+        if title is not None:
+            self._container.metadata["title"] = title
         self._stream = self._open_encoder()
         self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
         self._closed = False
@@ -134,7 +142,7 @@ class Mp4File:
         self._av_frame.pict_type = PictureType.I if alone else PictureType.NONE
         try:
             if self._opened is None:
-                descriptor = open_output(self.path)  # an invalid path fails before any work
+                descriptor = open_output(self._written)  # an invalid path fails before any work
                 self._opened = os.fstat(descriptor)
                 os.close(descriptor)
                 self._container.start_encoding()
@@ -161,13 +169,15 @@ class Mp4File:
             error = caught
         if self._opened is None:
             return None
-        check_unmoved(self.path, self._opened)
+        check_unmoved(self._written, self._opened)
         if self._failed or error is not None:
             with suppress(OSError):  # the first error is the one to report
-                cut_to_whole_boxes(self.path)
+                cut_to_whole_boxes(self._written)
+                os.replace(self._written, self.path)
         if error is not None and not self._failed:
             raise self._error(error) from error
-        return None if self._failed else move_index_to_front(self.path, self._encoding.time_base.denominator)
+        scale = self._encoding.time_base.denominator
+        return None if self._failed else move_index_to_front(self._written, self.path, scale)
 
     def _flush(self, source_end: Fraction) -> None:
         try:
@@ -184,20 +194,26 @@ class Mp4File:
         return write_error(self.path, OSError(error.errno or 0, error.strerror or str(error)))
 
 
-def move_index_to_front(path: Path, movie_timescale: int) -> str | None:
-    """Replace a fragmented MP4 by a plain one that begins with its index; the reason if that fails."""
-    part = path.with_name(path.name + ".part")
+def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str | None:
+    """Make a plain MP4 that begins with its index of a fragmented one, which goes; the reason if that fails."""
+    plain = path.with_name(path.name + ".index.part")
     try:
-        os.close(open_output(part))
-        remux(path, part, movie_timescale)
-        make_durable(part)
-        os.replace(part, path)
+        os.close(open_output(plain))
+        remux(written, plain, movie_timescale)
+        make_durable(plain)
+        os.replace(plain, path)
+        if written != path:
+            written.unlink()
         make_durable(path)
     except (av.FFmpegError, OSError) as error:
-        return f"{path.name} remains a fragmented MP4: {error.strerror}"
+        kept = written
+        with suppress(OSError):
+            os.replace(written, path)
+            kept = path
+        return f"{kept.name} remains a fragmented MP4: {error.strerror}"
     finally:
         with suppress(OSError):
-            part.unlink()
+            plain.unlink()
     return None
 
 
@@ -211,6 +227,9 @@ def is_unfinished(path: Path) -> bool:
 def finish_unfinished(path: Path) -> str:
     """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if it is another file.
 
+    Args:
+        path: <stem>.mp4.part, or <stem>.mp4 of a live source.
+
     Raises:
         SinkError: it cannot be rewritten.
         OSError: it cannot be read.
@@ -222,19 +241,21 @@ def finish_unfinished(path: Path) -> str:
         return ""
     cut_to_whole_boxes(path)
     if not path.exists():
-        return "removed: it held no whole fragment"
+        return "removed: it held no complete fragment"
     with av.open(f"file:{path}") as container:
         timescale = container.streams.video[0].time_base
-    if problem := move_index_to_front(path, 1000 if timescale is None else timescale.denominator):
+    target = path.with_suffix("") if path.suffix == ".part" else path
+    if problem := move_index_to_front(path, target, 1000 if timescale is None else timescale.denominator):
         raise SinkError(problem, remedy="free some space and try again")
-    with av.open(f"file:{path}") as container:
-        return f"completed, {container.streams.video[0].frames} frames"
+    with av.open(f"file:{target}") as container:
+        return f"completed as {target.name}, {counted(container.streams.video[0].frames, 'frame')}"
 
 
 def remux(source: Path, target: Path, movie_timescale: int) -> None:
-    """Copy all packets of an MP4 into a plain MP4 with its index in front."""
+    """Copy all packets and the title of an MP4 into a plain MP4 with its index in front."""
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
+        writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
         streams = {stream.index: _copy_of(stream, writer) for stream in reader.streams}
         for packet in reader.demux():
             if packet.dts is not None:

@@ -1,7 +1,8 @@
 """Complete the outputs of a run that was killed: `framefuse repair FOLDER`.
 
 While a run writes, its outputs are such that a kill leaves something complete or something that can be completed: JSON
-lines and CSV end with a whole line, COCO JSON lies in two growing files, and an MP4 is fragmented.
+lines and CSV end with a whole line, COCO JSON lies in two growing files, and an MP4 is fragmented. What is not complete
+ends in ".part", except where the source is live, and is never complete.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco
-from framefuse.sinks._lines import make_durable, write_error
+from framefuse.sinks._lines import make_durable, part_of, write_error
 from framefuse.sinks.csv import HEADER
-from framefuse.sinks.mp4 import finish_unfinished, is_unfinished
+from framefuse.sinks.mp4 import finish_unfinished
 from framefuse.sinks.run_folder import FolderLock
 
 
@@ -61,18 +63,35 @@ def _repair(path: Path) -> str:
     if path.name.endswith(coco.IMAGES_PART):
         return _used_images(path)
     if path.name.endswith(".json.part"):
-        return f"completed as {path.with_suffix('').name}, {coco.repair(path)} images" if coco.is_part(path) else ""
-    if path.name.endswith(".mp4.part") and path.with_suffix("").exists() and is_unfinished(path.with_suffix("")):
+        images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
+        return images and f"completed as {path.with_suffix('').name}, {images}"
+    if path.name.endswith(".mp4.index.part"):
+        video = path.with_name(path.name.removesuffix(".index.part"))
+        if not video.exists() and not part_of(video).exists():
+            return ""
         path.unlink()
-        return f"removed: {path.with_suffix('').name} has all of it"
-    if path.suffix == ".mp4":
+        return f"removed: {video.name} has all of it"
+    part = path.suffix == ".part"
+    suffix = path.with_suffix("").suffix if part else path.suffix
+    if suffix == ".mp4":
         return finish_unfinished(path)
-    return _cut_line(path, LINES[path.suffix]) if path.suffix in LINES else ""
+    if suffix not in LINES:
+        return ""
+    begins, is_whole = LINES[suffix]
+    with path.open("rb") as file:
+        if file.read(len(begins)) != begins:
+            return ""
+    done = _cut_line(path, is_whole)
+    if part:
+        path.replace(path.with_suffix(""))
+        make_durable(path.with_suffix(""))
+        done = "; ".join(filter(None, (f"completed as {path.with_suffix('').name}", done)))
+    return done
 
 
 def _used_images(path: Path) -> str:
     main = path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json")
-    if main.with_name(main.name + ".part").exists() or not main.exists():
+    if part_of(main).exists() or not main.exists():
         return ""  # used with the annotations
     path.unlink()
     return f"removed: {main.name} is complete"
@@ -87,20 +106,19 @@ def _is_json(line: bytes) -> bool:
 
 
 LINES = {
-    ".jsonl": (b'{"', _is_json),
+    ".jsonl": (b'{"schema": ', _is_json),
     ".csv": (",".join(HEADER).encode() + b"\n", lambda line: line.count(b",") >= len(HEADER)),
 }
 """Suffix -> how our files begin, and whether a line without an end is a whole one all the same."""
 
 
-def _cut_line(path: Path, ours: tuple[bytes, Callable[[bytes], bool]]) -> str:
+def _cut_line(path: Path, is_whole: Callable[[bytes], bool]) -> str:
     """Remove the beginning of a last line that has no end."""
-    begins, is_whole = ours
     with path.open("r+b") as file:
         content = file.read()
         whole = content.rfind(b"\n") + 1
-        if whole == len(content) or not content.startswith(begins) or is_whole(content[whole:]):
+        if whole == len(content) or is_whole(content[whole:]):
             return ""
         file.truncate(whole)
     make_durable(path)
-    return f"{len(content) - whole} bytes of an unfinished last line removed"
+    return f"{counted(len(content) - whole, 'byte')} of an unfinished last line removed"

@@ -87,9 +87,7 @@ class FolderLock:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 return
             self.release()
-            raise SinkError(
-                f"another run is writing into {folder}", remedy="choose another --name, or wait until it has ended"
-            ) from error
+            raise SinkError(f"another run is writing into {folder}", remedy="choose another --name, or wait") from error
 
     def release(self) -> None:
         """May be called twice."""
@@ -99,18 +97,15 @@ class FolderLock:
 
 
 def output_path(folder: Path, name: str, inputs: Container[Path]) -> Path:
-    """The path of an output file, which may be called `name`.part until it is complete.
+    """The path of an output file. Until it is complete, `name`.part and `name`.index.part may be written instead.
 
     Raises:
         SinkError: the run reads this file.
     """
     path = folder / name
-    for written in (path, path.with_name(path.name + ".part")):
+    for written in (path.with_name(path.name + suffix) for suffix in ("", ".part", ".index.part")):
         if written in inputs:
-            raise SinkError(
-                f"{written} is an input of this run and would be overwritten",
-                remedy="choose another --project or --name",
-            )
+            raise SinkError(f"{written} is an input of this run", remedy="choose another --project or --name")
     return path
 
 

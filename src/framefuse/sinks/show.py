@@ -41,9 +41,7 @@ class ShowSink:
         try:
             cv2.namedWindow(context.stem, cv2.WINDOW_NORMAL | cv2.WINDOW_KEEPRATIO)
         except cv2.error as error:
-            raise CapabilityError(
-                "cannot open a window: this OpenCV was built without windows, or finds no display", remedy=REMEDY
-            ) from error
+            raise CapabilityError("cannot open a window: OpenCV lacks windows or a display", remedy=REMEDY) from error
         width, height = context.source.width or LARGEST[0], context.source.height or LARGEST[1]
         scale = min(1.0, LARGEST[0] / width, LARGEST[1] / height)
         cv2.resizeWindow(context.stem, round(width * scale), round(height * scale))

@@ -11,6 +11,7 @@ from framefuse.common.files import Files
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import Sink, SinkContext
+from framefuse.sinks.manifest import Manifest
 from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
 from framefuse.sources import SourceInfo
 
@@ -38,6 +39,8 @@ class SinkSet:
         names: class names of the model.
         inputs: known files that the run reads; no output overwrites one.
         beside: files that the run itself writes into the folder.
+        manifest: where to record the inputs whose outputs are complete.
+        stems: base names of outputs that an earlier run has completed.
 
     Raises:
         SinkError: one of `beside` is an input.
@@ -51,13 +54,20 @@ class SinkSet:
         *,
         inputs: Iterable[Path] = (),
         beside: Iterable[str] = (),
+        manifest: Manifest | None = None,
+        stems: Iterable[str] = (),
     ) -> None:
         self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
+        self._manifest = manifest
+        self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
+        """Source, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
         for stem in {path.stem for path in paths}:
+            self._taken["stem"].take(stem)
+        for stem in stems:
             self._taken["stem"].take(stem)
 
     def __enter__(self) -> SinkSet:
@@ -98,13 +108,26 @@ class SinkSet:
 
     def end(self, source_id: str) -> None:
         """Complete the outputs of a source that has ended, so that a long run does not keep every file open."""
-        _raise_first(_close(self._working.pop(source_id, [])))
+        sinks = self._working.pop(source_id, [])
+        _raise_first(_close(sinks))
+        if self._manifest is not None and source_id in self._inputs_of:
+            info, key, stem = self._inputs_of.pop(source_id)
+            if info.error is None:
+                self._manifest.add(info.uri, key, stem, [path for sink in sinks for path in sink.paths])
+
+    def finish(self) -> None:
+        """The same for all that are open."""
+        for key in list(self._working):
+            self.end(key)
 
     def close(self) -> None:
         """Complete every output, then raise the first error, if any. May be called twice."""
         sinks = [sink for group in self._working.values() for sink in group]
         self._working.clear()
-        _raise_first(_close(sinks))
+        errors = _close(sinks)
+        if self._manifest is not None:
+            self._manifest.close()
+        _raise_first(errors)
 
     def _open(self, key: str, source: SourceInfo) -> None:
         own = [] if source.path is None else [source.path]
@@ -112,6 +135,8 @@ class SinkSet:
         stem = self._taken["stem"].take(stem_of(source))
         context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken)
         self._working[key] = []
+        if self._manifest is not None and (files := source.files or own):
+            self._inputs_of[key] = source, self._manifest.key(files), stem
         errors: list[Exception] = []
         for sink in self._make(source):
             self._all.append(sink)

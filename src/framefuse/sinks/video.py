@@ -10,6 +10,7 @@ from typing import NamedTuple
 import av
 import numpy as np
 
+from framefuse.common.text import counted
 from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
@@ -33,12 +34,12 @@ JUMP = Fraction(1)
 TRACK_TICKS = 10_000
 """FFmpeg doubles the ticks per second of an MP4 track until they are as many as this."""
 LONGEST = (2**31 - 1) // 3
-"""Ticks between two frames at most. FFmpeg has 31 bits for the distance between two frames of an MP4, and for that from
+"""Maximum ticks between two frames. FFmpeg has 31 bits for the distance between two frames of an MP4, and for that from
 decoding to presentation, which x264 lets grow to two frames and more where it reorders."""
 REPEATS = 1000
-"""Frames at most that fill one gap."""
+"""Maximum number of frames that fill one gap."""
 FILES = 8
-"""Files at most that one source makes by changing its size; the last holds all frames that follow."""
+"""Maximum number of files that one source makes by changing its size; the last holds all frames that follow."""
 MPEG4_TICKS = 65535
 """MPEG-4 part 2 divides a second into at most 2**16 - 1 ticks (ISO/IEC 14496-2, vop_time_increment_resolution)."""
 
@@ -132,16 +133,17 @@ class Timeline:
         if self.offset and not self.jumps and not self.shortened:
             found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
         if self.missing:
-            found.append(f"{name}: {self.missing} frames without pts follow at the frame rate")
+            found.append(f"{name}: {counted(self.missing, 'frame')} without pts placed by the frame rate")
         if self.moved:
-            found.append(f"{name}: {self.moved} frames with non-increasing pts delayed to the next tick")
+            found.append(f"{name}: {counted(self.moved, 'frame')} delayed, as the pts did not increase")
         if self.jumps:
-            found.append(f"{name}: pts jumped back {self.jumps} times; the video continues without the jump")
+            found.append(f"{name}: pts jumped back {counted(self.jumps, 'time')}; the video continues without the jump")
         longest = float(self._longest * self.time_base)
         if self.repeated:
-            found.append(f"{name}: {self.repeated} repeated frames fill gaps over {longest:,.1f} s, as MP4 requires")
+            what = counted(self.repeated, "repeated frame")
+            found.append(f"{name}: {what} to fill gaps over {longest:,.1f} s, as MP4 requires")
         if self.shortened:
-            found.append(f"{name}: {self.shortened} gaps shortened to {(REPEATS + 1) * longest:,.1f} s")
+            found.append(f"{name}: {counted(self.shortened, 'gap')} shortened to {(REPEATS + 1) * longest:,.1f} s")
         return found
 
 
@@ -186,8 +188,7 @@ class VideoSink:
         if not is_video_encoder(self._encoder):
             found = ", ".join(filter(is_video_encoder, ENCODERS))
             raise SinkError(
-                f"this build of FFmpeg has no video encoder {self._encoder!r}",
-                remedy=f"choose one with --encoder: {found}",
+                f"this FFmpeg has no video encoder {self._encoder!r}", remedy=f"choose another --encoder: {found}"
             )
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         self._context = context
@@ -255,6 +256,7 @@ class VideoSink:
                 full_range=format.full_range,
                 sample_aspect_ratio=aspect,
             ),
+            part=self._context.ends,
         )
         self.paths.append(path)
         if self._audio and source.path is not None and source.kind == "file":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from framefuse.errors import CapabilityError
@@ -16,8 +17,14 @@ def load_opencv() -> None:
     1050).
 
     Raises:
-        CapabilityError: OpenCV is not installed, or PyAV was imported first.
+        CapabilityError: there is no display, OpenCV is not installed, or PyAV was imported first.
     """
+    # Qt, which most builds of OpenCV use, aborts the process without one.
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise CapabilityError(
+            "cannot open a window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set)",
+            remedy="use --save and play the video afterwards, or log in with ssh -X",
+        )
     if "av" in sys.modules and "cv2" not in sys.modules and sys.platform == "linux":
         raise CapabilityError(
             "cannot open a window: PyAV was imported before OpenCV, whose windows would then hang",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import numpy as np
 
 from framefuse.frame import Frame
-from framefuse.prediction import FrameInfo, Result
+from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, check_unmoved, make_folder_durable, write_error
-from framefuse.sinks.run_folder import shorten
+from framefuse.sinks._lines import RecordFile, check_unmoved, make_folder_durable, open_folder
 
 
 class YoloTxtSink:
@@ -34,13 +32,7 @@ class YoloTxtSink:
     def open(self, context: SinkContext) -> None:
         self._context = context
         folder = context.folder / "labels"
-        try:
-            folder.mkdir(exist_ok=True)
-            if folder.is_symlink():
-                raise OSError(errno.ELOOP, "Is a symbolic link")
-            self._opened = folder.stat()
-        except OSError as error:
-            raise write_error(folder, error) from error
+        self._opened = open_folder(folder)
         self.paths.append(folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
@@ -55,21 +47,11 @@ class YoloTxtSink:
             f"{class_id} " + " ".join(f"{value:.6f}" for value in row) + "\n"
             for class_id, row in zip(found.class_id.tolist(), rows, strict=True)
         ]
-        file = RecordFile(self._context.output(f"labels/{self._unique(info)}.txt"))
+        file = RecordFile(self._context.output(f"labels/{self._context.image_name(self.name, info)}.txt"))
         try:
             file.append("".join(lines).encode())
         finally:
             file.close(durable=False)
-
-    def _unique(self, info: FrameInfo) -> str:
-        """A unique file name. All names of images are stored, but only the stem of a video, which may be endless."""
-        stems, images = self._context.taken["stem"], self._context.taken[self.name]
-        if self._context.source.kind != "images":
-            name = f"{self._context.stem}_{info.index}"
-            return images.take(name) if name in images else name
-        name = shorten(Path(info.source_id).stem)
-        video, _, number = name.rpartition("_")
-        return images.take(f"{name}_image" if number.isdecimal() and video in stems else name)
 
     def close(self) -> None:
         for folder in self.paths:

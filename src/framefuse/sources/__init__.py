@@ -44,7 +44,10 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
         opened: Source = source
         return opened
     from framefuse.sources.arrays import is_image, open_arrays
+    from framefuse.sources.paths import PathList, open_paths
 
+    if isinstance(source, PathList):
+        return open_paths(source, options)
     if isinstance(source, (list, tuple)) and not all(is_image(item) for item in source):
         from framefuse.sources.chain import open_chain
 

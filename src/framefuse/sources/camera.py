@@ -51,9 +51,7 @@ def open_device(name: str, kind: str, options: SourceOptions) -> PullSource:
     except PermissionError:
         raise SourceError(f"no permission to open {name}", remedy="add your user to the group 'video'") from None
     except av.FFmpegError as error:
-        raise SourceError(
-            f"cannot open camera {name}: {error.strerror}", remedy="check whether another program is using it"
-        ) from error
+        raise SourceError(f"cannot open {name}: {error.strerror}", remedy="close the program that uses it") from error
     stream = container.streams.video[0]
     context = stream.codec_context
     info = SourceInfo(name, "camera", context.width, context.height, exact(stream.average_rate))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.common.redact import redact, redact_source
+from framefuse.common.text import counted
 from framefuse.errors import EngineError, FramefuseError, SourceError, UsageError
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.sources.source import SCHEMES, Source, SourceInfo, SourceOptions, is_camera, note
@@ -44,20 +45,28 @@ def _name(item: Any) -> str:
     return redact_source(item) if isinstance(item, (str, PathLike)) else type(item).__name__
 
 
-def chain(openers: Sequence[Opener]) -> PullSource:
+def chain(openers: Sequence[Opener], *, alone: bool = True) -> PullSource:
     """Join several sources into one. Each is opened when the previous one ends; one that raises is skipped with a note.
 
     Frames keep the source_id of their own source; if two sources have the same one (a file named twice), the later gets
     "#2". `info` has the size and rate of the first that opens, and `info.parts` the facts of each.
 
+    Args:
+        alone: whether it is an error if none can be read.
+
     Raises:
         SourceError: none can be opened (immediately), or none delivered a frame (at the end).
     """
-    chained = _Chain(iter(openers), f"{len(openers)} sources", [name for name, _ in openers])
+    chained = _Chain(
+        iter(openers),
+        counted(len(openers), "source"),
+        [name for name, _ in openers],
+        alone=alone,
+    )
     source = chained.source()
-    if source is None:
+    if source is None and alone:
         raise chained.nothing()
-    return source
+    return source or chained.unread()
 
 
 @dataclass(frozen=True)
@@ -90,9 +99,7 @@ class SharedList:
                     return
                 yield _name(item), partial(self.open_one, item, options)
 
-        chains = [
-            _Chain(openers(), f"reader {number + 1} of a shared list", alone=False) for number in range(self.readers)
-        ]
+        chains = [_Chain(openers(), f"reader {number + 1} of a list", alone=False) for number in range(self.readers)]
         first = chains[0].source()
         if first is None:
             raise chains[0].nothing()
@@ -151,7 +158,7 @@ class _Chain:
                     yield frame if name == frame.source_id else frame.replace_unchecked(source_id=name)
                     delivered += 1
             except Exception as error:
-                self._failed(source.info.uri, error)
+                source.info.error = self._failed(source.info.uri, error)
             finally:
                 source.close()
                 self._collect(source.info)
@@ -177,8 +184,8 @@ class _Chain:
         for cause, count in facts.drops.items():
             self._info.drops[cause] = self._info.drops.get(cause, 0) + count
 
-    def _failed(self, name: str, error: Exception) -> None:
-        """Note an item that cannot be read, whatever it raises.
+    def _failed(self, name: str, error: Exception) -> str:
+        """Note an item that cannot be read, whatever it raises; returns why.
 
         Raises:
             EngineError: the GPU that decodes has failed, which is not the item's fault.
@@ -189,6 +196,7 @@ class _Chain:
         self.failures.append(message)
         self._info.drops["unreadable"] = self._info.drops.get("unreadable", 0) + 1
         note(self._info, f"{name} skipped: {message}")
+        return message
 
     def nothing(self) -> SourceError:
         return SourceError(f"none of {self._info.uri} could be read: {'; '.join(self.failures) or 'it is empty'}")

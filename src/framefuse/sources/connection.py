@@ -13,6 +13,7 @@ Why not `fflags=nobuffer`
 
 from __future__ import annotations
 
+import atexit
 import errno
 import math
 import socket
@@ -25,13 +26,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import av
+import av.container.core
 from av.stream import Discard
 
+from framefuse.common.machine import trim_heap
 from framefuse.common.redact import redact
 from framefuse.errors import FramefuseError, SourceError
-from framefuse.sources.container import NOT_VIDEO, TAGS, exact
+from framefuse.sources.container import NOT_VIDEO, TAGS, demuxed, exact
 from framefuse.sources.decoder import HostDecoder, size_limit
 from framefuse.sources.source import SCHEMES, SourceOptions
 from framefuse.sources.tls import why_untrusted
@@ -53,6 +57,8 @@ FIRST_FRAME_SECONDS = 30.0
 """How long packets may arrive before the first frame: key frames can be that far apart."""
 ABSENT_SECONDS = 1.0
 """Seconds beyond the timeout after which FFmpeg, which reads on, gets no packet of the video, only of other streams."""
+EXIT_SECONDS = 1.0
+"""How long the end of the program waits for the thread of a connection."""
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
@@ -212,26 +218,29 @@ class Connection:
         """Set when the connection has ended."""
         self._address, self._options, self._drops = address, options, drops
         self._frames: deque[ArrivedFrame] = deque()
-        self._abandoned = False
+        self.abandoned = False
+        """Nobody waits for the connection any more."""
         self._last_packet = math.inf
         """When the last packet of the video arrived, or the connection was opened; infinite before."""
         self._on_silence, self._silence_reported = on_silence, False
         self._on_change = on_change
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="framefuse live connection", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="framefuse live connection", daemon=True)
+        _connections.add(self)
+        self.thread.start()
 
     def wait_open(self, timeout: float) -> None:
         """Wait until the connection is open or has ended, or `timeout` seconds have passed."""
-        self._wait_for(lambda: bool(self.facts or self.ended) or self._abandoned, timeout)
+        self._wait_for(lambda: bool(self.facts or self.ended) or self.abandoned, timeout)
 
     def frames(self) -> Iterator[ArrivedFrame]:
         """Decoded frames, until the connection ends or is abandoned."""
         while True:
-            while not self._wait_for(lambda: bool(self._frames or self.ended) or self._abandoned, self._left()):
+            while not self._wait_for(lambda: bool(self._frames or self.ended) or self.abandoned, self._left()):
                 if self._left() <= 0:
                     self._end(Ended(f"no video for {self._options.timeout:g} s", TimeoutError))
             with self._changed:
-                if self._abandoned or not self._frames:
+                if self.abandoned or not self._frames:
                     return
                 item = self._frames.popleft()
                 self._changed.notify_all()
@@ -253,12 +262,13 @@ class Connection:
     def abandon(self) -> None:
         """Stop using the connection: from any thread, any number of times. Its own thread frees it."""
         with self._changed:
-            self._abandoned = True
+            self.abandoned = True
             self._frames.clear()
             self._changed.notify_all()
 
     def _run(self) -> None:
         started = time.monotonic()
+        _reading.connection = self
         try:
             ended = self._read()
         except Exception as error:
@@ -266,6 +276,7 @@ class Connection:
             silent = self.facts is None and time.monotonic() - started >= self._options.timeout
             ended = self._failure(TimeoutError() if silent else error)
         self._end(ended)
+        trim_heap()  # else the buffers of every connection leave holes, and a camera that comes and goes fills memory
 
     def _end(self, ended: Ended) -> None:
         with self._changed:
@@ -339,7 +350,7 @@ class Connection:
                 max_pixels=self._options.max_pixels,
                 on_change=changed,
             )
-            for packet in container.demux(stream):
+            for packet in demuxed(container, stream):
                 arrival = self._last_packet = time.monotonic()
                 try:
                     decoded, good = decoder.decode(packet, closed), True
@@ -362,11 +373,40 @@ class Connection:
     def _deliver(self, item: ArrivedFrame) -> bool:
         """Queue a frame for the consumer; False: the connection was abandoned."""
         with self._changed:
-            self._changed.wait_for(lambda: self._abandoned or len(self._frames) < 2)
-            if not self._abandoned:
+            self._changed.wait_for(lambda: self.abandoned or len(self._frames) < 2)
+            if not self.abandoned:
                 self._frames.append(item)
                 self._changed.notify_all()
-            return not self._abandoned
+            return not self.abandoned
+
+
+class _Clock:
+    """Stands for the module `time` where PyAV asks, now and then during a call of FFmpeg, whether it takes too long.
+
+    PyAV has no other way to interrupt a call. Time flies for a connection that was abandoned.
+    """
+
+    @staticmethod
+    def monotonic() -> float:
+        now = time.monotonic()
+        connection = getattr(_reading, "connection", None)
+        return now * 1e9 if connection is not None and connection.abandoned else now
+
+
+_reading = threading.local()
+"""Its `connection`: the one that the current thread reads."""
+_connections: WeakSet[Connection] = WeakSet()
+setattr(av.container.core, "time", _Clock)  # noqa: B010  (it is no public name)
+
+
+@atexit.register
+def _abandon_all() -> None:
+    """End the threads before the interpreter, which PyAV would ask for the time when it is gone: a crash."""
+    connections = list(_connections)
+    for connection in connections:
+        connection.abandon()
+    for connection in connections:
+        connection.thread.join(EXIT_SECONDS)
 
 
 def _facts(container: Any, stream: Any) -> Facts:

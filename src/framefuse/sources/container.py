@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,11 +46,18 @@ def open_container(path: Path, max_pixels: int, begin: int = 0) -> Any:
             remedy="the file is damaged, truncated before its index, or not a video",
         ) from error
     except OSError as error:
-        raise SourceError(
-            f"cannot read {path}: {error.strerror}", remedy="check the path and its permissions"
-        ) from error
+        raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path and permissions") from error
 
 
 def exact(value: Any) -> Fraction | None:
     """A PyAV rational (Fraction, or since PyAV 19 AVRational) as a Fraction; None if unknown (None or 0)."""
     return Fraction(value.numerator, value.denominator) if value else None
+
+
+def demuxed(container: Any, *streams: Any) -> Iterator[Any]:
+    """The packets of some streams, then an empty one of each, which flushes its decoder.
+
+    Where streams appear after the container was opened, PyAV flushes those too, and fails as it does not know them.
+    """
+    with suppress(IndexError):
+        yield from container.demux(*streams)

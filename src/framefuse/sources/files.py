@@ -17,12 +17,12 @@ import av
 
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
-from framefuse.sources.container import NOT_VIDEO, exact, open_container
+from framefuse.sources.container import NOT_VIDEO, demuxed, exact, open_container
 from framefuse.sources.decoder import Decoder, HostDecoder, changed_codec
 from framefuse.sources.mpegts import next_program_table
 from framefuse.sources.planes import check_size
 from framefuse.sources.pull import Frames, PullSource
-from framefuse.sources.source import SourceInfo, SourceOptions, note
+from framefuse.sources.source import SYNTHETIC_TITLE, SourceInfo, SourceOptions, note
 
 READ_ERRORS_IN_A_ROW = 16
 """Consecutive failed reads after which the rest of the file is given up."""
@@ -124,9 +124,7 @@ class _Video:
         every = container.streams.video
         streams = [stream for stream in every if not stream.disposition & NOT_VIDEO]
         if not streams:
-            found = ", ".join(
-                f"{one.type} ({one.codec_context.name})" for one in container.streams if one.codec_context
-            )
+            found = ", ".join(f"{it.type} ({it.codec_context.name})" for it in container.streams if it.codec_context)
             kind = "only cover art" if every else "no video"
             raise SourceError(f"{uri} has {kind}; streams: {found or 'none'}", remedy="choose a file with a video")
         best = container.streams.best("video")
@@ -140,8 +138,9 @@ class _Video:
         time_base = exact(stream.time_base) or Fraction(1, 1000)
         rate = exact(stream.average_rate) or exact(stream.guessed_rate)
         info = SourceInfo(uri, "file", context.width or None, context.height or None, rate, path=Path(uri))
+        info.synthetic = container.metadata.get("title") == SYNTHETIC_TITLE
         if len(streams) > 1:
-            note(info, f"{len(streams)} video streams: number {stream.index} is read")
+            note(info, f"{len(streams)} video streams: stream {stream.index} is read")
         video = cls(container, stream, info, options, time_base, stream.start_time or 0)
         video.decoder = video._host_decoder()
         info.frames = video._expected()
@@ -236,12 +235,12 @@ class _Video:
             self.container.seek(max(int(pts), self.origin), stream=self.stream, backward=True)
         except av.FFmpegError as error:
             raise SourceError(
-                f"cannot seek in {self.info.uri}: {error.strerror}", remedy="leave out start, or remux the file"
+                f"cannot seek in {self.info.uri}: {error.strerror}", remedy="omit start, or remux"
             ) from error
 
     def _decoded_frames(self, closed: threading.Event) -> Iterator[Any]:
         """All frames that decode. Damaged packets are counted and skipped."""
-        packets = self.container.demux(self.stream)
+        packets = demuxed(self.container, self.stream)
         transport = self.container.format.name == "mpegts"
         failures = 0
         while not closed.is_set():
@@ -251,11 +250,11 @@ class _Video:
             except av.FFmpegError as error:
                 self._damaged(error)
                 failures += 1
-                packets = self.container.demux(self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
+                packets = demuxed(self.container, self.stream) if failures < READ_ERRORS_IN_A_ROW else iter(())
                 continue
             ended = packet is None and transport
             if (ended or len(self.undecoded) > UNDECODED_PACKETS) and self._open_what_follows():
-                packets = self.container.demux(self.stream)
+                packets = demuxed(self.container, self.stream)
                 continue
             if packet is None:
                 return
@@ -292,7 +291,7 @@ class _Video:
             self._damaged(error)
 
     def _open_what_follows(self) -> bool:
-        """Open the MPEG-TS behind the last packet that became a frame, if its video has another PID or codec there."""
+        """Open the MPEG-TS after the last packet that became a frame, if its video has another PID or codec there."""
         path, undecoded = Path(self.info.uri), len(self.undecoded)
         self.undecoded.clear()
         begin = None if self.position < 0 else self.position
@@ -380,7 +379,7 @@ class _Video:
         if self.concealed:
             note(info, f"damaged frames, delivered as concealed by the decoder: {self.concealed}")
         if self.missing_pts:
-            how = "filled from the frame rate" if info.fps else "kept so, as the frame rate is unknown"
+            how = "filled from the frame rate" if info.fps else "kept as they are, because the frame rate is unknown"
             note(info, f"frames without pts, {how}: {self.missing_pts}")
         if self.negative_pts:
             note(info, f"frames with a negative pts, kept: {self.negative_pts}")

@@ -74,11 +74,11 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
                     index += 1
         except SourceError as error:
             failures.append(error)
-            info.drops["corrupt"] = len(failures)
+            info.drops["unreadable"] = len(failures)
             if len(failures) <= NAMED_FAILURES:
                 note(info, f"skipped {error.message}")
     if len(failures) > NAMED_FAILURES:
-        note(info, f"{len(failures)} images skipped in all")
+        note(info, f"images skipped in all: {len(failures)}")
     if len(failures) < len(paths) or index:
         return
     if len(failures) == 1:
@@ -144,7 +144,7 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     orientation = image.getexif().get(ORIENTATION_TAG, 1)
     upright = image
     if orientation in MIRRORED:
-        note(info, "mirrored by EXIF: transposed with one copy")
+        note(info, "mirrored by EXIF: flipped in a copy")
         upright = ImageOps.exif_transpose(image)
     name, pixels = to_array(upright, info, source_id)
     return Frame(

@@ -13,6 +13,7 @@ from typing import Any
 
 import av
 
+from framefuse.common.text import counted
 from framefuse.errors import AuthenticationError, CapabilityError, DecodeError, FramefuseError, SourceError, StreamError
 from framefuse.sources.connection import PATIENCE, Address, Connection, Ended, Facts
 from framefuse.sources.container import exact
@@ -207,7 +208,8 @@ class _Live:
                 remedy="check that the server is running and reachable; reconnect=-1 retries without limit",
             )
         if self._backoff.failures == 1:
-            limit = "without limit" if self._options.reconnect < 0 else f"up to {self._options.reconnect} times"
+            most = self._options.reconnect
+            limit = "without limit" if most < 0 else f"up to {counted(most, 'time')}"
             what = "lost" if self._delivered else "no frame yet"
             self._warn(f"{what}: {ended.reason}; retrying {limit} (option reconnect)")
         return not closed.wait(delay)
@@ -222,9 +224,7 @@ class _Live:
         if self._delivered:
             return None
         if issubclass(kind, ssl.SSLCertVerificationError):
-            return SourceError(
-                text, remedy="set tls_verify to a PEM file that holds it or its authority, or to off to accept any"
-            )
+            return SourceError(text, remedy="set tls_verify to a PEM file with it or its authority, or to off")
         if issubclass(kind, av.error.ProtocolNotFoundError):
             return CapabilityError(text, remedy=f"the installed FFmpeg cannot read {self._address.scheme}:// addresses")
         if issubclass(kind, av.error.HTTPClientError) and not issubclass(kind, av.error.HTTPTooManyRequestsError):

@@ -37,9 +37,7 @@ def load_nvdec() -> Any:
     try:
         import PyNvVideoCodec
     except ImportError as error:
-        raise CapabilityError(
-            f"PyNvVideoCodec cannot be imported: {error}", remedy="pip install 'framefuse[cuda13]'"
-        ) from error
+        raise CapabilityError(f"PyNvVideoCodec fails: {error}", remedy="pip install 'framefuse[cuda13]'") from error
     except Exception as error:  # RuntimeError from its own check of the driver
         raise CapabilityError(
             f"PyNvVideoCodec cannot be used: {str(error).splitlines()[0]}",

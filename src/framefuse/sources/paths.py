@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import itertools
 import re
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from framefuse.common.names import nearby
 from framefuse.common.redact import redact_source
 from framefuse.errors import SourceError
 from framefuse.sources.source import IMAGE_FORMATS, Source, SourceOptions
@@ -29,10 +29,17 @@ def open_path(text: str, options: SourceOptions) -> Source:
     Raises:
         SourceError: no such file, or no image or video among the files found.
     """
-    return open_paths(_find(text), options)
+    return open_paths(find(text), options)
 
 
-def _find(text: str) -> list[str]:
+class PathList(list[str]):
+    """Files of one folder or glob: unlike those of another list, images that follow one another are one source."""
+
+    rest = False
+    """Whether others are done already, so that it is no error if none of these can be read."""
+
+
+def find(text: str) -> list[str]:
     """The files that a path, folder or glob names.
 
     Raises:
@@ -42,9 +49,7 @@ def _find(text: str) -> list[str]:
         return _named(text)
     except (OSError, ValueError, RecursionError) as error:  # a character that no file name has, hundreds of folders
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SourceError(
-            f"cannot read {redact_source(text)}: {reason}", remedy="check the path and its permissions"
-        ) from error
+        raise SourceError(f"cannot read {redact_source(text)}: {reason}", remedy="check the path") from error
 
 
 def _named(text: str) -> list[str]:
@@ -56,7 +61,7 @@ def _named(text: str) -> list[str]:
     # After the check for a file, whose name may contain glob characters.
     if glob.has_magic(text):
         return _media(text, sorted_naturally(item for item in glob.iglob(text, recursive=True) if Path(item).is_file()))
-    raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(path))
+    raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(text, path))
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
@@ -72,9 +77,10 @@ def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:
             openers.append((str(members[0]), partial(open_images, members, options)))
         else:
             openers += [(str(item), partial(open_file, item, options)) for item in members]
-    if len(openers) == 1:
+    rest = isinstance(paths, PathList) and paths.rest
+    if len(openers) == 1 and not rest:
         return openers[0][1]()
-    source = chain(openers)
+    source = chain(openers, alone=not rest)
     source.info.files = [Path(item) for item in paths]
     return source
 
@@ -85,7 +91,7 @@ def videos_in(text: str) -> list[str]:
     Raises:
         SourceError: no such file, or it cannot be read.
     """
-    paths = _find(text)
+    paths = find(text)
     return [text] if any(is_image_path(path) for path in paths) else paths
 
 
@@ -118,10 +124,9 @@ def _media(text: str, paths: Sequence[str]) -> list[str]:
     return found
 
 
-def _suggestion(path: Path) -> str:
+def _suggestion(text: str, path: Path) -> str:
     if redact_source(path) != str(path):
         return "write an address as scheme://host:port/path, with any login (name, colon, password, @) before the host"
-    if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
-    near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], 1)
-    return f"did you mean {path.parent / near[0]}?" if near else "check the path"
+    if "://" in text:
+        return "a Pipeline reads addresses; a Model reads files, arrays and frames"
+    return nearby(path, IMAGE_SUFFIXES | VIDEO_SUFFIXES)

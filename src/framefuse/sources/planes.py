@@ -121,7 +121,7 @@ def check_size(width: int, height: int, source_id: str, max_pixels: int | None =
         raise SourceError(f"{source_id}: the frame size is {width}x{height}", remedy="check that the file is complete")
     if max(width, height) > MAX_SIDE:
         raise SourceError(
-            f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels a side",
+            f"{source_id}: the frame size {width}x{height} exceeds {MAX_SIDE} pixels per side",
             remedy="check that the file is not damaged, or scale it down first",
         )
     if max_pixels is not None and width * height > max_pixels:

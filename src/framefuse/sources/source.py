@@ -136,6 +136,10 @@ def _seconds(value: Any) -> Fraction:
     return Fraction(str(value))
 
 
+SYNTHETIC_TITLE = "The synthetic world of framefuse"
+"""Title of its videos."""
+
+
 @dataclass
 class SourceInfo:
     """Facts known before the first frame; None if unknown."""
@@ -162,8 +166,12 @@ class SourceInfo:
     """Chains of several sources: the facts of each part by its `Frame.source_id`, from its first frame on."""
     copied: int = 0
     """Bytes of frames copied within GPU memory while decoding. Grows while reading."""
+    synthetic: bool = False
+    """Whether its frames are those of the synthetic world."""
     mixed: bool = False
     """Whether frames may differ in size, as the images of a folder do."""
+    error: str | None = None
+    """Why it ended early, if it did and others follow."""
     files: Sequence[Path] = ()
     """All known local files that it reads or will read, so that no sink overwrites one."""
 

@@ -28,7 +28,7 @@ def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
     first = math.ceil(start * world.fps)
     last = world.frames if end is None else min(world.frames, math.ceil(end * world.fps))
     numbers = range(first, last, options.vid_stride)
-    info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(numbers))
+    info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(numbers), synthetic=True)
     info.notes.append(f"synthetic world, version {world.version}")
     return PullSource(info, lambda closed: _frames(world, info, numbers, closed))
 

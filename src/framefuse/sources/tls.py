@@ -83,7 +83,7 @@ def _trusting(file: str | None) -> ssl.SSLContext:
         why = "it holds no certificate" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
         raise UsageError(
             f"tls_verify is {file!r}: {why}",
-            remedy="tls_verify takes auto, on, off, or a file of certificates to trust, in the format PEM",
+            remedy="tls_verify takes auto, on, off, or a PEM file of certificates to trust",
         ) from error
     return context
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -12,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from framefuse.common.names import nearest
 from framefuse.errors import UsageError
 from framefuse.world.spec import WorldSpec
 
@@ -87,7 +87,7 @@ def check(world: WorldSpec) -> None:
     width, height = world.size
     if not (min(width, height) >= SMALLEST_SIDE and max(width, height) <= LARGEST_SIDE):
         raise UsageError(
-            f"size={width}x{height} is out of range", remedy=f"choose {SMALLEST_SIDE}..{LARGEST_SIDE} pixels a side"
+            f"size={width}x{height} is out of range", remedy=f"choose {SMALLEST_SIDE}..{LARGEST_SIDE} pixels"
         )
     if width % 2 or height % 2:
         raise UsageError(f"size={width}x{height} is odd", remedy="choose even sides, as 4:2:0 video requires")
@@ -158,6 +158,6 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word.lower(), known, 1, 0.5)
+    near = nearest(word, known)
     listed = f"choose one of {', '.join(known)}"
     return f"did you mean {near[0]}? {listed}" if near else listed

@@ -17,7 +17,8 @@ from framefuse.world.world import World
 
 
 class CocoTruth:
-    """Writes a COCO instances file. Category ids are class ids. In addition to COCO's keys, annotations have `track_id`
+    """Writes a COCO instances file. Category ids are class ids + 1, as many tools
+    read 0 as no object. In addition to COCO's keys, annotations have `track_id`
     and `visibility`, images `frame`, `seconds` and `complexity`. Objects in `Truth.ignored` have `iscrowd` 1, so that
     evaluation counts them neither as missed nor as false detections. Segmentations are uncompressed RLE. In the scene
     bodies, each person is followed by its parts, as categories whose `supercategory` is person.
@@ -31,11 +32,11 @@ class CocoTruth:
         self._images: list[str] = []
         self._count = 0
         info = {"description": write(world), "synthetic_version": world.version, "year": 2026}
-        categories = [{"id": number, "name": name} for number, name in world.object_names.items()]
+        categories = [{"id": number + 1, "name": name} for number, name in world.object_names.items()]
         if world.scene == "bodies":
             whole = categories[0]["name"]
             parts = [(number, name) for number, name in world.names.items() if number]
-            categories += [{"id": number, "name": name, "supercategory": whole} for number, name in parts]
+            categories += [{"id": number + 1, "name": name, "supercategory": whole} for number, name in parts]
         self._file = path.open("xb", buffering=0)
         self._ends: list[int] = []
         """File offsets: where the annotations begin, then where those of each frame end."""
@@ -114,7 +115,7 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
         seen = truth.instances[window] == row + 1
         track, ignored = int(truth.track_id[row]), int(truth.ignored[row])
         yield {
-            "category_id": int(truth.class_id[row]),
+            "category_id": int(truth.class_id[row]) + 1,
             **_outline(seen, (x1, y1), truth.instances.shape),
             "iscrowd": ignored,
             "track_id": track,
@@ -124,7 +125,7 @@ def rows_of(snapshot: Snapshot, *, parts: bool) -> Iterator[dict[str, Any]]:
             shown = np.where(seen, truth.class_mask[window], 0)
             for part in np.unique(shown[shown > 0]).tolist():
                 outline = _outline(shown == part, (x1, y1), truth.instances.shape)
-                yield {"category_id": part, **outline, "iscrowd": ignored, "track_id": track}
+                yield {"category_id": part + 1, **outline, "iscrowd": ignored, "track_id": track}
 
 
 def _outline(mask: NDArray[np.bool_], corner: tuple[int, int], shape: tuple[int, ...]) -> dict[str, Any]:

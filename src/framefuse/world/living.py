@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from framefuse.world.chance import Chance
 from framefuse.world.sketch import (
@@ -35,41 +34,27 @@ def _swung(joint: Solid, length: float, angle: float, out: float = 0.0) -> Solid
     return forward + down * math.sin(angle), up - down * math.cos(angle), side + length * math.sin(out)
 
 
-@dataclass(frozen=True)
 class Person:
-    """Height 1. Walks, runs, stands or waves; seen from any side."""
+    """Height 1. Walks, runs, stands or waves; seen from any side.
 
-    stout: float
-    leg: float
-    shoulder: float
-    head: float
-    yaw: float
-    gait: float
-    wave: float
-    cadence: float
-    lean: float
-    dress: int
-    hair: int
-    sleeves: bool
+    Args:
+        facing: towards the viewer with arms in motion, as in front of a camera.
+    """
 
-    @classmethod
-    def sample(cls, chance: Chance, *, facing: bool = False) -> Person:
-        """A random person; if `facing`, towards the viewer with arms in motion, as in front of a camera."""
+    def __init__(self, chance: Chance, *, facing: bool = False) -> None:
         run = chance.happens(0.25) and not facing
-        return cls(
-            stout=chance.style(0.8, 1.45),
-            leg=chance.style(0.44, 0.52),
-            shoulder=chance.style(0.095, 0.135),
-            head=chance.style(0.062, 0.082),
-            yaw=chance.sign() * (chance.uniform(0.9, 1.7) if facing else chance.uniform(0.0, 1.75)),
-            gait=chance.style(0.05, 0.25) if facing else chance.style(0.75, 1.0) if run else chance.style(0.15, 0.6),
-            wave=chance.style(0.6, 2.4) if facing or chance.happens(0.2) else 0.0,
-            cadence=chance.style(0.5, 1.0) if facing else chance.style(0.9, 1.5) * (1.4 if run else 1),
-            lean=chance.uniform(-0.04, 0.05) + 0.12 * run,
-            dress=chance.integer(0, 4),
-            hair=chance.integer(0, 5),
-            sleeves=chance.happens(0.5),
-        )
+        self.stout = chance.style(0.8, 1.45)
+        self.leg = chance.style(0.44, 0.52)
+        self.shoulder = chance.style(0.095, 0.135)
+        self.head = chance.style(0.062, 0.082)
+        self.yaw = chance.sign() * (chance.uniform(0.9, 1.7) if facing else chance.uniform(0.0, 1.75))
+        self.gait = chance.style(0.05, 0.25) if facing else chance.style(0.75, 1.0) if run else chance.style(0.15, 0.6)
+        self.wave = chance.style(0.6, 2.4) if facing or chance.happens(0.2) else 0.0
+        self.cadence = chance.style(0.5, 1.0) if facing else chance.style(0.9, 1.5) * (1.4 if run else 1)
+        self.lean = chance.uniform(-0.04, 0.05) + 0.12 * run
+        self.dress = chance.integer(0, 4)
+        self.hair = chance.integer(0, 5)
+        self.sleeves = chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.06)
@@ -177,35 +162,20 @@ def _stroke(out: Sketch, stroke: tuple[float, int, Solid, Solid, float, float, i
     out.limb(ink, out.see(a), out.see(b), wide, narrow, part)
 
 
-@dataclass(frozen=True)
 class Dog:
     """A four-legged animal, 1 long from nose to tail root; from dachshund to horse."""
 
-    leg: float
-    stout: float
-    neck: float
-    snout: float
-    ear: int
-    tail: float
-    yaw: float
-    cadence: float
-    gait: float
-    socks: bool
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Dog:
-        return cls(
-            leg=chance.style(0.22, 0.48),
-            stout=chance.style(0.085, 0.15),
-            neck=chance.style(0.1, 0.3),
-            snout=chance.style(0.1, 0.2),
-            ear=chance.integer(0, 3),
-            tail=chance.style(-0.5, 1.3),
-            yaw=chance.uniform(-0.85, 0.85),
-            cadence=chance.style(1.0, 2.0),
-            gait=chance.style(0.15, 0.7),
-            socks=chance.happens(0.4),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.leg = chance.style(0.22, 0.48)
+        self.stout = chance.style(0.085, 0.15)
+        self.neck = chance.style(0.1, 0.3)
+        self.snout = chance.style(0.1, 0.2)
+        self.ear = chance.integer(0, 3)
+        self.tail = chance.style(-0.5, 1.3)
+        self.yaw = chance.uniform(-0.85, 0.85)
+        self.cadence = chance.style(1.0, 2.0)
+        self.gait = chance.style(0.15, 0.7)
+        self.socks = chance.happens(0.4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.1)
@@ -251,33 +221,19 @@ class Dog:
         return out
 
 
-@dataclass(frozen=True)
 class Bird:
     """1 long from beak to tail; flying or standing."""
 
-    body: float
-    wing: float
-    neck: float
-    tail: float
-    beak: float
-    pitch: float
-    cadence: float
-    stands: bool
-    forked: bool
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Bird:
-        return cls(
-            body=chance.style(0.1, 0.19),
-            wing=chance.style(0.4, 0.75),
-            neck=chance.style(0.02, 0.2),
-            tail=chance.style(0.12, 0.3),
-            beak=chance.style(0.06, 0.16),
-            pitch=chance.uniform(-0.25, 0.35),
-            cadence=chance.style(1.5, 3.0),
-            stands=chance.happens(0.3),
-            forked=chance.happens(0.5),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.body = chance.style(0.1, 0.19)
+        self.wing = chance.style(0.4, 0.75)
+        self.neck = chance.style(0.02, 0.2)
+        self.tail = chance.style(0.12, 0.3)
+        self.beak = chance.style(0.06, 0.16)
+        self.pitch = chance.uniform(-0.25, 0.35)
+        self.cadence = chance.style(1.5, 3.0)
+        self.stands = chance.happens(0.3)
+        self.forked = chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()

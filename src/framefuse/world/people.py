@@ -75,7 +75,7 @@ class People:
         return Track(
             track_id=1 + number * CROWD + slot,
             class_id=0,
-            figure=Person.sample(chance, facing=True),
+            figure=Person(chance, facing=True),
             paint=Paint(self.split, chance),
             begin=begin,
             duration=duration,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from framefuse.world.chance import Chance
 from framefuse.world.sketch import (
@@ -22,29 +21,17 @@ from framefuse.world.sketch import (
 )
 
 
-@dataclass(frozen=True)
 class Sign:
     """1 high: a plate on a pole."""
 
-    plate: int
-    radius: float
-    pole: float
-    yaw: float
-    mark: int
-    border: float
-    turn: float
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Sign:
-        return cls(
-            plate=chance.integer(0, 6),
-            radius=chance.style(0.17, 0.26),
-            pole=chance.style(0.016, 0.035),
-            yaw=chance.uniform(-0.8, 0.8),
-            mark=chance.integer(0, 5),
-            border=chance.style(0.72, 0.88),
-            turn=chance.uniform(-0.05, 0.05),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.plate = chance.integer(0, 6)
+        self.radius = chance.style(0.17, 0.26)
+        self.pole = chance.style(0.016, 0.035)
+        self.yaw = chance.uniform(-0.8, 0.8)
+        self.mark = chance.integer(0, 5)
+        self.border = chance.style(0.72, 0.88)
+        self.turn = chance.uniform(-0.05, 0.05)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.0)
@@ -82,18 +69,14 @@ class Sign:
         return out
 
 
-@dataclass(frozen=True)
 class Ball:
     """Diameter 1, rolling: plain, beach ball, banded, spotted."""
 
-    kind: int
-    wedges: int
-    tilt: float
-    light: float
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Ball:
-        return cls(chance.integer(0, 4), chance.integer(2, 5), chance.uniform(-0.7, 0.7), chance.style(0.3, 1.0))
+    def __init__(self, chance: Chance) -> None:
+        self.kind = chance.integer(0, 4)
+        self.wedges = chance.integer(2, 5)
+        self.tilt = chance.uniform(-0.7, 0.7)
+        self.light = chance.style(0.3, 1.0)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()
@@ -129,27 +112,16 @@ def _turned(point: Point, angle: float) -> Point:
     return x * math.cos(angle) - y * math.sin(angle), 0.5 + x * math.sin(angle) + y * math.cos(angle)
 
 
-@dataclass(frozen=True)
 class Box:
     """About 1 high: crate, carton, parcel. Always shows three faces."""
 
-    length: float
-    width: float
-    height: float
-    yaw: float
-    elevation: float
-    kind: int
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Box:
-        return cls(
-            length=chance.style(0.6, 0.95),
-            width=chance.style(0.5, 0.8),
-            height=chance.style(0.55, 0.8),
-            yaw=chance.sign() * chance.uniform(0.3, 1.2),
-            elevation=chance.uniform(0.3, 0.6),
-            kind=chance.integer(0, 4),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.length = chance.style(0.6, 0.95)
+        self.width = chance.style(0.5, 0.8)
+        self.height = chance.style(0.55, 0.8)
+        self.yaw = chance.sign() * chance.uniform(0.3, 1.2)
+        self.elevation = chance.uniform(0.3, 0.6)
+        self.kind = chance.integer(0, 4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -174,27 +146,16 @@ class Box:
         return out
 
 
-@dataclass(frozen=True)
 class Cone:
     """1 high: with or without a base, banded, blunt or pointed."""
 
-    radius: float
-    tip: float
-    bands: int
-    foot: bool
-    squash: float
-    shift: float
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Cone:
-        return cls(
-            radius=chance.style(0.26, 0.42),
-            tip=chance.style(0.01, 0.09),
-            bands=chance.integer(0, 4),
-            foot=chance.happens(0.6),
-            squash=chance.uniform(0.18, 0.36),
-            shift=chance.style(-0.06, 0.06),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.radius = chance.style(0.26, 0.42)
+        self.tip = chance.style(0.01, 0.09)
+        self.bands = chance.integer(0, 4)
+        self.foot = chance.happens(0.6)
+        self.squash = chance.uniform(0.18, 0.36)
+        self.shift = chance.style(-0.06, 0.06)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()
@@ -224,15 +185,10 @@ class Cone:
         return out
 
 
-@dataclass(frozen=True)
 class Decoy:
     """A moving shape of no class: slabs, stars, crosses, blobs."""
 
-    points: tuple[Point, ...]
-    spin: float
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Decoy:
+    def __init__(self, chance: Chance) -> None:
         kind, count = chance.integer(0, 4), chance.integer(4, 9)
         if kind == 0:  # a cross or an L
             arm = chance.style(0.1, 0.2)
@@ -257,7 +213,8 @@ class Decoy:
                 reach *= chance.uniform(0.7, 1.0)
                 angle = math.pi * number / count
                 points.append((reach * math.cos(angle), reach * math.sin(angle)))
-        return cls(tuple(points), chance.uniform(-0.8, 0.8))
+        self.points = points
+        self.spin = chance.uniform(-0.8, 0.8)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()

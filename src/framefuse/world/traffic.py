@@ -221,7 +221,7 @@ class Traffic:
         else:
             start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
         flies = class_id == 6
-        figure = Decoy.sample(chance) if class_id == DECOY else FIGURES[class_id].sample(chance)
+        figure = Decoy(chance) if class_id == DECOY else FIGURES[class_id](chance)
         if isinstance(figure, Bird) and figure.stands:
             flies = False
         return Track(

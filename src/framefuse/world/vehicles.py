@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from framefuse.world.chance import Chance
 from framefuse.world.sketch import (
@@ -38,35 +37,20 @@ def _wheels(out: Sketch, places: tuple[float, ...], radius: float, width: float,
             out.face(DARK, [(forward + x, radius + y, near) for x, y in corners])
 
 
-@dataclass(frozen=True)
 class Car:
     """1 long: saloon, hatchback, estate, pick-up."""
 
-    body: int
-    height: float
-    hood: float
-    ride: float
-    width: float
-    wheel: float
-    yaw: float
-    elevation: float
-    stripe: bool
-    spokes: int
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Car:
-        return cls(
-            body=chance.integer(0, 4),
-            height=chance.style(0.29, 0.4),
-            hood=chance.style(0.17, 0.23),
-            ride=chance.style(0.035, 0.075),
-            width=chance.style(0.36, 0.46),
-            wheel=chance.style(0.075, 0.1),
-            yaw=chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.75) else chance.uniform(0.9, 1.45)),
-            elevation=chance.uniform(0.08, 0.3),
-            stripe=chance.happens(0.3),
-            spokes=chance.integer(1, 4),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.body = chance.integer(0, 4)
+        self.height = chance.style(0.29, 0.4)
+        self.hood = chance.style(0.17, 0.23)
+        self.ride = chance.style(0.035, 0.075)
+        self.width = chance.style(0.36, 0.46)
+        self.wheel = chance.style(0.075, 0.1)
+        self.yaw = chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.75) else chance.uniform(0.9, 1.45))
+        self.elevation = chance.uniform(0.08, 0.3)
+        self.stripe = chance.happens(0.3)
+        self.spokes = chance.integer(1, 4)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -123,32 +107,18 @@ class Car:
         return out
 
 
-@dataclass(frozen=True)
 class Bus:
     """1 long: bus, double-decker, lorry."""
 
-    kind: int
-    height: float
-    width: float
-    windows: int
-    yaw: float
-    elevation: float
-    door: float
-    stripe: bool
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Bus:
-        kind = chance.integer(0, 3)
-        return cls(
-            kind=kind,
-            height=chance.style(0.46, 0.56) if kind == 1 else chance.style(0.34, 0.44),
-            width=chance.style(0.22, 0.32),
-            windows=chance.integer(4, 8),
-            yaw=chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.8) else chance.uniform(0.8, 1.25)),
-            elevation=chance.uniform(0.05, 0.2),
-            door=chance.style(0.1, 0.3),
-            stripe=chance.happens(0.5),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.kind = chance.integer(0, 3)
+        self.height = chance.style(0.46, 0.56) if self.kind == 1 else chance.style(0.34, 0.44)
+        self.width = chance.style(0.22, 0.32)
+        self.windows = chance.integer(4, 8)
+        self.yaw = chance.sign() * (chance.uniform(0.0, 0.7) if chance.happens(0.8) else chance.uniform(0.8, 1.25))
+        self.elevation = chance.uniform(0.05, 0.2)
+        self.door = chance.style(0.1, 0.3)
+        self.stripe = chance.happens(0.5)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
@@ -186,30 +156,17 @@ class Bus:
         return out
 
 
-@dataclass(frozen=True)
 class Bicycle:
     """1 long: bicycle or moped."""
 
-    wheel: float
-    tyre: float
-    spread: float
-    yaw: float
-    bar: float
-    moped: bool
-    basket: bool
-
-    @classmethod
-    def sample(cls, chance: Chance) -> Bicycle:
-        moped = chance.happens(0.4)
-        return cls(
-            wheel=chance.style(0.15, 0.19) if moped else chance.style(0.2, 0.25),
-            tyre=0.05 if moped else chance.style(0.024, 0.04),
-            spread=chance.style(0.27, 0.31),
-            yaw=chance.uniform(-0.75, 0.75),
-            bar=chance.style(0.1, 0.2),
-            moped=moped,
-            basket=chance.happens(0.3),
-        )
+    def __init__(self, chance: Chance) -> None:
+        self.moped = chance.happens(0.4)
+        self.wheel = chance.style(0.15, 0.19) if self.moped else chance.style(0.2, 0.25)
+        self.tyre = 0.05 if self.moped else chance.style(0.024, 0.04)
+        self.spread = chance.style(0.27, 0.31)
+        self.yaw = chance.uniform(-0.75, 0.75)
+        self.bar = chance.style(0.1, 0.2)
+        self.basket = chance.happens(0.3)
 
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, 0.08)

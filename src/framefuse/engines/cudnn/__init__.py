@@ -11,7 +11,6 @@ rewrites.py         merged convolutions, padded channels
 placement.py        values as views of buffers, so that concatenations cost nothing
 schedule.py         streams and memory planning
 compiled.py         all of the above in order
-reference.py        the compiled network in NumPy
 selftest.py         a small model for `doctor`
 
 Runtime:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from framefuse.engines.cudnn import attention, heads, quantize_nodes
 from framefuse.engines.cudnn.import_state import ImportState
@@ -23,8 +22,6 @@ from framefuse.errors import ModelError
 from framefuse.kernels.network.call import MAX_WINDOW
 from framefuse.models.onnx_file import load_onnx
 from framefuse.models.onnx_nodes import attribute, evaluate
-
-Array = NDArray[Any]
 
 SUPPORTED = (
     "convolutions with SiLU, ReLU or no activation and a residual, max pooling that keeps the size, nearest upsampling "

@@ -260,13 +260,6 @@ def decode(sides: NDArray[Any], scores: NDArray[Any], head: Head, height: int, w
     return np.concatenate([np.stack(scaled), probability]).astype(np.float32)
 
 
-def decode_levels(values: Sequence[NDArray[Any]], head: Head, height: int, width: int) -> Floats:
-    """`decode` for a batch; `values` are those of `Head.values`, (batch, channels, rows, columns)."""
-    flat = [value.reshape(*value.shape[:2], -1) for value in values]
-    sides, scores = np.concatenate(flat[::2], 2), np.concatenate(flat[1::2], 2)
-    return np.stack([decode(a, b, head, height, width) for a, b in zip(sides, scores, strict=True)])
-
-
 def decode_anchors(values: Sequence[NDArray[Any]], head: AnchorHead, height: int, width: int) -> Floats:
     """Decode the logits of a batch.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from framefuse.common.files import user_cache
 from framefuse.engines import cache
 
 _logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ FORMAT = 2
 
 def directory() -> Path:
     """$XDG_CACHE_HOME/framefuse/cudnn."""
-    return cache.directory() / "cudnn"
+    return user_cache() / "cudnn"
 
 
 @dataclass

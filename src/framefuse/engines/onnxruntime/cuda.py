@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from framefuse.common.files import user_cache
 from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.streams import StreamPool, new_stream
 from framefuse.engines.backend import Backend
-from framefuse.engines.cache import directory
 from framefuse.engines.device_requests import capture, fork_join
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
@@ -148,7 +148,7 @@ class OnnxRuntimeCudaEngine(Engine):
             "device_id": str(device.current_gpu()),
             "user_compute_stream": str(stream.ptr),
         }
-        folder = directory() / self.name
+        folder = user_cache() / self.name
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "onnxruntime-nvrtx":
             return options | {"nv_runtime_cache_path": str(folder), "enable_cuda_graph": "1" if own_graph else "0"}
@@ -268,9 +268,7 @@ def _onnxruntime() -> Any:
 
 def _choose_precision(asked: str, quantised: bool) -> str:
     if quantised and asked not in ("auto", "int8"):
-        raise UsageError(
-            f"the model is quantised to int8, it cannot run at {asked}", remedy="use the one it was built from"
-        )
+        raise UsageError(f"an int8 model cannot run at {asked}", remedy="use the one it was built from")
     if asked == "int8" and not quantised:
         raise not_quantised()
     return "int8" if quantised else "fp16" if asked == "auto" else asked

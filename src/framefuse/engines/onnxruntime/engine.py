@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.common.ort import SILENT, onnxruntime
+from framefuse.common.ort import SILENT, cpu_session, onnxruntime
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnxruntime import BACKEND
 from framefuse.engines.onnxruntime.errors import cannot_load
@@ -34,9 +34,7 @@ class OnnxRuntimeEngine(Engine):
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = SILENT
         try:
-            # With its fallback, it prints to stdout when it runs out of memory, for example.
-            providers = ["CPUExecutionProvider"]
-            self._session = ort.InferenceSession(str(model), session_options, providers=providers, enable_fallback=0)
+            self._session = cpu_session(ort, model, session_options)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             raise cannot_load(model, error) from error
         entry = self._session.get_inputs()[0]

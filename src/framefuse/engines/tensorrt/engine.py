@@ -14,16 +14,13 @@ is refused.
 
 from __future__ import annotations
 
-import json
 import re
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from framefuse.cuda import device
-from framefuse.engines.device_requests import Request
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.tensorrt import BACKEND
@@ -71,41 +68,6 @@ class TensorrtEngine(Engine):
     def _make_execution(self, batch: int, height: int, width: int) -> Execution:
         engine = self._engine(batch, height, width)
         return Execution(self._found, engine, self._said, batch, height, width)
-
-    def layers(self, batch: int, height: int, width: int) -> list[dict[str, Any]]:
-        """The layers after fusion, from TensorRT's engine inspector."""
-        inspector = self._engine(batch, height, width).create_engine_inspector()
-        text = inspector.get_engine_information(self._found.trt.LayerInformationFormat.JSON)
-        found = json.loads(text).get("Layers", [])
-        return [layer if isinstance(layer, dict) else {"Name": layer} for layer in found]
-
-    def benchmark(
-        self, batch: int, height: int, width: int, *, warmups: int = 20, runs: int = 100
-    ) -> dict[str, list[float]]:
-        """Milliseconds of each run: `host` from images in host memory to results there, `device` without copies.
-
-        Raises:
-            UsageError: no runs are asked for.
-        """
-        if runs < 1 or warmups < 0:
-            raise UsageError(f"runs {runs} and warmups {warmups} are too few", remedy="use 1 or more, and 0 or more")
-        cp = device.cupy()
-        request = Request(self.execution(batch, height, width))
-        start, end = cp.cuda.Event(), cp.cuda.Event()
-        times: dict[str, list[float]] = {"host": [], "device": []}
-        for number in range(-warmups, runs):
-            began = time.perf_counter()
-            request.start()
-            request.wait()
-            host = (time.perf_counter() - began) * 1e3
-            start.record(request.stream)
-            request.execution.start(request.stream)
-            end.record(request.stream)
-            end.synchronize()
-            if number >= 0:
-                times["host"].append(host)
-                times["device"].append(float(cp.cuda.get_elapsed_time(start, end)))
-        return times
 
     def close(self) -> None:
         self._loaded.clear()
@@ -194,9 +156,7 @@ class Execution:
             if name not in memory:
                 shape = tuple(self._context.get_tensor_shape(name))
                 if any(size < 0 for size in shape):
-                    raise ModelError(
-                        f"output {name} has shape {shape}, which depends on the image", remedy="use another engine"
-                    )
+                    raise ModelError(f"output {name} has shape {shape}, which varies", remedy="use another engine")
                 memory[name] = cp.zeros(shape, np.dtype(trt.nptype(engine.get_tensor_dtype(name))))
                 self.results.append(memory[name])
         for name, at in memory.items():

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.engines.cache import DAMAGED, Cached, EngineCache, file_hash, model_hash, write_atomically
+from framefuse.common.files import file_hash
+from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash, write_atomically
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt.build import Bindings, Plan, Shapes, bindings, build_plan
 from framefuse.errors import EngineError, ModelError, SinkError

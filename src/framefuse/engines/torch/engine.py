@@ -17,7 +17,7 @@ import numpy as np
 from framefuse.common.machine import available_cores
 from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Engine, EngineOptions
-from framefuse.engines.onnx_shapes import Shape, at_shape, load
+from framefuse.engines.onnx_shapes import Shape, at_shape, folded, load
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.engines.torch import BACKEND
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, ModelError, UsageError
@@ -94,10 +94,9 @@ class TorchEngine(Engine):
 
         model = onnx.ModelProto()
         model.CopyFrom(self._onnx)
-        model = to_fp32(at_shape(model, shape))
+        model = folded(to_fp32(at_shape(model, shape)))
         if self.precision in HALVES:
-            model = to_fp16(model, plan_fp16(model, {}))
-            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+            model = folded(to_fp16(model, plan_fp16(model, {})))
         network = OnnxNetwork(model, self._device, self._half)
         return network
 

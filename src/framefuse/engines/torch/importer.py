@@ -1,4 +1,4 @@
-"""An ONNX file as PyTorch calls, for one input shape; values that depend on the shape alone are computed once."""
+"""An ONNX file as PyTorch calls, for one input shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framefuse.errors import ModelError
 
 
 class OnnxNetwork:
-    """A model with known shapes (`onnx_shapes.at_shape`).
+    """A model at one input shape (`onnx_shapes.at_shape`, `onnx_shapes.folded`).
 
     Args:
         model: ONNX `ModelProto`.
@@ -28,7 +28,7 @@ class OnnxNetwork:
         from onnx import numpy_helper
 
         graph = model.graph
-        missing = sorted({node.op_type for node in graph.node} - set(OPERATORS) - {"Constant", "Cast"})
+        missing = sorted({node.op_type for node in graph.node} - set(OPERATORS) - {"Cast"})
         if missing:
             raise ModelError(
                 f"engine torch lacks operators that the model uses: {', '.join(missing)}",
@@ -41,7 +41,6 @@ class OnnxNetwork:
         }
         self._inputs = [value.name for value in graph.input if value.name not in self._known]
         self._outputs = [value.name for value in graph.output]
-        shapes = _shapes(graph)
         readers = Counter(name for node in graph.node for name in node.input)
         readers.update(self._outputs)
         silus = _silus(graph, readers)
@@ -52,7 +51,7 @@ class OnnxNetwork:
                 continue  # a Sigmoid that is fused into its Mul
             if node.output[0] in silus:
                 name, inputs = "Silu", [next(part for part in inputs if part != silus[node.output[0]])]
-            self._add(node, name, inputs, shapes)
+            self._add(node, name, inputs)
         self._arguments = [[self._argument(part) for part in parts] for _, parts, _ in self._steps]
 
     def __call__(self, image: torch.Tensor) -> list[torch.Tensor]:
@@ -68,27 +67,14 @@ class OnnxNetwork:
                 values.update(zip(outputs, made, strict=False))
         return [values[name] if name in values else self._known[name] for name in self._outputs]
 
-    def _add(self, node: Any, name: str, inputs: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
-        """Compute a node now if its inputs are known, or record it."""
-        if name == "Constant":
-            self._known[node.output[0]] = self._typed(_attributes(node)["value"])
-            return
+    def _add(self, node: Any, name: str, inputs: list[str]) -> None:
+        """Record a node."""
         attributes = _attributes(node) | {"outputs": len(node.output)}
-        if name == "Shape" and inputs[0] in shapes:
-            shape = shapes[inputs[0]][attributes.get("start", 0) : attributes.get("end")]
-            self._known[node.output[0]] = torch.tensor(shape)
-            return
         call = self._cast(attributes) if name == "Cast" else _bound(OPERATORS[name], attributes)
         plain = PLAIN.get(name, ())
         parts = [_Part(part, position in plain) if part else None for position, part in enumerate(inputs)]
         while parts and parts[-1] is None:
             parts.pop()
-        if all(part is None or part.name in self._known for part in parts):
-            values = [None if part is None else _plain(self._known[part.name], part.plain) for part in parts]
-            made = call(values)
-            made = made if isinstance(made, tuple | list) else [made]
-            self._known.update(zip(node.output, made, strict=False))
-            return
         self._steps.append((call, parts, list(node.output)))
 
     def _argument(self, part: Any) -> Any:
@@ -139,20 +125,7 @@ def _attributes(node: Any) -> dict[str, Any]:
         value = helper.get_attribute_value(attribute)
         if attribute.type == AttributeProto.TENSOR:
             value = torch.from_numpy(numpy_helper.to_array(value).copy())
-        elif node.op_type == "Constant":
-            value = torch.tensor(value)
-        name = "value" if node.op_type == "Constant" else attribute.name
-        found[name] = value.decode() if isinstance(value, bytes) else value
-    return found
-
-
-def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of all values whose shape is fully known."""
-    found = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        kind = value.type.tensor_type
-        if kind.HasField("shape") and all(axis.HasField("dim_value") for axis in kind.shape.dim):
-            found[value.name] = tuple(axis.dim_value for axis in kind.shape.dim)
+        found[attribute.name] = value.decode() if isinstance(value, bytes) else value
     return found
 
 

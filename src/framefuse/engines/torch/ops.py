@@ -244,9 +244,7 @@ def arg(call: Callable[..., Any]) -> Operator:
 
     def run(inputs: Inputs, a: Attributes) -> Any:
         if a.get("select_last_index"):
-            raise ModelError(
-                "engine torch has no ArgMax and ArgMin with select_last_index", remedy="use another engine"
-            )
+            raise ModelError("engine torch has no ArgMax or ArgMin with select_last_index", remedy="use another engine")
         return call(inputs[0], dim=a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
 
     return run

@@ -15,7 +15,6 @@ jit.py                CUDA source -> cubin, cached
 records.py            tuning database on disk
 tuning.py             autotuning in time slices
 tensors.py            tensors that a program returns
-selftest.py           a small ResNet against ONNX Runtime, for `doctor`
 cuda.py               device executions
 engine.py             the engine
 """
@@ -30,5 +29,4 @@ BACKEND = Backend(
     Capabilities({"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}, capturable=True, quantised_as_written=True),
     opener="framefuse.engines.tvm.engine:open_engine",
     needs={"cpu": Needs((_TVM,), "tvm"), "cuda": Needs((_TVM, CUPY), "tvm,cuda13")},
-    tester="framefuse.engines.tvm.selftest:run",
 )

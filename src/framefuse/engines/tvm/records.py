@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from framefuse.common.files import user_cache
 from framefuse.engines import cache
 from framefuse.engines.tvm.package import last_line, tvm, versions
 from framefuse.engines.tvm.targets import Target
@@ -28,7 +29,7 @@ WORKLOADS, RECORDS, TARGET = "database_workload.json", "database_tuning_record.j
 
 def default_folder(target: Target) -> Path:
     """The engine's database of a target."""
-    return cache.directory() / "tvm" / "tuning" / target.name
+    return user_cache() / "tvm" / "tuning" / target.name
 
 
 class Records:

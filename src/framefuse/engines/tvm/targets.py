@@ -90,7 +90,5 @@ def this_gpu() -> Target:
     """
     device = tvm().cuda(gpus.number(None))
     if not device.exist:
-        raise CapabilityError(
-            "TVM finds no CUDA device (libtvm_runtime_cuda.so needs CUDA 13)", remedy="use --device cpu"
-        )
+        raise CapabilityError("TVM finds no GPU (libtvm_runtime_cuda.so needs CUDA 13)", remedy="use --device cpu")
     return Target("cuda", f"sm_{device.compute_version.replace('.', '')}")

@@ -126,9 +126,7 @@ def tune(
             turn(task, min(BATCH, trials - had))
             task.look_up(database)
             if records.written - written < task.measured - had:  # TVM ignores failed writes
-                raise EngineError(
-                    f"schedules cannot be written to {records.folder}", remedy="free disk space, then continue"
-                )
+                raise EngineError(f"schedules cannot be written to {records.folder}", remedy="free space, and continue")
             task.done = task.measured >= trials or task.measured == had
             longest = max(longest, time.monotonic() - turn_started)
             say(f"{task.name[:LONGEST_NAME]}: {task.measured} of {trials} schedules, best {task.best:.0f} us")

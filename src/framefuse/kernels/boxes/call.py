@@ -86,7 +86,7 @@ def detections(
             workspace=workspace,
         )
     if out is None:
-        out = _empty(batch, max_det)
+        out = Found.make(batch, max_det, np.empty)
     elif out.boxes.shape != (batch, max_det, 4):
         raise UsageError(f"out.boxes has shape {out.boxes.shape}, not {(batch, max_det, 4)}")
     suppressing = layout in COMPILED or layout == HEAD
@@ -100,7 +100,7 @@ def detections(
             work = _read(outputs, image, layout, conf, classes, activation, max_det)
         out.non_finite[image] = work.totals[1]
         work.suppress("boxes", image, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
-        _function("place_boxes")(image, work.capacity, *work.at.candidates[:2], work.index, maps, *out[:3], out.counts)
+        _function("place_boxes")(image, work.capacity, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
     return out
 
 
@@ -161,15 +161,6 @@ def nms(
     return result
 
 
-class _Addresses:
-    """Where the arrays of a `_Work` lie."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        self.candidates = tuple(_address(arrays[name]) for name in ("boxes", "labels", "totals"))
-        self.running = _address(arrays["running"])
-        self.sorting = tuple(_address(arrays[name]) for name in ("keys", "orders", "places", "kept", "kept_labels"))
-
-
 class _Work(threading.local):
     """Candidates of one image, and scratch; grown to the most that this thread has seen."""
 
@@ -185,18 +176,16 @@ class _Work(threading.local):
         self.labels = np.zeros(self.capacity, np.int32)
         self.totals = np.zeros(2, np.int32)
         self.index = np.zeros(self.detections, np.int32)
-        self.arrays = {
-            "boxes": self.boxes,
-            "labels": self.labels,
-            "totals": self.totals,
-            "running": _line_aligned(2 * _BLOCK),
-            "keys": np.zeros((2, self.capacity), np.uint32),
-            "orders": np.zeros((2, self.capacity), np.int32),
-            "places": np.zeros(256, np.int32),
-            "kept": np.zeros((_ROWS, self.detections), np.float32),
-            "kept_labels": np.zeros(self.detections, np.int32),
-        }
-        self.at = _Addresses(self.arrays)
+        self._running = _line_aligned(2 * _BLOCK)
+        self._sorting = (  # keys and orders, places by digit, kept boxes and their labels
+            np.zeros((2, self.capacity), np.uint32),
+            np.zeros((2, self.capacity), np.int32),
+            np.zeros(256, np.int32),
+            np.zeros((_ROWS, self.detections), np.float32),
+            np.zeros(self.detections, np.int32),
+        )
+        self.candidates = tuple(map(_address, (self.boxes, self.labels, self.totals)))
+        self.running, self.sorting = _address(self._running), tuple(map(_address, self._sorting))
         return self
 
     def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
@@ -226,8 +215,8 @@ class _Work(threading.local):
             _threshold(iou),
             int(suppressing),
             int(agnostic),
-            *self.at.candidates,
-            *self.at.sorting,
+            *self.candidates,
+            *self.sorting,
             self.index,
             counts,
         )
@@ -260,8 +249,8 @@ def _filter(
         conf,
         _wanted(None if classes is None else tuple(classes), count)[1],
         work.capacity,
-        *work.at.candidates,
-        work.at.running,
+        *work.candidates,
+        work.running,
     )
     return work
 
@@ -292,7 +281,7 @@ def _filter_head(
             int(level == 0),
             wanted,
             work.capacity,
-            *work.at.candidates,
+            *work.candidates,
             weights,
         )
     return work
@@ -349,16 +338,6 @@ def _line_aligned(count: int) -> NDArray[np.float32]:
     room = np.zeros(count + 15, np.float32)
     skipped = -(_address(room) // 4) % 16
     return room[skipped : skipped + count]
-
-
-def _empty(batch: int, max_det: int) -> Found:
-    return Found(
-        np.empty((batch, max_det, 4), np.float32),
-        np.empty((batch, max_det), np.float32),
-        np.empty((batch, max_det), np.int32),
-        np.empty(batch, np.int32),
-        np.empty(batch, np.int32),
-    )
 
 
 def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_candidates: int) -> int:

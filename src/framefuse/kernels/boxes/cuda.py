@@ -110,7 +110,7 @@ def detections(
     work = _scratch(workspace, gpu, stream, batch, max(capacity, 1), room, max_det, suppressing)
     table = keep_cached(_wanted(gpu, None if classes is None else tuple(classes), heads.classes), stream)
     if out is None:
-        out = _empty(batch, max_det)
+        out = Found.make(batch, max_det, device.cupy().empty)
     candidates = _candidates(work, batch, max(capacity, 1))
     if isinstance(heads, head_cuda.Head):
         levels = _table("levels", heads.table, workspace, stream)
@@ -316,14 +316,3 @@ def _wanted(gpu: int, classes: tuple[int, ...] | None, count: int) -> Any:
         return device.uploaded(np.ones(max(count, 1), np.uint8))
     table = np.isin(np.arange(count or max(classes, default=0) + 1), classes)
     return device.uploaded(table.astype(np.uint8))
-
-
-def _empty(batch: int, max_det: int) -> Found:
-    new = device.cupy().empty
-    return Found(
-        new((batch, max_det, 4), np.float32),
-        new((batch, max_det), np.float32),
-        new((batch, max_det), np.int32),
-        new((batch,), np.int32),
-        new((batch,), np.int32),
-    )

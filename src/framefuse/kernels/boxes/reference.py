@@ -30,6 +30,17 @@ class Found(NamedTuple):
     non_finite: Any
     """(batch,) int32: anchors or queries left out because one of their values is NaN or infinite."""
 
+    @classmethod
+    def make(cls, batch: int, max_det: int, new: Callable[..., Any]) -> Found:
+        """Arrays made by `new(shape, dtype)`."""
+        return cls(
+            new((batch, max_det, 4), np.float32),
+            new((batch, max_det), np.float32),
+            new((batch, max_det), np.int32),
+            new((batch,), np.int32),
+            new((batch,), np.int32),
+        )
+
 
 class Candidates(NamedTuple):
     """Boxes above the confidence threshold, in the order of the model's anchors or queries."""
@@ -89,13 +100,7 @@ def detections(
         activation: detr: sigmoid, softmax (the last class is "no object") or none; None: sigmoid for two outputs.
     """
     batch = len(maps)
-    found = Found(
-        np.zeros((batch, max_det, 4), np.float32),
-        np.zeros((batch, max_det), np.float32),
-        np.zeros((batch, max_det), np.int32),
-        np.zeros(batch, np.int32),
-        np.zeros(batch, np.int32),
-    )
+    found = Found.make(batch, max_det, np.zeros)
     for image, row in enumerate(maps):
         candidates = READERS[layout]([_floats(output[image]) for output in outputs], conf, activation)
         found.non_finite[image] = candidates.non_finite

@@ -12,7 +12,16 @@
 #include "common.cuh"
 #include "overlap.cuh"
 
-constexpr int ROWS = 4, WORDS = 2;  // of a tile: candidates, and words of 32 candidates. Small: few boxes, many warps
+// Of a tile: candidates, and words of 32 candidates. Small: few boxes, many warps. Clipping polygons takes so long that
+// a warp has one row and one word of it.
+template <class B>
+struct Tile {
+  static constexpr int ROWS = 4, WORDS = 2;
+};
+template <>
+struct Tile<RotatedBox> {
+  static constexpr int ROWS = 1, WORDS = 1;
+};
 
 static __device__ void merge(unsigned* word, unsigned bits) {
   if (bits) atomicOr(word, bits);
@@ -35,10 +44,9 @@ static __device__ bool last_of_image(int* ticket) {
 // row r, word w. `first` says that the candidates come before the boxes.
 template <class B>
 static __device__ unsigned compare(
-    const B* boxes, const int* labels, const int (&rows)[ROWS], int column, int size, bool first, float threshold,
-    bool agnostic) {
-  constexpr bool CLIPS = sizeof(B) > sizeof(Box);
-  constexpr int UNROLL = CLIPS ? 1 : ROWS;  // clipping polygons is long code, and not repeated
+    const B* boxes, const int* labels, const int (&rows)[Tile<B>::ROWS], int column, int size, bool first,
+    float threshold, bool agnostic) {
+  constexpr int ROWS = Tile<B>::ROWS, WORDS = Tile<B>::WORDS;
   const int lane = threadIdx.x % 32;
   B box[ROWS];
   float areas[ROWS];
@@ -50,15 +58,15 @@ static __device__ unsigned compare(
     classes[r] = agnostic ? 0 : labels[rows[r]];
   }
   unsigned mine = 0;
-#pragma unroll UNROLL
+#pragma unroll
   for (int w = 0; w < WORDS; ++w) {
     const int i = column + w * 32 + lane, at = min(i, size - 1);
     const B other = boxes[at];
     const int label = agnostic ? 0 : labels[at];
-#pragma unroll UNROLL
+#pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       bool rivals = i < size && classes[r] == label;
-      if (CLIPS && first) rivals &= i < rows[r];  // nobody reads the bits of others
+      if (sizeof(B) > sizeof(Box) && first) rivals &= i < rows[r];  // nobody reads the bits of others
       const float part = rivals ? intersection(box[r], other, first) : 0;
       const float whole = areas[r] + area(other) - part, bound = threshold * whole;
       // A division is slow, and mostly not needed to know on which side of the threshold it falls.
@@ -104,6 +112,7 @@ __global__ void __launch_bounds__(CHUNK, 1) suppress(
   kept += (int64_t)image * detections;
 
   if (suppressing) {
+    constexpr int ROWS = Tile<B>::ROWS, WORDS = Tile<B>::WORDS;
     const int across = (size + WORDS * 32 - 1) / (WORDS * 32), down = (size + ROWS - 1) / ROWS;
     const int tiles = across * (down + (known + ROWS - 1) / ROWS);
     for (int tile = warp * gridDim.x + blockIdx.x; tile < tiles; tile += gridDim.x * WARPS) {

@@ -8,9 +8,12 @@ many there are. totals[1] counts the anchors with a NaN or an infinity; they are
 arguments; nothing is allocated or threaded in here.
 """
 
+from __future__ import annotations
+
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ..tir.base import array_at
 from . import _tir_iou as _iou
 from ._tir_iou import broken, ordered, placed
 
@@ -80,11 +83,11 @@ def filter_yolov8(sample):
         running_: T.int64,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
-        values = T.decl_buffer((capacity,), SAMPLES[sample], data=T.reinterpret("handle", address), align=2)
-        wanted = T.decl_buffer((capacity,), "uint8", data=T.reinterpret("handle", wanted_), align=1)
+        values = array_at(address, SAMPLES[sample], capacity, align=2)
+        wanted = array_at(wanted_, "uint8", capacity)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
-        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        labels = array_at(labels_, "int32", capacity, align=4)
+        totals = array_at(totals_, "int32", 2, align=4)
         running = T.decl_buffer((2, BLOCK), "float32", data=T.reinterpret("handle", running_), align=4)
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
@@ -162,11 +165,11 @@ def filter_yolov5(sample):
         running_: T.int64,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
-        values = T.decl_buffer((capacity,), SAMPLES[sample], data=T.reinterpret("handle", address), align=2)
-        wanted = T.decl_buffer((capacity,), "uint8", data=T.reinterpret("handle", wanted_), align=1)
+        values = array_at(address, SAMPLES[sample], capacity, align=2)
+        wanted = array_at(wanted_, "uint8", capacity)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
-        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        labels = array_at(labels_, "int32", capacity, align=4)
+        totals = array_at(totals_, "int32", 2, align=4)
         best = T.alloc_buffer((1,), "float32")
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
@@ -269,21 +272,18 @@ def suppress(rotated):
         places_: T.int64,
         kept_: T.int64,
         kept_labels_: T.int64,
-        index_: T.handle,
-        counts_: T.handle,
+        index: T.Buffer(("room",), "int32", align=4),
+        counts: T.Buffer(("batch",), "int32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
-        batch, room = T.int32(), T.int32()
-        index = T.match_buffer(index_, (room,), "int32", align=4)
-        counts = T.match_buffer(counts_, (batch,), "int32", align=4)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
-        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
+        labels = array_at(labels_, "int32", capacity, align=4)
+        totals = array_at(totals_, "int32", 2, align=4)
         keys = T.decl_buffer((2, capacity), "uint32", data=T.reinterpret("handle", keys_), align=4)
         orders = T.decl_buffer((2, capacity), "int32", data=T.reinterpret("handle", orders_), align=4)
-        places = T.decl_buffer((256,), "int32", data=T.reinterpret("handle", places_), align=4)
+        places = array_at(places_, "int32", 256, align=4)
         kept = T.decl_buffer((ROWS, detections), "float32", data=T.reinterpret("handle", kept_), align=4)
-        kept_labels = T.decl_buffer((detections,), "int32", data=T.reinterpret("handle", kept_labels_), align=4)
+        kept_labels = array_at(kept_labels_, "int32", detections, align=4)
         side = T.alloc_buffer((1,), "int32")
         rank = T.alloc_buffer((1,), "int32")
         found = T.alloc_buffer((1,), "int32")
@@ -337,23 +337,16 @@ def place_boxes():
         capacity: T.int32,
         boxes_: T.int64,
         labels_: T.int64,
-        index_: T.handle,
-        maps_: T.handle,
-        out_boxes_: T.handle,
-        out_scores_: T.handle,
-        out_classes_: T.handle,
-        counts_: T.handle,
+        index: T.Buffer(("room",), "int32", align=4),
+        maps: T.Buffer(("images", 8), "float32", align=4),
+        out_boxes: T.Buffer(("batch", "detections", 4), "float32", align=4),
+        out_scores: T.Buffer(("batch", "detections"), "float32", align=4),
+        out_classes: T.Buffer(("batch", "detections"), "int32", align=4),
+        counts: T.Buffer(("batch",), "int32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
-        batch, detections, room, images = T.int32(), T.int32(), T.int32(), T.int32()
-        index = T.match_buffer(index_, (room,), "int32", align=4)
-        maps = T.match_buffer(maps_, (images, 8), "float32", align=4)
-        out_boxes = T.match_buffer(out_boxes_, (batch, detections, 4), "float32", align=4)
-        out_scores = T.match_buffer(out_scores_, (batch, detections), "float32", align=4)
-        out_classes = T.match_buffer(out_classes_, (batch, detections), "int32", align=4)
-        counts = T.match_buffer(counts_, (batch,), "int32", align=4)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
+        labels = array_at(labels_, "int32", capacity, align=4)
         for row in T.serial(counts[image]):
             for side in T.unroll(4):
                 out_boxes[image, row, side] = placed(boxes[side, index[row]], side % 2, maps, image)

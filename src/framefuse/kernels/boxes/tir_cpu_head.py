@@ -9,6 +9,8 @@ below the threshold cost one pass over the former and nothing of the latter. Not
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ..tir.base import array_at
+
 SAMPLES = {"f32": ("float32", "int32"), "bf16": ("uint16", "int16")}
 """Types of the values as they are stored, and of the integers that have their order."""
 
@@ -63,8 +65,13 @@ def variant(sample):
     minus_infinite = tirx.const(~INFINITE[sample], integer)
 
     @T.inline
-    def decode(values, weights, boxes, start, bins, n, column, row, width, height):
+    def decode(values, weights, boxes, bins, n, a, columns, rows):
         """boxes[:, n] from the distributions of four distances: each is the mean of 0, 1, ... by softmax."""
+        start = T.meta_var(a * 4 * bins)
+        column = T.meta_var((a % columns).astype("float32"))
+        row = T.meta_var((a // columns).astype("float32"))
+        width = T.meta_var(columns.astype("float32"))
+        height = T.meta_var(rows.astype("float32"))
         for side in T.unroll(4):
             weights[4 * bins] = read(values, start + side * bins, sample)
             for k in T.serial(1, bins):
@@ -101,13 +108,13 @@ def variant(sample):
         weights_: T.int64,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_head_{sample}"})
-        distances = T.decl_buffer((capacity,), stored, data=T.reinterpret("handle", distances_), align=2)
-        logits = T.decl_buffer((capacity,), stored, data=T.reinterpret("handle", logits_), align=2)
-        wanted = T.decl_buffer((capacity,), "uint8", data=T.reinterpret("handle", wanted_), align=1)
+        distances = array_at(distances_, stored, capacity, align=2)
+        logits = array_at(logits_, stored, capacity, align=2)
+        wanted = array_at(wanted_, "uint8", capacity)
         boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = T.decl_buffer((capacity,), "int32", data=T.reinterpret("handle", labels_), align=4)
-        totals = T.decl_buffer((2,), "int32", data=T.reinterpret("handle", totals_), align=4)
-        weights = T.decl_buffer((capacity,), "float32", data=T.reinterpret("handle", weights_), align=4)
+        labels = array_at(labels_, "int32", capacity, align=4)
+        totals = array_at(totals_, "int32", 2, align=4)
+        weights = array_at(weights_, "float32", capacity, align=4)
         highest = T.alloc_buffer((GROUP,), integer)
         lowest = T.alloc_buffer((GROUP,), integer)
         best = T.alloc_buffer((1,), integer)
@@ -156,25 +163,10 @@ def variant(sample):
                             boxes[SCORE, n] = weights[0]
                             labels[n] = label[0]
                             for k in T.serial(4 * bins):
-                                bad[0] = bad[0] | (
-                                    T.Or(
-                                        key(distances, a * 4 * bins + k, sample) >= infinite,
-                                        key(distances, a * 4 * bins + k, sample) <= minus_infinite,
-                                    )
-                                ).astype("int32")
+                                value = T.meta_var(key(distances, a * 4 * bins + k, sample))
+                                bad[0] = bad[0] | T.Or(value >= infinite, value <= minus_infinite).astype("int32")
                             if T.And(bad[0] == 0, wanted[label[0]] != T.uint8(0)):
-                                decode(
-                                    distances,
-                                    weights,
-                                    boxes,
-                                    a * 4 * bins,
-                                    bins,
-                                    n,
-                                    (a % width).astype("float32"),
-                                    (a // width).astype("float32"),
-                                    width.astype("float32"),
-                                    height.astype("float32"),
-                                )
+                                decode(distances, weights, boxes, bins, n, a, width, height)
                                 totals[0] = n + 1
                     totals[1] = totals[1] + bad[0]
 

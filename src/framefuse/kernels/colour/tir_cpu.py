@@ -9,10 +9,12 @@ There is a variant for each sample type, since it changes the instructions of th
 siting are tested once per row.
 """
 
+from __future__ import annotations
+
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, colour, lerp, stored
+from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """Codes of frame.PixelFormat.layout, packed layouts by their channels."""
@@ -111,23 +113,18 @@ def rgb_variant(sample, output):
         row_pitch: T.int32,
         channel_pitch: T.int32,
         interleaved: T.int32,
-        row_weight: T.handle,
-        coefficient: T.handle,
-        tint_scratch: T.handle,
-        pair_scratch: T.handle,
-        edge_scratch: T.handle,
+        weights: T.Buffer(("phases",), "float32", align=4),
+        coefficients: T.Buffer((18,), "float32", align=4),
+        tints: T.Buffer((3, "row_size"), "float32", align=4),
+        pair: T.Buffer((2, "row_size"), "float32", align=4),
+        edged: T.Buffer(("edge_size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
-        row_size, edge_size, phases = T.int32(), T.int32(), T.int32()
-        weights = T.match_buffer(row_weight, (phases,), "float32", align=4)
-        coefficients = T.match_buffer(coefficient, (18,), "float32", align=4)
-        tints = T.match_buffer(tint_scratch, (3, row_size), "float32", align=4)
-        pair = T.match_buffer(pair_scratch, (2, row_size), "float32", align=4)
-        edged = T.match_buffer(edge_scratch, (edge_size,), "float32", align=4)
-        plane0 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address0), align=1)
-        plane1 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address1), align=1)
-        plane2 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address2), align=1)
-        target = T.decl_buffer((row_size,), OUTPUTS[output], data=T.reinterpret("handle", target_address), align=1)
+        row_size = T.int32()
+        plane0 = array_at(address0, dtype, row_size)
+        plane1 = array_at(address1, dtype, row_size)
+        plane2 = array_at(address2, dtype, row_size)
+        target = array_at(target_address, OUTPUTS[output], row_size)
         for y in T.serial(first, last):
             near: T.let = y // sub_y
             phase: T.let = y % sub_y
@@ -234,17 +231,15 @@ def yuv_variant(source):
         pitch2: T.int32,
         chroma_step: T.int32,
         subsample: T.int32,
-        coefficient: T.handle,
-        row_scratch: T.handle,
+        coefficients: T.Buffer((12,), "float32", align=4),
+        rows: T.Buffer((9, "size"), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
         size = T.int32()
-        coefficients = T.match_buffer(coefficient, (12,), "float32", align=4)
-        rows = T.match_buffer(row_scratch, (9, size), "float32", align=4)
-        image = T.decl_buffer((size,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
-        plane0 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address0), align=1)
-        plane1 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address1), align=1)
-        plane2 = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", address2), align=1)
+        image = array_at(image_address, IMAGES[source], size)
+        plane0 = array_at(address0, "uint8", size)
+        plane1 = array_at(address1, "uint8", size)
+        plane2 = array_at(address2, "uint8", size)
         for block in T.serial(first // subsample, (last + subsample - 1) // subsample):
             for j in T.serial(subsample):
                 # An odd last row is used twice; `unpack` does the same with an odd last column.
@@ -306,15 +301,13 @@ def image_variant(source, target, scaled):
         width: T.int32,
         first: T.int32,
         last: T.int32,
-        gain: T.handle,
-        bias: T.handle,
+        gains: T.Buffer(("size",), "float32", align=4),
+        biases: T.Buffer(("size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": name})
         size = T.int32()
-        gains = T.match_buffer(gain, (size,), "float32", align=4)
-        biases = T.match_buffer(bias, (size,), "float32", align=4)
-        image = T.decl_buffer((size,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
-        out = T.decl_buffer((size,), IMAGES[target], data=T.reinterpret("handle", out_address), align=1)
+        image = array_at(image_address, IMAGES[source], size)
+        out = array_at(out_address, IMAGES[target], size)
         for y in T.serial(first, last):
             at: T.let = y * image_pitch
             to: T.let = y * out_pitch

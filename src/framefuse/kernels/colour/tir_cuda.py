@@ -9,7 +9,7 @@ The others: a thread computes a pixel.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, lerp, stored
+from ..tir.base import OUTPUTS, SAMPLES, array_at, lerp, stored, wide
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """As in `tir_cpu.py`."""
@@ -19,12 +19,6 @@ PIXELS = 4
 COLUMNS, ROWS = 32, 4
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
-LARGE = 1 << 40
-"""Declared elements of a buffer that is reached by address; its true size does not matter."""
-
-
-def wide(value):
-    return value.astype("int64")
 
 
 def clipped(value, low, high):
@@ -111,7 +105,7 @@ def rgb_variant(sample, output):
         high: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
-        rows = T.decl_buffer((LARGE,), "int64", data=T.reinterpret("handle", table), align=8)
+        rows = array_at(table, "int64", align=8)
         for frame in T.thread_binding(frames, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + ROWS - 1) // ROWS, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + WIDE - 1) // WIDE, thread="blockIdx.x"):
@@ -137,12 +131,8 @@ def rgb_variant(sample, output):
                                     written = rows[frame * 4 + 3]
                                 if paired != 0:
                                     words_of(words, 0, PIXELS, plane0 + (wide(y) * wide(pitch0) + wide(x)) * size)
-                                    words_of(
-                                        words,
-                                        size,
-                                        PIXELS,
-                                        plane1 + (wide(y >> shift_y) * wide(pitch1) + wide(x)) * size,
-                                    )
+                                    chroma = T.meta_var(wide(y >> shift_y) * wide(pitch1) + wide(x))
+                                    words_of(words, size, PIXELS, plane1 + chroma * size)
                                     for p in T.unroll(PIXELS):
                                         comps[3 * p] = sample_of(words, 0, p)
                                         comps[3 * p + 1] = sample_of(words, size, p // 2 * 2)
@@ -176,12 +166,9 @@ def rgb_variant(sample, output):
                                                     across = (width + (1 << shift_x) - 1) >> shift_x
                                                     neighbour(near, far, weight, 0, column, shift_x, across)
                                                     neighbour(near, far, weight, 1, y, shift_y, down)
-                                                    interpolated(
-                                                        comps, 3 * p + 1, plane1, pitch1, step, near, far, weight
-                                                    )
-                                                    interpolated(
-                                                        comps, 3 * p + 2, other, pitch, step, near, far, weight
-                                                    )
+                                                    taps = T.meta_var((step, near, far, weight))
+                                                    interpolated(comps, 3 * p + 1, plane1, pitch1, *taps)
+                                                    interpolated(comps, 3 * p + 2, other, pitch, *taps)
                                 for p in T.unroll(PIXELS):
                                     red = m0 * comps[3 * p] + m1 * comps[3 * p + 1] + m2 * comps[3 * p + 2] + o0
                                     green = m3 * comps[3 * p] + m4 * comps[3 * p + 1] + m5 * comps[3 * p + 2] + o1
@@ -194,9 +181,7 @@ def rgb_variant(sample, output):
                                         results[p] = stored(clipped(red, low, high), output)
                                         results[PIXELS + p] = stored(clipped(green, low, high), output)
                                         results[2 * PIXELS + p] = stored(clipped(blue, low, high), output)
-                                out = T.decl_buffer(
-                                    (LARGE,), OUTPUTS[output], data=T.reinterpret("handle", written), align=16
-                                )
+                                out = array_at(written, OUTPUTS[output], align=16)
                                 at = wide(y) * wide(row_pitch)
                                 if vectors != 0:
                                     start = at + wide(x) * T.Select(interleaved != 0, T.int64(3), T.int64(1))
@@ -258,9 +243,9 @@ def yuv_variant(source):
         w11: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
-        plane0 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address0), align=1)
-        plane1 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address1), align=1)
-        plane2 = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", address2), align=1)
+        plane0 = array_at(address0, "uint8")
+        plane1 = array_at(address1, "uint8")
+        plane2 = array_at(address2, "uint8")
         for block_y in T.thread_binding((height + 15) // 16, thread="blockIdx.y"):
             for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):
                 for thread_y in T.thread_binding(8, thread="threadIdx.y"):
@@ -270,6 +255,9 @@ def yuv_variant(source):
                         if T.And(left < width, top < height):
                             sums = T.alloc_buffer((3,), "float32", scope="local")
                             rgb = T.alloc_buffer((3,), "float32", scope="local")
+                            luma = T.meta_var(code(w0 * rgb[0] + w1 * rgb[1] + w2 * rgb[2] + w3))
+                            cb = T.meta_var(code(w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7))
+                            cr = T.meta_var(code(w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11))
                             for c in T.unroll(3):
                                 sums[c] = T.float32(0)
                             for j in T.unroll(2):
@@ -283,26 +271,16 @@ def yuv_variant(source):
                                         )
                                         rgb[c] = load(image + at * size)
                                         sums[c] = sums[c] + rgb[c]
-                                    plane0[wide(y) * wide(pitch0) + wide(x)] = code(
-                                        w0 * rgb[0] + w1 * rgb[1] + w2 * rgb[2] + w3
-                                    )
+                                    plane0[wide(y) * wide(pitch0) + wide(x)] = luma
                                     if subsample == 1:
-                                        plane1[wide(y) * wide(pitch1) + wide(x * chroma_step)] = code(
-                                            w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7
-                                        )
-                                        plane2[wide(y) * wide(pitch2) + wide(x * chroma_step)] = code(
-                                            w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11
-                                        )
+                                        plane1[wide(y) * wide(pitch1) + wide(x * chroma_step)] = cb
+                                        plane2[wide(y) * wide(pitch2) + wide(x * chroma_step)] = cr
                             if subsample == 2:
                                 for c in T.unroll(3):
                                     rgb[c] = sums[c] * T.float32(0.25)
                                 column = wide((left >> 1) * chroma_step)
-                                plane1[wide(top >> 1) * wide(pitch1) + column] = code(
-                                    w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7
-                                )
-                                plane2[wide(top >> 1) * wide(pitch2) + column] = code(
-                                    w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11
-                                )
+                                plane1[wide(top >> 1) * wide(pitch1) + column] = cb
+                                plane2[wide(top >> 1) * wide(pitch2) + column] = cr
 
     return kernel
 
@@ -337,8 +315,8 @@ def image_variant(source, target, scaled):
         bias3: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": name})
-        image = T.decl_buffer((LARGE,), IMAGES[source], data=T.reinterpret("handle", image_address), align=1)
-        out = T.decl_buffer((LARGE,), IMAGES[target], data=T.reinterpret("handle", out_address), align=1)
+        image = array_at(image_address, IMAGES[source])
+        out = array_at(out_address, IMAGES[target])
         for number in T.thread_binding(images, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + 3) // 4, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + 63) // 64, thread="blockIdx.x"):

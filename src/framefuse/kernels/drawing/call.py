@@ -113,9 +113,7 @@ def _components(planes: Sequence[Plane], format: PixelFormat, *, any_chroma: boo
     """Y, U and V as 2-D views, and samples from one chroma sample to the next."""
     usual = any_chroma or (format.bits == 8 and format.subsample == (2, 2))
     if not usual or format.layout not in ("planar", "semiplanar") or format.name.startswith("gbr"):
-        raise UsageError(
-            f"cannot draw into {format.name}", remedy="convert to yuv420p or nv12, or draw with sinks.draw.Annotator"
-        )
+        raise UsageError(f"cannot draw into {format.name}", remedy="use yuv420p, nv12, or sinks.draw.Annotator")
     if masks_cuda.is_cuda(planes[0]):
         planes = [device.as_cupy(plane) for plane in planes]
     height, width = planes[0].shape[:2]

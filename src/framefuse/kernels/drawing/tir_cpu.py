@@ -4,9 +4,11 @@
 (nv12), so that one kernel serves both. Addresses are those of the first sample of each component; pitches are in bytes.
 """
 
+from __future__ import annotations
+
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES
+from ..tir.base import SAMPLES, array_at
 
 
 @T.prim_func(s_tir=True)
@@ -24,15 +26,14 @@ def draw_overlay(
     width: T.int32,
     first: T.int32,
     last: T.int32,
-    ink: T.handle,
+    inks: T.Buffer((256, 4), "int32", align=4),
 ):
     """Chroma rows first..last - 1 and the luma rows that they cover. inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
-    inks = T.match_buffer(ink, (256, 4), "int32", align=4)
-    luma = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", y_address), align=1)
-    u = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", u_address), align=1)
-    v = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", v_address), align=1)
-    labels = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", label_address), align=1)
+    luma = array_at(y_address, "uint8", width)
+    u = array_at(u_address, "uint8", width)
+    v = array_at(v_address, "uint8", width)
+    labels = array_at(label_address, "uint8", width)
     seen = T.alloc_buffer((1,), "int32")
     sums = T.alloc_buffer((3,), "int32")
     for j in T.serial(last - first):
@@ -95,16 +96,14 @@ def boxes_variant(sample):
         height: T.int32,
         width: T.int32,
         line: T.int32,
-        box: T.handle,
-        ink: T.handle,
+        boxes: T.Buffer(("n", 4), "int32", align=4),
+        inks: T.Buffer(("n", 3), dtype, align=1),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
         n = T.int32()
-        boxes = T.match_buffer(box, (n, 4), "int32", align=4)
-        inks = T.match_buffer(ink, (n, 3), dtype, align=1)
-        luma = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", y_address), align=1)
-        u = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", u_address), align=1)
-        v = T.decl_buffer((width,), dtype, data=T.reinterpret("handle", v_address), align=1)
+        luma = array_at(y_address, dtype, width)
+        u = array_at(u_address, dtype, width)
+        v = array_at(v_address, dtype, width)
 
         for j in T.serial(n):
             i: T.let = n - 1 - j

@@ -2,8 +2,8 @@
 
 from tvm.script import tirx as T
 
-LARGE = 1 << 40
-"""Declared elements of a buffer that is reached by address; its true size does not matter."""
+from ..tir.base import array_at
+
 COLUMNS, ROWS = 32, 8
 
 
@@ -24,11 +24,11 @@ def draw_overlay(
 ):
     """inks (256, 4) uint8: y, u, v, opacity."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
-    luma = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", y_address), align=1)
-    u = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", u_address), align=1)
-    v = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", v_address), align=1)
-    labels = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", label_address), align=1)
-    inks = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", inks_address), align=1)
+    luma = array_at(y_address, "uint8")
+    u = array_at(u_address, "uint8")
+    v = array_at(v_address, "uint8")
+    labels = array_at(label_address, "uint8")
+    inks = array_at(inks_address, "uint8")
     for block_y in T.thread_binding(((height + 1) // 2 + ROWS - 1) // ROWS, thread="blockIdx.y"):
         for block_x in T.thread_binding(((width + 1) // 2 + COLUMNS - 1) // COLUMNS, thread="blockIdx.x"):
             for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):
@@ -83,12 +83,12 @@ def draw_boxes(
 ):
     """Boxes (n, 4) int32, inks (n, 3) uint8, the first on top. `count_address` (or 0): how many of the n are valid."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_boxes"})
-    luma = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", y_address), align=1)
-    u = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", u_address), align=1)
-    v = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", v_address), align=1)
-    counts = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", count_address), align=4)
-    boxes = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", boxes_address), align=4)
-    inks = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", inks_address), align=1)
+    luma = array_at(y_address, "uint8")
+    u = array_at(u_address, "uint8")
+    v = array_at(v_address, "uint8")
+    counts = array_at(count_address, "int32", align=4)
+    boxes = array_at(boxes_address, "int32", align=4)
+    inks = array_at(inks_address, "uint8")
     for block_y in T.thread_binding((height + ROWS - 1) // ROWS, thread="blockIdx.y"):
         for block_x in T.thread_binding((width + COLUMNS - 1) // COLUMNS, thread="blockIdx.x"):
             for thread_y in T.thread_binding(ROWS, thread="threadIdx.y"):

@@ -95,9 +95,7 @@ def remap(
     tables = [Image.of(name, table, "CHW") for name, table in (("map_x", map_x), ("map_y", map_y))]
     for name, table in zip(("map_x", "map_y"), tables, strict=True):
         if table.dtype != np.float32 or table.planes != 1 or table.images != 1:
-            raise UsageError(
-                f"{name} is {table.dtype} with {table.images * table.planes} planes; expected one, float32"
-            )
+            raise UsageError(f"{name} is {table.dtype} with {table.images * table.planes} planes; expected one float32")
     if (tables[0].width, tables[0].height) != (tables[1].width, tables[1].height):
         raise UsageError(f"map_x has shape {map_x.shape}, map_y {map_y.shape}")
     size = (tables[0].width, tables[0].height)

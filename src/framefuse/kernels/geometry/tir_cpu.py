@@ -9,9 +9,11 @@ There is a variant for each source type and number of channels; the kind of warp
 that are tested once per row or pixel.
 """
 
+from __future__ import annotations
+
 from tvm.script import tirx as T
 
-from ..tir.base import lerp, stored
+from ..tir.base import array_at, lerp, stored
 from ._tir_positions import HALF, clamped, i64, reciprocal, weight_of_fixed, whole_of_fixed
 
 SAMPLES = {"u8": "uint8", "f32": "float32"}
@@ -71,7 +73,7 @@ def variant(sample, channels):
         for x in T.serial(width):
             position[1, x] = map_y[at_y + x].astype("float64")
 
-    def tap(source, base, pitch, x, y, height, width, c, replicate, outside):
+    def tap(x, y, source, base, pitch, height, width, c, replicate, outside):
         """A sample next to the border; the index is always clamped, so that reading is safe."""
         column = T.min(T.max(x, 0), width - 1)
         row = T.min(T.max(y, 0), height - 1)
@@ -91,7 +93,7 @@ def variant(sample, channels):
             )
 
     @T.inline
-    def blend(source, plane, base, pitch, line, pair, whole, weight, value, height, width, replicate, count):
+    def blend(source, plane, base, pitch, whole, value, height, width, replicate, count, line, pair, weight):
         """line = linear taps."""
         for x in T.serial(count):
             column: T.let = whole[0, x]
@@ -110,22 +112,15 @@ def variant(sample, channels):
                     line[x * channels + c] = value[plane, c]
             else:
                 for c in T.serial(channels):
+                    here = T.meta_var((source, base, pitch, height, width, c, replicate, value[plane, c]))
                     line[x * channels + c] = lerp(
-                        lerp(
-                            tap(source, base, pitch, column, row, height, width, c, replicate, value[plane, c]),
-                            tap(source, base, pitch, column, row + 1, height, width, c, replicate, value[plane, c]),
-                            down,
-                        ),
-                        lerp(
-                            tap(source, base, pitch, column + 1, row, height, width, c, replicate, value[plane, c]),
-                            tap(source, base, pitch, column + 1, row + 1, height, width, c, replicate, value[plane, c]),
-                            down,
-                        ),
+                        lerp(tap(column, row, *here), tap(column, row + 1, *here), down),
+                        lerp(tap(column + 1, row, *here), tap(column + 1, row + 1, *here), down),
                         right,
                     )
 
     @T.inline
-    def pick(source, plane, base, pitch, target, at, whole, value, height, width, replicate, count):
+    def pick(source, plane, base, pitch, whole, value, height, width, replicate, count, target, at):
         """target = the nearest pixels, without a float row."""
         for x in T.serial(count):
             column: T.let = whole[0, x]
@@ -161,28 +156,21 @@ def variant(sample, channels):
         map_y_address: T.int64,
         map_x_pitch: T.int32,
         map_y_pitch: T.int32,
-        fixed_matrix: T.handle,
-        float_matrix: T.handle,
-        border_value: T.handle,
-        whole_scratch: T.handle,
-        weight_scratch: T.handle,
-        position_scratch: T.handle,
-        line_scratch: T.handle,
+        fixed: T.Buffer((6,), "int64", align=8),
+        homography: T.Buffer((9,), "float64", align=8),
+        value: T.Buffer(("planes", 4), "float32", align=4),
+        whole: T.Buffer((3, "size"), "int32", align=4),
+        weight: T.Buffer((2, "size"), "float32", align=4),
+        position: T.Buffer((3, "size"), "float64", align=8),
+        line: T.Buffer(("line_size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
-        size, line_size = T.int32(), T.int32()
-        fixed = T.match_buffer(fixed_matrix, (6,), "int64", align=8)
-        homography = T.match_buffer(float_matrix, (9,), "float64", align=8)
-        value = T.match_buffer(border_value, (planes, 4), "float32", align=4)
-        whole = T.match_buffer(whole_scratch, (3, size), "int32", align=4)
-        weight = T.match_buffer(weight_scratch, (2, size), "float32", align=4)
-        position = T.match_buffer(position_scratch, (3, size), "float64", align=8)
-        line = T.match_buffer(line_scratch, (line_size,), "float32", align=4)
-        source = T.decl_buffer((size,), dtype, data=T.reinterpret("handle", source_address), align=1)
-        target = T.decl_buffer((size,), dtype, data=T.reinterpret("handle", target_address), align=1)
+        size = T.int32()
+        source = array_at(source_address, dtype, size)
+        target = array_at(target_address, dtype, size)
         pair = T.alloc_buffer((2 * lanes,), "float32")
-        map_x = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", map_x_address), align=4)
-        map_y = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", map_y_address), align=4)
+        map_x = array_at(map_x_address, "float32", size, align=4)
+        map_y = array_at(map_y_address, "float32", size, align=4)
         for y in T.serial(first, last):
             if kind == AFFINE:
                 locate_affine(whole, weight, fixed, y, T.Select(linear != 0, i64(0), i64(HALF)), columns)
@@ -197,24 +185,11 @@ def variant(sample, channels):
             for plane in T.serial(planes):
                 base: T.let = plane * source_plane
                 at: T.let = plane * target_plane + y * target_pitch
+                given = T.meta_var((source, plane, base, source_pitch, whole, value, height, width, replicate, columns))
                 if linear == 0:
-                    pick(source, plane, base, source_pitch, target, at, whole, value, height, width, replicate, columns)
+                    pick(*given, target, at)
                 else:
-                    blend(
-                        source,
-                        plane,
-                        base,
-                        source_pitch,
-                        line,
-                        pair,
-                        whole,
-                        weight,
-                        value,
-                        height,
-                        width,
-                        replicate,
-                        columns,
-                    )
+                    blend(*given, line, pair, weight)
                     for i in T.serial(columns * channels):
                         target[at + i] = stored(line[i], sample)
 

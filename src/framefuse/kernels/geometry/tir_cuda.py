@@ -14,7 +14,7 @@ images use `tir_cuda_warp_tile.py`, which is faster.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import lerp, stored
+from ..tir.base import array_at, lerp, stored, wide
 from ._tir_cuda_warp import align, blend, fixed, joined, rounded
 from ._tir_positions import clamped, reciprocal, weight_of_fixed, whole_of_fixed
 
@@ -28,8 +28,6 @@ COLUMNS, ROWS = 16, 8
 WIDE = COLUMNS * PIXELS
 RESIDENT = 12
 """Minimum number of resident blocks per multiprocessor, which bounds registers."""
-LARGE = 1 << 40
-"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 
 
 def variant(sample, channels):
@@ -41,9 +39,6 @@ def variant(sample, channels):
     margin = 4 if words else 1
     packed = words and channels == 3
     apart = COLUMNS if packed else 1
-
-    def wide(value):
-        return value.astype("int64")
 
     def load(address):
         return T.call_extern("float32", f"load_{sample}", address)
@@ -142,7 +137,7 @@ def variant(sample, channels):
                 results[p * channels + c] = stored(value[0], sample)
 
     @T.inline
-    def edge(values, taken, source, pitch, x, y, right, down, height, width, linear, replicate, value):
+    def edge(values, taken, source, x, y, right, down, pitch, height, width, linear, replicate, value):
         """The channels of a pixel at a position that may be next to or beyond the border.
 
         The nearest samples inside are always read, so that no load waits for a comparison or another load.
@@ -173,6 +168,10 @@ def variant(sample, channels):
         for q in reversed(range(PIXELS - 1)):
             value = T.Select(p == q, array[2 * q + k], value)
         return value
+
+    def placed(whole, weight, p):
+        """Position of pixel p of a loop: whole x and y, weights x and y."""
+        return [chosen(array, k, p) for array in (whole, weight) for k in (0, 1)]
 
     @T.inline
     def split(whole, weight, slot, position, half):
@@ -227,10 +226,10 @@ def variant(sample, channels):
         value3: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}", "resident": RESIDENT})
-        out = T.decl_buffer((LARGE,), dtype, data=T.reinterpret("handle", target), align=16)
-        out_words = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
-        xs = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_x), align=4)
-        ys = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", map_y), align=4)
+        out = array_at(target, dtype, align=16)
+        out_words = array_at(target, "uint32", align=4)
+        xs = array_at(map_x, "float32", align=4)
+        ys = array_at(map_y, "float32", align=4)
         for image in T.thread_binding(images, thread="blockIdx.z"):
             for block_y in T.thread_binding((rows + ROWS - 1) // ROWS, thread="blockIdx.y"):
                 for block_x in T.thread_binding((columns + WIDE - 1) // WIDE, thread="blockIdx.x"):
@@ -297,6 +296,7 @@ def variant(sample, channels):
                                             value[0] = value3
                                     skipped = wide(image) * source_image + wide(plane) * source_plane
                                     begin = source + skipped * size
+                                    limits = T.meta_var((source_pitch, height, width, linear, replicate, value))
                                     at = (
                                         wide(image) * target_image
                                         + wide(plane) * target_plane
@@ -310,12 +310,7 @@ def variant(sample, channels):
                                             )
                                         else:
                                             for p in T.serial(PIXELS):
-                                                edge(
-                                                    values, taken, begin, source_pitch,
-                                                    chosen(whole, 0, p), chosen(whole, 1, p),
-                                                    chosen(weight, 0, p), chosen(weight, 1, p),
-                                                    height, width, linear, replicate, value,
-                                                )  # fmt: skip
+                                                edge(values, taken, begin, *placed(whole, weight, p), *limits)
                                                 for q in T.unroll(PIXELS):
                                                     if p == q:
                                                         pixels[q] = T.uint32(0)
@@ -326,19 +321,8 @@ def variant(sample, channels):
                                                             )
                                         place = wide(image) * target_image
                                         lane = thread_y * COLUMNS + thread_x
-                                        put_packed(
-                                            out,
-                                            out_words,
-                                            pixels,
-                                            place,
-                                            target_pitch,
-                                            x,
-                                            y,
-                                            columns,
-                                            rows,
-                                            lane,
-                                            vectors,
-                                        )
+                                        where = T.meta_var((target_pitch, x, y, columns, rows, lane, vectors))
+                                        put_packed(out, out_words, pixels, place, *where)
                                     elif inside[0] != 0:
                                         if words:
                                             inner_words(
@@ -357,11 +341,7 @@ def variant(sample, channels):
                                                         out[at + p * channels + c] = results[p * channels + c]
                                     else:
                                         for p in T.serial(T.min(PIXELS, columns - x)):
-                                            edge(
-                                                values, taken, begin, source_pitch, chosen(whole, 0, p),
-                                                chosen(whole, 1, p), chosen(weight, 0, p), chosen(weight, 1, p), height,
-                                                width, linear, replicate, value,
-                                            )  # fmt: skip
+                                            edge(values, taken, begin, *placed(whole, weight, p), *limits)
                                             for c in T.unroll(channels):
                                                 out[at + p * channels + c] = stored(values[c], sample)
 

@@ -9,11 +9,10 @@ whose rows are not aligned.
 
 from tvm.script import tirx as T
 
+from ..tir.base import array_at, wide
 from ._tir_cuda_warp import align, blend, joined
 from ._tir_positions import weight_of_fixed, whole_of_fixed
 
-LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
 SIDE = 32
 COLUMNS, ROWS = 16, 4
 """Threads of a block in x and in y, which is also the distance between the pixels of a thread."""
@@ -25,10 +24,6 @@ AHEAD = 3
 """Vectors that a thread loads at once."""
 RESIDENT = 16
 """Minimum number of resident blocks per multiprocessor, which bounds registers."""
-
-
-def wide(value):
-    return value.astype("int64")
 
 
 @T.prim_func
@@ -63,9 +58,9 @@ def warp_tile(
     T.device_entry()
     block_x, block_y, image = T.cta_id([(columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE, images])
     thread = T.thread_id([COLUMNS * ROWS])
-    loads = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", source), align=16)
-    samples = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", source), align=1)
-    out = T.decl_buffer((LARGE,), "uint32", data=T.reinterpret("handle", target), align=4)
+    loads = array_at(source, "uint32", align=16)
+    samples = array_at(source, "uint8")
+    out = array_at(target, "uint32", align=4)
     tile = T.alloc_shared((HEIGHT * PITCH // 4 + 4,), "uint32")
     corner = T.alloc_local((2,), "int64")
     words = T.alloc_local((6,), "uint32")

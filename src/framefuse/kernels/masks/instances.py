@@ -200,7 +200,9 @@ def mask_runs(
 def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
     """Where a letterboxed image of `size` (height, width) lies within prototypes of (mh, mw) samples.
 
-    In whole samples, rounded as the YOLO frameworks' `scale_masks` does; `kernels.reference.native_content` states it.
+    In whole samples, rounded as the YOLO frameworks' `scale_masks` does: with gain = min(mh / H, mw / W) and pad =
+    ((mw - W gain) / 2, (mh - H gain) / 2), left and top are round(pad - 0.1), right and bottom (mw, mh) minus
+    round(pad + 0.1).
     """
     gain = min(samples[0] / size[0], samples[1] / size[1])
     pad_y, pad_x = (samples[0] - size[0] * gain) / 2, (samples[1] - size[1] * gain) / 2

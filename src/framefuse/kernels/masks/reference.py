@@ -74,19 +74,6 @@ def upsample(plane: NDArray[Any], size: tuple[int, int], *, content: Region | No
     return out
 
 
-def native_content(samples: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The region of the prototypes that a letterboxed image covers, in whole samples, as YOLO's `scale_masks` has it.
-
-    gain = min(mh / H, mw / W); pad = ((mw - W gain) / 2, (mh - H gain) / 2); left, top = round(pad - 0.1);
-    right, bottom = (mw, mh) - round(pad + 0.1).
-    """
-    gain = min(samples[0] / size[0], samples[1] / size[1])
-    pad_y, pad_x = (samples[0] - size[0] * gain) / 2, (samples[1] - size[1] * gain) / 2
-    left, top = round(pad_x - 0.1), round(pad_y - 0.1)
-    right, bottom = samples[1] - round(pad_x + 0.1), samples[0] - round(pad_y + 0.1)
-    return left, top, right - left, bottom - top
-
-
 def instance_logits(
     prototypes: NDArray[Any],
     coefficients: NDArray[Any],

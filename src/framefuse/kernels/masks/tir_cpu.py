@@ -4,9 +4,11 @@
 and memory read-only; scratch comes as arguments; a row range makes the work of one thread.
 """
 
+from __future__ import annotations
+
 from tvm.script import tirx as T
 
-from ..tir.base import lerp, stored
+from ..tir.base import array_at, lerp, stored
 
 BLOCK = 1024
 """Pixels whose best class is held in the first-level cache while the classes stream by."""
@@ -22,14 +24,12 @@ def mask_argmax(
     classes: T.int32,
     pixels: T.int32,
     foreground: T.int32,
-    best_scratch: T.handle,
-    label_scratch: T.handle,
+    best: T.Buffer((BLOCK,), "float32", align=4),
+    label: T.Buffer((BLOCK,), "int32", align=4),
 ):
     """Labels of `pixels` adjacent pixels; with foreground >= 0: 255 where that class wins, else 0."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "mask_argmax"})
-    best = T.match_buffer(best_scratch, (BLOCK,), "float32", align=4)
-    label = T.match_buffer(label_scratch, (BLOCK,), "int32", align=4)
-    target = T.decl_buffer((pixels,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+    target = array_at(target_address, "uint8", pixels)
     for block in T.serial((pixels + BLOCK - 1) // BLOCK):
         start: T.let = block * BLOCK
         count: T.let = T.min(BLOCK, pixels - start)
@@ -38,12 +38,7 @@ def mask_argmax(
         for x in T.serial(count):
             label[x] = 0
         for c in T.serial(classes):
-            scores = T.decl_buffer(
-                (pixels,),
-                "float32",
-                data=T.reinterpret("handle", score_address + T.Cast("int64", c) * plane_pitch),
-                align=4,
-            )
+            scores = array_at(score_address + T.Cast("int64", c) * plane_pitch, "float32", pixels, align=4)
             for x in T.serial(count):
                 label[x] = T.Select(scores[start + x] > best[x], c, label[x])
                 best[x] = T.Select(scores[start + x] > best[x], scores[start + x], best[x])
@@ -69,17 +64,14 @@ def smooth_variant(source_type, target_type):
         first: T.int32,
         last: T.int32,
         scale: T.float32,
-        weight: T.handle,
-        row_scratch: T.handle,
-        sum_scratch: T.handle,
+        weights: T.Buffer(("length",), "float32", align=4),
+        row: T.Buffer(("row_size",), "float32", align=4),
+        sums: T.Buffer(("sum_size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_smooth_{source_type}_{target_type}"})
-        length, row_size, sum_size = T.int32(), T.int32(), T.int32()
-        weights = T.match_buffer(weight, (length,), "float32", align=4)
-        row = T.match_buffer(row_scratch, (row_size,), "float32", align=4)
-        sums = T.match_buffer(sum_scratch, (sum_size,), "float32", align=4)
-        source = T.decl_buffer((row_size,), TYPES[source_type], data=T.reinterpret("handle", source_address), align=1)
-        target = T.decl_buffer((row_size,), TYPES[target_type], data=T.reinterpret("handle", target_address), align=1)
+        length, row_size = T.int32(), T.int32()
+        source = array_at(source_address, TYPES[source_type], row_size)
+        target = array_at(target_address, TYPES[target_type], row_size)
         radius: T.let = length // 2
         for j in T.serial(last - first):
             y: T.let = first + j
@@ -119,8 +111,8 @@ def ema_variant(source_type):
         weight: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_ema_{source_type}"})
-        source = T.decl_buffer((width,), TYPES[source_type], data=T.reinterpret("handle", source_address), align=1)
-        state = T.decl_buffer((width,), "float32", data=T.reinterpret("handle", state_address), align=4)
+        source = array_at(source_address, TYPES[source_type], width)
+        state = array_at(state_address, "float32", width, align=4)
         for y in T.serial(height):
             for x in T.serial(width):
                 state[y * state_pitch + x] = lerp(
@@ -142,21 +134,16 @@ def upsample_variant(kind):
         source_height: T.int32,
         first: T.int32,
         last: T.int32,
-        across_index: T.handle,
-        across_weight: T.handle,
-        down_index: T.handle,
-        down_weight: T.handle,
-        row_scratch: T.handle,
+        xi: T.Buffer(("width",), "int32", align=4),
+        xw: T.Buffer(("width",), "float32", align=4),
+        yi: T.Buffer(("height",), "int32", align=4),
+        yw: T.Buffer(("height",), "float32", align=4),
+        rows: T.Buffer(("size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
-        width, height, size = T.int32(), T.int32(), T.int32()
-        xi = T.match_buffer(across_index, (width,), "int32", align=4)
-        xw = T.match_buffer(across_weight, (width,), "float32", align=4)
-        yi = T.match_buffer(down_index, (height,), "int32", align=4)
-        yw = T.match_buffer(down_weight, (height,), "float32", align=4)
-        rows = T.match_buffer(row_scratch, (size,), "float32", align=4)
-        source = T.decl_buffer((size,), TYPES[kind], data=T.reinterpret("handle", source_address), align=1)
-        target = T.decl_buffer((size,), TYPES[kind], data=T.reinterpret("handle", target_address), align=1)
+        width, size = T.int32(), T.int32()
+        source = array_at(source_address, TYPES[kind], size)
+        target = array_at(target_address, TYPES[kind], size)
         held = T.alloc_buffer((2,), "int32")
         # Source row r lies stretched in slot r % 2.
         held[0] = -1
@@ -207,10 +194,10 @@ def composite_variant(channels):
         width: T.int32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_composite_{channels}"})
-        foreground = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", foreground_address), align=1)
-        background = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", background_address), align=1)
-        alphas = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", alpha_address), align=1)
-        target = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+        foreground = array_at(foreground_address, "uint8", width)
+        background = array_at(background_address, "uint8", width)
+        alphas = array_at(alpha_address, "uint8", width)
+        target = array_at(target_address, "uint8", width)
         for y in T.serial(height):
             for x in T.serial(width):
                 alpha: T.let = T.Cast("int32", alphas[y * alpha_pitch + x])

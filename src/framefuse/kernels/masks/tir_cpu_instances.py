@@ -11,10 +11,12 @@ that may be set, left, right, top, bottom (`plan_instances` makes it). `across` 
 lower sample, and the weight of the upper. Scratch comes as arguments.
 """
 
+from __future__ import annotations
+
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import lerp
+from ..tir.base import array_at, lerp
 
 
 def differ(a, b):
@@ -27,12 +29,12 @@ def instance_variant(kind):
     """The PrimFunc `instance_<kind>`: "paint" writes a value where the mask is set, "runs" writes COCO run lengths."""
 
     @T.inline
-    def accumulate(logits, prototypes, coefficients, i, base, count, at, stride, channels, plane_pitch):
-        """logits[at + x * stride] += coefficients . prototypes over `count` samples of a row."""
+    def accumulate(logits, prototypes, coefficients, i, channels, plane_pitch, base, count, at):
+        """logits[at + x] += coefficients . prototypes over `count` samples of a row."""
         for c in T.serial(channels):
             weight: T.let = coefficients[i, c]
             for x in T.serial(count):
-                logits[at + x * stride] = logits[at + x * stride] + weight * prototypes[base + c * plane_pitch + x]
+                logits[at + x] = logits[at + x] + weight * prototypes[base + c * plane_pitch + x]
 
     @T.inline
     def emit(runs, state, position, capacity):
@@ -50,31 +52,22 @@ def instance_variant(kind):
             channels: T.int32,
             plane_pitch: T.int32,
             row_pitch: T.int32,
-            coefficient: T.handle,
-            box: T.handle,
-            value: T.handle,
-            across_index: T.handle,
-            across_weight: T.handle,
-            down_index: T.handle,
-            down_weight: T.handle,
+            coefficients: T.Buffer(("n", "channels"), "float32", align=4),
+            boxes: T.Buffer(("n", 8), "int32", align=4),
+            values: T.Buffer(("n",), "uint8", align=1),
+            xi: T.Buffer(("width",), "int32", align=4),
+            xw: T.Buffer(("width",), "float32", align=4),
+            yi: T.Buffer(("height",), "int32", align=4),
+            yw: T.Buffer(("height",), "float32", align=4),
             target_address: T.int64,
             item_pitch: T.int64,
             target_pitch: T.int64,
-            logit_scratch: T.handle,
-            row_scratch: T.handle,
+            logits: T.Buffer(("size",), "float32", align=4),
+            rows: T.Buffer(("row_size",), "float32", align=4),
         ):
             T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
-            n, width, height, size, row_size = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-            coefficients = T.match_buffer(coefficient, (n, channels), "float32", align=4)
-            boxes = T.match_buffer(box, (n, 8), "int32", align=4)
-            values = T.match_buffer(value, (n,), "uint8", align=1)
-            xi = T.match_buffer(across_index, (width,), "int32", align=4)
-            xw = T.match_buffer(across_weight, (width,), "float32", align=4)
-            yi = T.match_buffer(down_index, (height,), "int32", align=4)
-            yw = T.match_buffer(down_weight, (height,), "float32", align=4)
-            logits = T.match_buffer(logit_scratch, (size,), "float32", align=4)
-            rows = T.match_buffer(row_scratch, (row_size,), "float32", align=4)
-            prototypes = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", prototype_address), align=1)
+            n, size = T.int32(), T.int32()
+            prototypes = array_at(prototype_address, "float32", size)
             for j in T.serial(n):
                 # Backwards, so that where instances share a target the first, the surest, lies on top.
                 i: T.let = n - 1 - j
@@ -94,18 +87,8 @@ def instance_variant(kind):
                         for x in T.serial(pitch):
                             logits[x] = T.float32(0)
                         if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
-                            accumulate(
-                                logits,
-                                prototypes,
-                                coefficients,
-                                i,
-                                (top + r) * row_pitch + begin,
-                                end - begin,
-                                begin - left,
-                                1,
-                                channels,
-                                plane_pitch,
-                            )
+                            source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
+                            accumulate(logits, *source, (top + r) * row_pitch + begin, end - begin, begin - left)
                         for x in T.serial(wide):
                             rows[r * wide + x] = lerp(
                                 logits[xi[x0 + x] - left], logits[xi[x0 + x] - left + 1], xw[x0 + x]
@@ -113,17 +96,13 @@ def instance_variant(kind):
                     for y in T.serial(y1 - y0):
                         upper: T.let = (yi[y0 + y] - top) * wide
                         weight: T.let = yw[y0 + y]
-                        target = T.decl_buffer(
-                            (size,),
+                        target = array_at(
+                            target_address
+                            + T.Cast("int64", i) * item_pitch
+                            + T.Cast("int64", y0 + y) * target_pitch
+                            + T.Cast("int64", x0),
                             "uint8",
-                            data=T.reinterpret(
-                                "handle",
-                                target_address
-                                + T.Cast("int64", i) * item_pitch
-                                + T.Cast("int64", y0 + y) * target_pitch
-                                + T.Cast("int64", x0),
-                            ),
-                            align=1,
+                            size,
                         )
                         ink: T.let = values[i]
                         for x in T.serial(wide):
@@ -139,33 +118,22 @@ def instance_variant(kind):
         channels: T.int32,
         plane_pitch: T.int32,
         row_pitch: T.int32,
-        coefficient: T.handle,
-        box: T.handle,
-        across_index: T.handle,
-        across_weight: T.handle,
-        down_index: T.handle,
-        down_weight: T.handle,
-        down_start: T.handle,
-        run: T.handle,
-        end_of_runs: T.handle,
-        logit_scratch: T.handle,
-        column_scratch: T.handle,
+        coefficients: T.Buffer(("n", "channels"), "float32", align=4),
+        boxes: T.Buffer(("n", 8), "int32", align=4),
+        xi: T.Buffer(("width",), "int32", align=4),
+        xw: T.Buffer(("width",), "float32", align=4),
+        yi: T.Buffer(("height",), "int32", align=4),
+        yw: T.Buffer(("height",), "float32", align=4),
+        starts: T.Buffer(("starts_size",), "int32", align=4),
+        runs: T.Buffer(("capacity",), "int32", align=4),
+        ends: T.Buffer(("n",), "int32", align=4),
+        logits: T.Buffer(("size",), "float32", align=4),
+        column: T.Buffer(("column_size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
-        n, width, height, starts_size = T.int32(), T.int32(), T.int32(), T.int32()
-        size, column_size, capacity = T.int32(), T.int32(), T.int32()
-        coefficients = T.match_buffer(coefficient, (n, channels), "float32", align=4)
-        boxes = T.match_buffer(box, (n, 8), "int32", align=4)
-        xi = T.match_buffer(across_index, (width,), "int32", align=4)
-        xw = T.match_buffer(across_weight, (width,), "float32", align=4)
-        yi = T.match_buffer(down_index, (height,), "int32", align=4)
-        yw = T.match_buffer(down_weight, (height,), "float32", align=4)
-        starts = T.match_buffer(down_start, (starts_size,), "int32", align=4)
-        runs = T.match_buffer(run, (capacity,), "int32", align=4)
-        ends = T.match_buffer(end_of_runs, (n,), "int32", align=4)
-        logits = T.match_buffer(logit_scratch, (size,), "float32", align=4)
-        column = T.match_buffer(column_scratch, (column_size,), "float32", align=4)
-        prototypes = T.decl_buffer((size,), "float32", data=T.reinterpret("handle", prototype_address), align=1)
+        n, width, height = T.int32(), T.int32(), T.int32()
+        size, capacity = T.int32(), T.int32()
+        prototypes = array_at(prototype_address, "float32", size)
         state = T.alloc_buffer((3,), "int32")
         state[0] = 0
         for i in T.serial(n):
@@ -190,18 +158,8 @@ def instance_variant(kind):
                     if T.And(top + r >= boxes[i, 2], top + r < boxes[i, 3]):
                         for x in T.serial(end - begin):
                             column[x] = T.float32(0)
-                        accumulate(
-                            column,
-                            prototypes,
-                            coefficients,
-                            i,
-                            (top + r) * row_pitch + begin,
-                            end - begin,
-                            0,
-                            1,
-                            channels,
-                            plane_pitch,
-                        )
+                        source = T.meta_var((prototypes, coefficients, i, channels, plane_pitch))
+                        accumulate(column, *source, (top + r) * row_pitch + begin, end - begin, 0)
                         for x in T.serial(end - begin):
                             logits[(begin - left + x) * count + r] = column[x]
                 for u in T.serial(x1 - x0):
@@ -245,7 +203,7 @@ def mask_runs(
     pitch: T.int64,
     height: T.int32,
     width: T.int32,
-    run: T.handle,
+    runs: T.Buffer(("capacity",), "int32", align=4),
     offset: T.handle,
 ):
     """COCO run lengths of one row-major mask (non-zero is set). offsets[width] becomes the number of runs.
@@ -255,26 +213,16 @@ def mask_runs(
     """
     T.func_attr({"tirx.noalias": True, "global_symbol": "mask_runs"})
     capacity = T.int32()
-    runs = T.match_buffer(run, (capacity,), "int32", align=4)
     offsets = T.match_buffer(offset, (width + 1,), "int32", align=4)
     state = T.alloc_buffer((2,), "int32")
-    first = T.decl_buffer((width,), "uint8", data=T.reinterpret("handle", mask_address), align=1)
-    final = T.decl_buffer(
-        (width,),
-        "uint8",
-        data=T.reinterpret("handle", mask_address + T.Cast("int64", height - 1) * pitch),
-        align=1,
-    )
+    first = array_at(mask_address, "uint8", width)
+    final = array_at(mask_address + T.Cast("int64", height - 1) * pitch, "uint8", width)
     offsets[0] = T.Cast("int32", first[0] != T.uint8(0))
     for x in T.serial(width - 1):
         offsets[x + 1] = T.Cast("int32", differ(first[x + 1], final[x]))
     for y in T.serial(height - 1):
-        above = T.decl_buffer(
-            (width,), "uint8", data=T.reinterpret("handle", mask_address + T.Cast("int64", y) * pitch), align=1
-        )
-        row = T.decl_buffer(
-            (width,), "uint8", data=T.reinterpret("handle", mask_address + T.Cast("int64", y + 1) * pitch), align=1
-        )
+        above = array_at(mask_address + T.Cast("int64", y) * pitch, "uint8", width)
+        row = array_at(mask_address + T.Cast("int64", y + 1) * pitch, "uint8", width)
         for x in T.serial(width):
             offsets[x] = offsets[x] + T.Cast("int32", differ(row[x], above[x]))
     state[0] = 0
@@ -292,12 +240,8 @@ def mask_runs(
                 runs[offsets[x + 1]] = (x + 1) * height
                 offsets[x + 1] = offsets[x + 1] + 1
         for y in T.serial(height - 1):
-            above = T.decl_buffer(
-                (width,), "uint8", data=T.reinterpret("handle", mask_address + T.Cast("int64", y) * pitch), align=1
-            )
-            row = T.decl_buffer(
-                (width,), "uint8", data=T.reinterpret("handle", mask_address + T.Cast("int64", y + 1) * pitch), align=1
-            )
+            above = array_at(mask_address + T.Cast("int64", y) * pitch, "uint8", width)
+            row = array_at(mask_address + T.Cast("int64", y + 1) * pitch, "uint8", width)
             for part in T.serial((width + 31) // 32):
                 start: T.let = part * 32
                 count: T.let = T.min(32, width - start)
@@ -318,19 +262,20 @@ def mask_runs(
 
 
 @T.prim_func(s_tir=True)
-def run_text(run: T.handle, start_of_runs: T.handle, end_of_runs: T.handle, text: T.handle, end_of_text: T.handle):
+def run_text(
+    runs: T.Buffer(("capacity",), "int32", align=4),
+    starts: T.Buffer(("n",), "int32", align=4),
+    ends: T.Buffer(("n",), "int32", align=4),
+    characters: T.Buffer(("room",), "uint8", align=1),
+    text_ends: T.Buffer(("n",), "int32", align=4),
+):
     """Runs starts[i]..ends[i] - 1 of each item as COCO's compressed strings, one after the other.
 
     Each run from the fourth on is coded as the difference to the run two before it: little-endian groups of 5 bits, bit
     5 says that more follow, bit 4 of the last is the sign; 48 is added to make it a printable character.
     """
     T.func_attr({"tirx.noalias": True, "global_symbol": "run_text"})
-    n, capacity, room = T.int32(), T.int32(), T.int32()
-    runs = T.match_buffer(run, (capacity,), "int32", align=4)
-    starts = T.match_buffer(start_of_runs, (n,), "int32", align=4)
-    ends = T.match_buffer(end_of_runs, (n,), "int32", align=4)
-    characters = T.match_buffer(text, (room,), "uint8", align=1)
-    text_ends = T.match_buffer(end_of_text, (n,), "int32", align=4)
+    n = T.int32()
     length = T.alloc_buffer((1,), "int32")
     rest = T.alloc_buffer((1,), "int32")
     more = T.alloc_buffer((1,), "int32")

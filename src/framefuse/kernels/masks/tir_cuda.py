@@ -5,11 +5,9 @@ The arithmetic is that of `masks.py`. Planes of a batch lie `..._item` elements 
 
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, lerp, stored
+from ..tir.base import OUTPUTS, array_at, lerp, stored
 from .tir_cpu import TYPES, blended
 
-LARGE = 1 << 40
-"""Elements of a buffer whose size nobody needs."""
 THREADS = 256
 SPAN = 2
 """Pixels of a thread of arg-max, a block apart, so that each warp reads whole lines."""
@@ -38,8 +36,8 @@ def argmax_variant(kind):
         foreground: T.int32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_argmax_{kind}"})
-        scores = T.decl_buffer((LARGE,), OUTPUTS[kind], data=T.reinterpret("handle", scores_address), align=2)
-        target = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+        scores = array_at(scores_address, OUTPUTS[kind], align=2)
+        target = array_at(target_address, "uint8")
         for i in T.thread_binding(n, thread="blockIdx.y"):
             for block in T.thread_binding((pixels + THREADS * SPAN - 1) // (THREADS * SPAN), thread="blockIdx.x"):
                 for thread in T.thread_binding(THREADS, thread="threadIdx.x"):
@@ -95,9 +93,9 @@ def smooth_variant(source_type, target_type):
         weights_address: T.int64,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_smooth_{source_type}_{target_type}"})
-        source = T.decl_buffer((LARGE,), TYPES[source_type], data=T.reinterpret("handle", source_address), align=1)
-        target = T.decl_buffer((LARGE,), TYPES[target_type], data=T.reinterpret("handle", target_address), align=1)
-        weights = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", weights_address), align=4)
+        source = array_at(source_address, TYPES[source_type])
+        target = array_at(target_address, TYPES[target_type])
+        weights = array_at(weights_address, "float32", align=4)
         for i in T.thread_binding(n, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + TILE_Y - 1) // TILE_Y, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + TILE_X - 1) // TILE_X, thread="blockIdx.x"):
@@ -151,8 +149,8 @@ def ema_variant(kind):
         weight: T.float32,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_ema_{kind}"})
-        source = T.decl_buffer((LARGE,), TYPES[kind], data=T.reinterpret("handle", source_address), align=1)
-        state = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", state_address), align=4)
+        source = array_at(source_address, TYPES[kind])
+        state = array_at(state_address, "float32", align=4)
         for i in T.thread_binding(n, thread="blockIdx.z"):
             for y in T.thread_binding(height, thread="blockIdx.y"):
                 for block in T.thread_binding((width + THREADS - 1) // THREADS, thread="blockIdx.x"):
@@ -186,12 +184,12 @@ def upsample_variant(kind):
         down_weight: T.int64,
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
-        source = T.decl_buffer((LARGE,), TYPES[kind], data=T.reinterpret("handle", source_address), align=1)
-        target = T.decl_buffer((LARGE,), TYPES[kind], data=T.reinterpret("handle", target_address), align=1)
-        xi = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", across_index), align=4)
-        xw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", across_weight), align=4)
-        yi = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", down_index), align=4)
-        yw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", down_weight), align=4)
+        source = array_at(source_address, TYPES[kind])
+        target = array_at(target_address, TYPES[kind])
+        xi = array_at(across_index, "int32", align=4)
+        xw = array_at(across_weight, "float32", align=4)
+        yi = array_at(down_index, "int32", align=4)
+        yw = array_at(down_weight, "float32", align=4)
         for i in T.thread_binding(n, thread="blockIdx.z"):
             for y in T.thread_binding(height, thread="blockIdx.y"):
                 for block in T.thread_binding((width + THREADS - 1) // THREADS, thread="blockIdx.x"):
@@ -233,10 +231,10 @@ def mask_composite(
 ):
     """A thread makes one sample of one channel."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "mask_composite"})
-    foreground = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", foreground_address), align=1)
-    background = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", background_address), align=1)
-    alphas = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", alpha_address), align=1)
-    target = T.decl_buffer((LARGE,), "uint8", data=T.reinterpret("handle", target_address), align=1)
+    foreground = array_at(foreground_address, "uint8")
+    background = array_at(background_address, "uint8")
+    alphas = array_at(alpha_address, "uint8")
+    target = array_at(target_address, "uint8")
     for y in T.thread_binding(height, thread="blockIdx.y"):
         for block in T.thread_binding((width * channels + THREADS - 1) // THREADS, thread="blockIdx.x"):
             for thread in T.thread_binding(THREADS, thread="threadIdx.x"):

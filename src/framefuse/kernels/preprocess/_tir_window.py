@@ -10,14 +10,17 @@ before it, so there is no remainder. Cache lines that the next row will read and
 skipped rows the hardware prefetchers fail, which took longer than all of the arithmetic.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import clipped, colour
+from ..tir.base import array_at, clipped, colour
 from ._tir_store import STORES, filler, lay_out, word
 
 
@@ -61,78 +64,77 @@ def variant(form, layout):
         )
 
     def nest(luma_rows, halves, store):
-        """Write the image's part of a row from `luma_rows` rows of the first plane and two of the others."""
+        """Write the image's part of a row from `luma_rows` rows of the first plane and two of the others.
 
-        def component(planes, rows, scales, firsts, picks, weights, blocks, block, k):
+        `given` is what the kernel collects for a row: planes, positions in them, tables and colours.
+        """
+
+        def component(given, block, k):
             """Component k of a block; of a packed image, before the sum over its rows."""
             kind = 0 if packed or k == 0 else 1
-            plane = planes[k if layout == "planar" else kind]
-            count = luma_rows if kind == 0 else 2
-            at = kind * blocks + block
-            windows = [T.cast(firsts[2 * at + half], "int64") for half in range(halves)]
+            number = k if layout == "planar" else kind
+            at = kind * given.blocks + block
+            windows = [T.cast(given.firsts[2 * at + half], "int64") for half in range(halves)]
             table = min(k, 1) if layout == "planar" else k
-            chosen = load(picks, (table * blocks + block) * 4 * lanes, 4 * lanes)
-            pairs = load(weights, at * 2 * lanes, 2 * lanes)
-            own = rows[2 * (k if layout == "planar" else kind) :][:count]
-            sums = [both_taps(plane, [row + window for window in windows], chosen, pairs) for row in own]
-            return sums if packed else total(sums, scales[2 * kind :])
+            chosen = load(given.picks, (table * given.blocks + block) * 4 * lanes, 4 * lanes)
+            pairs = load(given.weights, at * 2 * lanes, 2 * lanes)
+            own = given.rows[2 * number :][: luma_rows if kind == 0 else 2]
+            sums = [both_taps(given.planes[number], [row + window for window in windows], chosen, pairs) for row in own]
+            return sums if packed else total(sums, given.scales[2 * kind :])
 
         def total(sums, scales, value=None):
             for part, scale in zip(sums, scales, strict=False):
                 value = part * scale if value is None else value + part * scale
             return value
 
-        def pixels(planes, rows, scales, firsts, picks, weights, blocks, block, coefficients, red, channel):
-            """An output channel of a block. That of a packed image is one of its channels, of which `red` is red."""
-            given = (planes, rows, scales, firsts, picks, weights, blocks, block)
-            if not packed:
-                return colour(coefficients, channel, [component(*given, k) for k in range(3 if chroma else 1)])
-            of = (red, 1, 2 - red)[channel]
-            sums = component(*given, of)
-            factor = coefficients[3 * channel + of]
-            start = tirx.Broadcast(coefficients[9 + channel], lanes)
-            return clipped(coefficients, channel, total(sums, [scale * factor for scale in scales], start))
+        def pixels(given, block, channel):
+            """An output channel of a block, as it is stored. That of a packed image is one of its channels."""
+            coefficients = given.coefficients
+            if packed:
+                of = (given.red, 1, 2 - given.red)[channel]
+                factor = coefficients[3 * channel + of]
+                start = tirx.Broadcast(coefficients[9 + channel], lanes)
+                sums = total(component(given, block, of), [scale * factor for scale in given.scales], start)
+                value = clipped(coefficients, channel, sums)
+            else:
+                components = [component(given, block, k) for k in range(3 if chroma else 1)]
+                value = colour(coefficients, channel, components)
+            return word(value, store, given.flip, lanes)
+
+        def ahead(given, number, row, at, beyond=0):
+            """Prefetch what the next output row reads of a plane."""
+            start = given.rows[2 * number + row] + given.ahead[number]
+            return prefetch(given.planes[number], start + at + beyond, write=False)
 
         @T.inline
-        def paint(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2, scale0,
-                  scale0b, scale1, scale1b, firsts, picks, weights, blocks, count, coefficients, red, flip, target, at,
-                  channel_pitch, row_pitch):  # fmt: skip
-            for block in T.serial(blocks):
+        def paint(given, count, target, at, channel_pitch, row_pitch):
+            for block in T.serial(given.blocks):
                 x: T.let = T.min(lanes * block, count - lanes)
-                window: T.let = T.cast(firsts[2 * block], "int64")
-                last: T.let = T.cast(firsts[2 * block + 1], "int64")
-                T.evaluate(prefetch(plane0, row0 + ahead0 + window, write=False))
+                window: T.let = T.cast(given.firsts[2 * block], "int64")
+                last: T.let = T.cast(given.firsts[2 * block + 1], "int64")
+                T.evaluate(ahead(given, 0, 0, window))
                 if packed:
-                    T.evaluate(prefetch(plane0, row0 + ahead0 + last + 64, write=False))
+                    T.evaluate(ahead(given, 0, 0, last, 64))
                     if halves == 2:
-                        T.evaluate(prefetch(plane0, row0 + ahead0 + last, write=False))
+                        T.evaluate(ahead(given, 0, 0, last))
                 if luma_rows == 2:
-                    T.evaluate(prefetch(plane0, row0b + ahead0 + window, write=False))
+                    T.evaluate(ahead(given, 0, 1, window))
                     if packed:
-                        T.evaluate(prefetch(plane0, row0b + ahead0 + last + 64, write=False))
+                        T.evaluate(ahead(given, 0, 1, last, 64))
                         if halves == 2:
-                            T.evaluate(prefetch(plane0, row0b + ahead0 + last, write=False))
+                            T.evaluate(ahead(given, 0, 1, last))
                 if chroma:
-                    beside: T.let = T.cast(firsts[2 * (blocks + block)], "int64")
-                    T.evaluate(prefetch(plane1, row1 + ahead1 + beside, write=False))
-                    T.evaluate(prefetch(plane1, row1b + ahead1 + beside, write=False))
+                    beside: T.let = T.cast(given.firsts[2 * (given.blocks + block)], "int64")
+                    T.evaluate(ahead(given, 1, 0, beside))
+                    T.evaluate(ahead(given, 1, 1, beside))
                     if layout == "planar":
-                        T.evaluate(prefetch(plane2, row2 + ahead2 + beside, write=False))
-                        T.evaluate(prefetch(plane2, row2b + ahead2 + beside, write=False))
+                        T.evaluate(ahead(given, 2, 0, beside))
+                        T.evaluate(ahead(given, 2, 1, beside))
                 for c in T.unroll(3):
                     T.evaluate(prefetch(target, at + row_pitch + c * channel_pitch + x, write=True))
-                target[T.ramp(at + x, T.int64(1), lanes)] = word(
-                    pixels((plane0, plane1, plane2), (row0, row0b, row1, row1b, row2, row2b),
-                           (scale0, scale0b, scale1, scale1b), firsts, picks, weights, blocks, block, coefficients, red,
-                           0), store, flip, lanes)  # fmt: skip
-                target[T.ramp(at + channel_pitch + x, T.int64(1), lanes)] = word(
-                    pixels((plane0, plane1, plane2), (row0, row0b, row1, row1b, row2, row2b),
-                           (scale0, scale0b, scale1, scale1b), firsts, picks, weights, blocks, block, coefficients, red,
-                           1), store, flip, lanes)  # fmt: skip
-                target[T.ramp(at + 2 * channel_pitch + x, T.int64(1), lanes)] = word(
-                    pixels((plane0, plane1, plane2), (row0, row0b, row1, row1b, row2, row2b),
-                           (scale0, scale0b, scale1, scale1b), firsts, picks, weights, blocks, block, coefficients, red,
-                           2), store, flip, lanes)  # fmt: skip
+                target[T.ramp(at + x, T.int64(1), lanes)] = pixels(given, block, 0)
+                target[T.ramp(at + channel_pitch + x, T.int64(1), lanes)] = pixels(given, block, 1)
+                target[T.ramp(at + 2 * channel_pitch + x, T.int64(1), lanes)] = pixels(given, block, 2)
 
         return paint
 
@@ -144,32 +146,24 @@ def variant(form, layout):
         one_far, two_far = (nest(1, far, store), nest(2, far, store)) if far != near else (one_near, two_near)
 
         @T.inline
-        def paint_row(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2, scale0,
-                      scale0b, scale1, scale1b, firsts, picks, weights, blocks, halves, taps, count, coefficients, red,
-                      flip, target, at, channel_pitch, row_pitch, inside, left, width):  # fmt: skip
+        def paint_row(given, halves, taps, count, inside, left, width, target, at, channel_pitch,
+                      row_pitch):  # fmt: skip
             if inside:
-                fill(target, coefficients, flip, at, channel_pitch, left)
+                image = T.meta_var((given, count, target, at + left, channel_pitch, row_pitch))
+                fill(target, given.coefficients, given.flip, at, channel_pitch, left)
                 if halves == near:
                     if taps == 1:
-                        one_near(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                                 scale0, scale0b, scale1, scale1b, firsts, picks, weights, blocks, count, coefficients,
-                                 red, flip, target, at + left, channel_pitch, row_pitch)  # fmt: skip
+                        one_near(*image)
                     else:
-                        two_near(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                                 scale0, scale0b, scale1, scale1b, firsts, picks, weights, blocks, count, coefficients,
-                                 red, flip, target, at + left, channel_pitch, row_pitch)  # fmt: skip
+                        two_near(*image)
                 elif far != near:
                     if taps == 1:
-                        one_far(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                                scale0, scale0b, scale1, scale1b, firsts, picks, weights, blocks, count, coefficients,
-                                red, flip, target, at + left, channel_pitch, row_pitch)  # fmt: skip
+                        one_far(*image)
                     else:
-                        two_far(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                                scale0, scale0b, scale1, scale1b, firsts, picks, weights, blocks, count, coefficients,
-                                red, flip, target, at + left, channel_pitch, row_pitch)  # fmt: skip
-                fill(target, coefficients, flip, at + left + count, channel_pitch, width - left - count)
+                        two_far(*image)
+                fill(target, given.coefficients, given.flip, at + left + count, channel_pitch, width - left - count)
             else:
-                fill(target, coefficients, flip, at, channel_pitch, width)
+                fill(target, given.coefficients, given.flip, at, channel_pitch, width)
 
         return paint_row
 
@@ -202,32 +196,24 @@ def variant(form, layout):
         content_width: T.int32,
         blocks: T.int32,
         halves: T.int32,
-        row_index: T.handle,
-        row_weight: T.handle,
-        coefficient: T.handle,
-        window_first: T.handle,
-        window_index: T.handle,
-        window_pairs: T.handle,
+        yi: T.Buffer((4, "content_rows"), "int32", align=4),
+        yw: T.Buffer(("row_taps",), "float32", align=4),
+        coefficients: T.Buffer((21,), "float32", align=4),
+        firsts: T.Buffer(("firsts_size",), "int32", align=4),
+        picks: T.Buffer(("picks_size",), "uint8", align=1),
+        weights: T.Buffer(("weights_size",), "int16", align=2),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{form.name}_{layout}"})
-        content_rows, row_taps, firsts_size = T.int32(), T.int32(), T.int32()
-        picks_size, weights_size = T.int32(), T.int32()
-        # TVM would assume its default alignment of 64 bytes without a check; numpy guarantees 16.
-        yi = T.match_buffer(row_index, (4, content_rows), "int32", align=4)
-        yw = T.match_buffer(row_weight, (row_taps,), "float32", align=4)
-        coefficients = T.match_buffer(coefficient, (21,), "float32", align=4)
-        firsts = T.match_buffer(window_first, (firsts_size,), "int32", align=4)
-        picks = T.match_buffer(window_index, (picks_size,), "uint8", align=1)
-        weights = T.match_buffer(window_pairs, (weights_size,), "int16", align=2)
-        plane0 = T.decl_buffer((picks_size,), "uint8", data=T.reinterpret("handle", address0), align=1)
-        plane1 = T.decl_buffer((picks_size,), "uint8", data=T.reinterpret("handle", address1), align=1)
-        plane2 = T.decl_buffer((picks_size,), "uint8", data=T.reinterpret("handle", address2), align=1)
-        target32 = T.decl_buffer((picks_size,), "float32", data=T.reinterpret("handle", target_address), align=1)
-        target16 = T.decl_buffer((picks_size,), "uint16", data=T.reinterpret("handle", target_address), align=1)
-        target8 = T.decl_buffer((picks_size,), "uint8", data=T.reinterpret("handle", target_address), align=1)
-        laid32 = T.decl_buffer((picks_size,), "float32", data=T.reinterpret("handle", laid_address), align=1)
-        laid16 = T.decl_buffer((picks_size,), "uint16", data=T.reinterpret("handle", laid_address), align=1)
-        laid8 = T.decl_buffer((picks_size,), "uint8", data=T.reinterpret("handle", laid_address), align=1)
+        content_rows, row_taps, picks_size = T.int32(), T.int32(), T.int32()
+        plane0 = array_at(address0, "uint8", picks_size)
+        plane1 = array_at(address1, "uint8", picks_size)
+        plane2 = array_at(address2, "uint8", picks_size)
+        target32 = array_at(target_address, "float32", picks_size)
+        target16 = array_at(target_address, "uint16", picks_size)
+        target8 = array_at(target_address, "uint8", picks_size)
+        laid32 = array_at(laid_address, "float32", picks_size)
+        laid16 = array_at(laid_address, "uint16", picks_size)
+        laid8 = array_at(laid_address, "uint8", picks_size)
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
             first: T.let = part * strip
@@ -251,35 +237,36 @@ def variant(form, layout):
                 scale1b: T.let = T.if_then_else(yi[3, r] == 1, T.float32(0), yw[(content_rows + r) * taps + taps - 1])
                 at: T.let = T.cast(j, "int64") * row_pitch
                 wide_blocks: T.let = T.cast(blocks, "int64")
+                given = T.meta_var(
+                    SimpleNamespace(
+                        planes=(plane0, plane1, plane2),
+                        rows=(row0, row0b, row1, row1b, row2, row2b),
+                        ahead=(ahead0, ahead1, ahead2),
+                        scales=(scale0, scale0b, scale1, scale1b),
+                        firsts=firsts, picks=picks, weights=weights, blocks=wide_blocks,
+                        coefficients=coefficients, red=red, flip=flip,
+                    )
+                )  # fmt: skip
+                columns = T.meta_var(T.cast(content_width, "int64"))
+                line = T.meta_var((given, halves, yi[1, r], columns, inside, left, width))
+                place = T.meta_var((at, T.cast(channel_pitch, "int64"), row_pitch))
                 if store == 0:
-                    paint_f32(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                              scale0, scale0b, scale1, scale1b, firsts, picks, weights, wide_blocks, halves, yi[1, r],
-                              T.cast(content_width, "int64"), coefficients, red, flip, target32, at,
-                              T.cast(channel_pitch, "int64"), row_pitch, inside, left, width)  # fmt: skip
+                    paint_f32(*line, target32, *place)
                 elif store == 1:
-                    paint_f16(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                              scale0, scale0b, scale1, scale1b, firsts, picks, weights, wide_blocks, halves, yi[1, r],
-                              T.cast(content_width, "int64"), coefficients, red, flip, target16, at,
-                              T.cast(channel_pitch, "int64"), row_pitch, inside, left, width)  # fmt: skip
+                    paint_f16(*line, target16, *place)
                 elif store == 2:
-                    paint_bf16(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                               scale0, scale0b, scale1, scale1b, firsts, picks, weights, wide_blocks, halves, yi[1, r],
-                               T.cast(content_width, "int64"), coefficients, red, flip, target16, at,
-                               T.cast(channel_pitch, "int64"), row_pitch, inside, left, width)  # fmt: skip
+                    paint_bf16(*line, target16, *place)
                 else:
-                    paint_byte(plane0, plane1, plane2, row0, row0b, row1, row1b, row2, row2b, ahead0, ahead1, ahead2,
-                               scale0, scale0b, scale1, scale1b, firsts, picks, weights, wide_blocks, halves, yi[1, r],
-                               T.cast(content_width, "int64"), coefficients, red, flip, target8, at,
-                               T.cast(channel_pitch, "int64"), row_pitch, inside, left, width)  # fmt: skip
+                    paint_byte(*line, target8, *place)
             if column_step > 0:
+                steps = T.meta_var(
+                    (channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step, column_step)
+                )
                 if store == 0:
-                    lay_out(target32, laid32, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target32, laid32, *steps)
                 elif store == 3:
-                    lay_out(target8, laid8, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target8, laid8, *steps)
                 else:
-                    lay_out(target16, laid16, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target16, laid16, *steps)
 
     return kernel

@@ -8,7 +8,8 @@ pixel format, colour matrix, range and mean. There is a variant for each layout 
 including the output's type and memory format, is an argument that is tested once per row.
 
 Planes and output are addresses with pitches in elements, so that read-only and strided memory needs no copy and a batch
-can be a table of addresses. Tables and scratch are arrays. The kernel neither allocates nor starts threads.
+can be a table of addresses. Tables and scratch are arrays, whose alignment is stated: TVM would assume 64 bytes without
+a check, and numpy guarantees 16. The kernel neither allocates nor starts threads.
 
 It works row by row: blend the source rows (vertical taps) into a float row, gather and sum the horizontal taps into one
 float row per component, then convert and store. Where a position has one tap in both directions, samples are read from
@@ -20,9 +21,11 @@ are written to `target`, a scratch strip of `strip` rows, and moved from there t
 written. Otherwise `target` is the output itself.
 """
 
+from __future__ import annotations
+
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES
+from ..tir.base import SAMPLES, array_at
 from ._tir_filter import filters
 from ._tir_store import lay_out, painters
 
@@ -72,41 +75,28 @@ def variant(layout, sample):
         taps1: T.int32,
         begin: T.int32,
         end: T.int32,
-        row_index: T.handle,
-        row_weight: T.handle,
-        coefficient: T.handle,
-        column_index: T.handle,
-        column_weight: T.handle,
-        column_pairs: T.handle,
-        row_scratch: T.handle,
-        lane_scratch: T.handle,
-        component_scratch: T.handle,
-        picked_scratch: T.handle,
+        yi: T.Buffer((4, "content_rows"), "int32", align=4),
+        yw: T.Buffer(("row_taps",), "float32", align=4),
+        coefficients: T.Buffer((21,), "float32", align=4),
+        xi: T.Buffer((2, "index_columns"), "int32", align=4),
+        xw: T.Buffer((2, "weight_columns"), "float32", align=4),
+        pairs: T.Buffer(("pair_size",), "int16", align=2),
+        row: T.Buffer(("row_size",), "float32", align=4),
+        lanes: T.Buffer(("lane_size",), "float32", align=4),
+        comps: T.Buffer(("columns3",), "float32", align=4),
+        picked: T.Buffer(("picked_size",), picked_dtype, align=1),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{layout}_{sample}"})
-        index_columns, weight_columns, content_rows, row_taps = T.int32(), T.int32(), T.int32(), T.int32()
-        row_size, lane_size, columns3, picked_size = T.int32(), T.int32(), T.int32(), T.int32()
-        pair_size = T.int32()
-        # TVM would assume its default alignment of 64 bytes without a check; numpy guarantees 16.
-        xi = T.match_buffer(column_index, (2, index_columns), "int32", align=4)
-        xw = T.match_buffer(column_weight, (2, weight_columns), "float32", align=4)
-        pairs = T.match_buffer(column_pairs, (pair_size,), "int16", align=2)
-        yi = T.match_buffer(row_index, (4, content_rows), "int32", align=4)
-        yw = T.match_buffer(row_weight, (row_taps,), "float32", align=4)
-        coefficients = T.match_buffer(coefficient, (21,), "float32", align=4)
-        row = T.match_buffer(row_scratch, (row_size,), "float32", align=4)
-        lanes = T.match_buffer(lane_scratch, (lane_size,), "float32", align=4)
-        comps = T.match_buffer(component_scratch, (columns3,), "float32", align=4)
-        picked = T.match_buffer(picked_scratch, (picked_size,), picked_dtype, align=1)
-        plane0 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address0), align=1)
-        plane1 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address1), align=1)
-        plane2 = T.decl_buffer((row_size,), dtype, data=T.reinterpret("handle", address2), align=1)
-        target32 = T.decl_buffer((row_size,), "float32", data=T.reinterpret("handle", target_address), align=1)
-        target16 = T.decl_buffer((row_size,), "uint16", data=T.reinterpret("handle", target_address), align=1)
-        target8 = T.decl_buffer((row_size,), "uint8", data=T.reinterpret("handle", target_address), align=1)
-        laid32 = T.decl_buffer((row_size,), "float32", data=T.reinterpret("handle", laid_address), align=1)
-        laid16 = T.decl_buffer((row_size,), "uint16", data=T.reinterpret("handle", laid_address), align=1)
-        laid8 = T.decl_buffer((row_size,), "uint8", data=T.reinterpret("handle", laid_address), align=1)
+        content_rows, row_taps, row_size, columns3 = T.int32(), T.int32(), T.int32(), T.int32()
+        plane0 = array_at(address0, dtype, row_size)
+        plane1 = array_at(address1, dtype, row_size)
+        plane2 = array_at(address2, dtype, row_size)
+        target32 = array_at(target_address, "float32", row_size)
+        target16 = array_at(target_address, "uint16", row_size)
+        target8 = array_at(target_address, "uint8", row_size)
+        laid32 = array_at(laid_address, "float32", row_size)
+        laid16 = array_at(laid_address, "uint16", row_size)
+        laid8 = array_at(laid_address, "uint8", row_size)
         columns: T.let = columns3 // 3
         taps: T.let = row_taps // (2 * content_rows)
         for part in T.serial((height + strip - 1) // strip):
@@ -118,50 +108,44 @@ def variant(layout, sample):
                 before: T.let = T.if_then_else(inside, left, width)
                 shown: T.let = T.if_then_else(inside, content_width, 0)
                 if inside:
+                    into = T.meta_var((comps, row, lanes, picked, xi, xw))
+                    luma = T.meta_var((start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps))
+                    below = T.meta_var((yi[3, r], yw, (content_rows + r) * taps))
                     if channels > 0:
-                        packed_components(plane0, comps, row, lanes, picked, xi, xw, pairs, begin, end, taps0, columns,
-                                          content_width, start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw,
-                                          r * taps, plain)  # fmt: skip
+                        packed_components(plane0, *into, pairs, begin, end, taps0, columns, content_width, *luma, plain)
                     else:
-                        one_component(plane0, comps, row, lanes, picked, xi, xw, 0, taps0, 0, columns, content_width,
-                                      start0, stop0, yi[0, r] * pitch0, pitch0, yi[1, r], yw, r * taps)  # fmt: skip
+                        one_component(plane0, *into, 0, taps0, 0, columns, content_width, *luma)
                     if layout == "planar":
-                        one_component(plane1, comps, row, lanes, picked, xi, xw, 1, taps1, 1, columns, content_width,
-                                      start1, stop1, yi[2, r] * pitch1, pitch1, yi[3, r], yw,
-                                      (content_rows + r) * taps)  # fmt: skip
-                        one_component(plane2, comps, row, lanes, picked, xi, xw, 1, taps1, 2, columns, content_width,
-                                      start1, stop1, yi[2, r] * pitch2, pitch2, yi[3, r], yw,
-                                      (content_rows + r) * taps)  # fmt: skip
+                        one_component(plane1, *into, 1, taps1, 1, columns, content_width, start1, stop1,
+                                      yi[2, r] * pitch1, pitch1, *below)  # fmt: skip
+                        one_component(plane2, *into, 1, taps1, 2, columns, content_width, start1, stop1,
+                                      yi[2, r] * pitch2, pitch2, *below)  # fmt: skip
                     if layout == "semiplanar":
                         two_components(plane1, comps, row, lanes, xi, xw, taps1, columns, content_width, start1, stop1,
-                                       yi[2, r] * pitch1, pitch1, yi[3, r], yw, (content_rows + r) * taps)  # fmt: skip
+                                       yi[2, r] * pitch1, pitch1, *below)  # fmt: skip
                 at: T.let = j * row_pitch
+                place = T.meta_var((flip, at, channel_pitch, before, shown, width))
+                colours = T.meta_var((coefficients, comps, columns, red))
                 if store == 0:
-                    paint_f32(
-                        target32, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown, width
-                    )
+                    paint_f32(target32, *colours, *place)
                 elif store == 1:
-                    paint_f16(
-                        target16, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown, width
-                    )
+                    paint_f16(target16, *colours, *place)
                 elif store == 2:
-                    paint_bf16(target16, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown,
-                               width)  # fmt: skip
+                    paint_bf16(target16, *colours, *place)
                 elif plain == 0:
-                    paint_byte(target8, coefficients, comps, columns, red, flip, at, channel_pitch, before, shown,
-                               width)  # fmt: skip
+                    paint_byte(target8, *colours, *place)
                 elif bytes_pass:
-                    copy_bytes(target8, picked, coefficients, flip, at, channel_pitch, before, shown, width, red)
+                    copy_bytes(target8, picked, coefficients, *place, red)
             if column_step > 0:
+                steps = T.meta_var(
+                    (channel_pitch, row_pitch, first, count, strip, width, channel_step, row_step, column_step)
+                )
                 if store == 0:
-                    lay_out(target32, laid32, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target32, laid32, *steps)
                 elif store == 3:
-                    lay_out(target8, laid8, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target8, laid8, *steps)
                 else:
-                    lay_out(target16, laid16, channel_pitch, row_pitch, first, count, strip, width, channel_step,
-                            row_step, column_step)  # fmt: skip
+                    lay_out(target16, laid16, *steps)
 
     return kernel
 

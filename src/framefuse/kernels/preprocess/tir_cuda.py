@@ -13,7 +13,7 @@ it.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, colour, lerp, stored
+from ..tir.base import LARGE, OUTPUTS, SAMPLES, array_at, colour, lerp, stored, wide
 from .frame_row import ADDRESS, AXIS, BYTES, COEFFICIENT, MODES, STORES, WORD, lanes, span
 
 LAYOUTS = ("planar", "semiplanar", "packed", "gray")
@@ -26,9 +26,6 @@ BLOCKS = {4: (32, 4), 8: (16, 8)}
 RESIDENT = {4: 8, 8: 7}
 """Minimum number of resident blocks per multiprocessor, by pixels per thread: the best measured compromise between few
 registers and few threads."""
-
-LARGE = 1 << 40
-"""Declared elements of a buffer that is reached by address; its true size does not matter."""
 
 
 class _Fractions:
@@ -82,8 +79,10 @@ def variant(layout, sample, memory, alone=False):
             return T.call_extern("float32", "byte_f32", word, 1)
         return (word >> tirx.const(bits, "uint32")).astype("float32")
 
-    def wide(value):
-        return value.astype("int64")
+    def blended(half_of, words, across, down):
+        """One half of each of four words, which are two taps of both axes."""
+        upper, lower = (lerp(half_of(words[k]), half_of(words[k + 1]), across) for k in (0, 2))
+        return lerp(upper, lower, down)
 
     @T.inline
     def fetch(words, first, groups, integers, row, at):
@@ -149,24 +148,16 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + wide(lefts[2 * x + 1]))
         words[2] = pair(b + wide(lefts[2 * x]))
         words[3] = pair(b + wide(lefts[2 * x + 1]))
-        comps[k] = lerp(
-            lerp(first_of(words[0]), first_of(words[1]), wxs[x]),
-            lerp(first_of(words[2]), first_of(words[3]), wxs[x]),
-            wys[y],
-        )
-        comps[k + 1] = lerp(
-            lerp(second_of(words[0]), second_of(words[1]), wxs[x]),
-            lerp(second_of(words[2]), second_of(words[3]), wxs[x]),
-            wys[y],
-        )
+        comps[k] = blended(first_of, words, wxs[x], wys[y])
+        comps[k + 1] = blended(second_of, words, wxs[x], wys[y])
 
     @T.inline
     def filtered(comps, k, kind, together, integers, row, plane, along_table, across_table, i, j):
         """comps[k..] = the weighted samples of a plane in which `together` components are interleaved."""
-        xs = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", along_table), align=4)
-        xw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", along_table), align=4)
-        ys = T.decl_buffer((LARGE,), "int32", data=T.reinterpret("handle", across_table), align=4)
-        yw = T.decl_buffer((LARGE,), "float32", data=T.reinterpret("handle", across_table), align=4)
+        xs = array_at(along_table, "int32", align=4)
+        xw = array_at(along_table, "float32", align=4)
+        ys = array_at(across_table, "int32", align=4)
+        yw = array_at(across_table, "float32", align=4)
         x = i * integers[row, WORD[f"along_filter{kind}"]]
         y = j * integers[row, WORD[f"across_filter{kind}"]]
         step = wide(integers[row, WORD[f"along_pitch{kind}"]])
@@ -219,16 +210,8 @@ def variant(layout, sample, memory, alone=False):
         words[1] = pair(a + 2 * size)
         words[2] = pair(b)
         words[3] = pair(b + 2 * size)
-        comps[k] = lerp(
-            lerp(first_of(words[0]), first_of(words[1]), wxs[slot]),
-            lerp(first_of(words[2]), first_of(words[3]), wxs[slot]),
-            wy,
-        )
-        comps[k + 1] = lerp(
-            lerp(second_of(words[0]), second_of(words[1]), wxs[slot]),
-            lerp(second_of(words[2]), second_of(words[3]), wxs[slot]),
-            wy,
-        )
+        comps[k] = blended(first_of, words, wxs[slot], wy)
+        comps[k + 1] = blended(second_of, words, wxs[slot], wy)
 
     @T.inline
     def plain(comps, pick, along0, plane0, plane1, plane2, ups, wys, wholes, wxs):
@@ -345,17 +328,16 @@ def variant(layout, sample, memory, alone=False):
     @T.inline
     def write(values, target, output, x, y, width, channel_pitch, vectors):
         """Store the pixels: as vectors, or one by one up to the end of the row."""
-        out = T.decl_buffer((LARGE,), OUTPUTS[output], data=T.reinterpret("handle", target), align=16)
+        out = array_at(target, OUTPUTS[output], align=16)
         words = T.alloc_buffer((channels * many,), OUTPUTS[output], scope="local")
         for e in T.unroll(channels * many):
             words[e] = stored(values[e], output)
         at = (wide(y) * wide(width) + wide(x)) * (1 if memory == "nchw" else channels)
         if vectors > 0:
-            for g in T.unroll(channels * many // lanes(layout, memory, output, alone)):
-                for e in T.vectorized(lanes(layout, memory, output, alone)):
-                    out[at + begin(g * lanes(layout, memory, output, alone), channel_pitch) + e] = words[
-                        g * lanes(layout, memory, output, alone) + e
-                    ]
+            group = T.meta_var(lanes(layout, memory, output, alone))
+            for g in T.unroll(channels * many // group):
+                for e in T.vectorized(group):
+                    out[at + begin(g * group, channel_pitch) + e] = words[g * group + e]
         else:
             for p in T.unroll(many):
                 if x + p < width:

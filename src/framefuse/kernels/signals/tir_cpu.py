@@ -3,9 +3,11 @@
 `reference/signals.py` states the formulas; all of it is integer arithmetic.
 """
 
+from __future__ import annotations
+
 from tvm.script import tirx as T
 
-from ..tir.base import SAMPLES
+from ..tir.base import SAMPLES, array_at
 
 
 def shrink_variant(sample):
@@ -23,14 +25,13 @@ def shrink_variant(sample):
         shift: T.int32,
         first: T.int32,
         last: T.int32,
-        sum_scratch: T.handle,
+        sums: T.Buffer(("size",), "int32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"signal_shrink_{sample}"})
         size = T.int32()
-        sums = T.match_buffer(sum_scratch, (size,), "int32", align=4)
         total = T.alloc_buffer((1,), "int32")
-        luma = T.decl_buffer((size,), SAMPLES[sample], data=T.reinterpret("handle", luma_address), align=1)
-        small = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", small_address), align=1)
+        luma = array_at(luma_address, SAMPLES[sample], size)
+        small = array_at(small_address, "uint8", size)
         area: T.let = step * step
         for j in T.serial(last - first):
             y: T.let = first + j
@@ -58,17 +59,17 @@ def signal_count(
     height: T.int32,
     width: T.int32,
     threshold: T.int32,
-    out: T.handle,
-    edge_scratch: T.handle,
+    counts: T.Buffer((258,), "int32", align=4),
+    work: T.Buffer(("size",), "int32", align=4),
 ):
-    """out: 256 histogram bins, edge pixels, sum of absolute differences (0 where previous_address is 0)."""
+    """counts: 256 histogram bins, edge pixels, sum of absolute differences (0 where previous_address is 0).
+
+    work holds four histograms, taken in turn, so that equal neighbours do not wait for each other.
+    """
     T.func_attr({"tirx.noalias": True, "global_symbol": "signal_count"})
     size = T.int32()
-    counts = T.match_buffer(out, (258,), "int32", align=4)
-    # Four histograms in turn, so that equal neighbours do not wait for each other; then the two sums.
-    work = T.match_buffer(edge_scratch, (size,), "int32", align=4)
-    small = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", small_address), align=1)
-    previous = T.decl_buffer((size,), "uint8", data=T.reinterpret("handle", previous_address), align=1)
+    small = array_at(small_address, "uint8", size)
+    previous = array_at(previous_address, "uint8", size)
     sums = T.alloc_buffer((2,), "int32")
     for k in T.serial(1024):
         work[k] = 0

@@ -1,10 +1,23 @@
 """Pixel arithmetic that the kernels for the CPU and CUDA share."""
 
 from tvm import tirx
+from tvm.script import tirx as T
 
 SAMPLES = {"u8": "uint8", "u16": "uint16"}
 OUTPUTS = {"f32": "float32", "f16": "float16", "bf16": "uint16", "u8": "uint8", "i8": "int8"}
 """Output types and the types in which they are stored: bfloat16 as its bits."""
+
+LARGE = 1 << 40
+"""Elements of an array that is reached by its address and whose true size does not matter."""
+
+
+def array_at(address, dtype, size=LARGE, align=1):
+    """The array of `size` elements at an address, which is a multiple of `align` bytes."""
+    return T.decl_buffer((size,), dtype, data=T.reinterpret("handle", address), align=align)
+
+
+def wide(value):
+    return value.astype("int64")
 
 
 def lerp(a, b, weight):

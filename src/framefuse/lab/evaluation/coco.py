@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.names import nearby
 from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
@@ -77,7 +78,7 @@ def _read(path: Path) -> Mapping[str, list[Any]]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}", remedy="check the path") from error
+        raise SourceError(f"cannot read {path}: {error.strerror}", remedy=nearby(path, (".json",))) from error
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"{path} is not JSON: {error}", remedy=remedy) from error
     for key in ("images", "annotations", "categories"):
@@ -106,8 +107,7 @@ def _by_id(path: Path, records: Mapping[str, list[Record]], kind: str) -> dict[i
     counts = Counter(record["id"] for record in records[kind])
     if repeated := [number for number, count in counts.items() if count > 1]:
         raise SourceError(
-            f"{path}: {kind} has the id {repeated[0]} {counts[repeated[0]]} times",
-            remedy="give each entry its own id",
+            f"{path}: {counts[repeated[0]]} {kind} have the id {repeated[0]}", remedy="make the ids unique"
         )
     return {record["id"]: record for record in records[kind]}
 
@@ -158,9 +158,7 @@ def _objects(
         number = record.get("id")
         if _is_id(number):
             if number in seen:
-                raise SourceError(
-                    f"{path}: two annotations have the id {number}", remedy="give each annotation its own id"
-                )
+                raise SourceError(f"{path}: two annotations have the id {number}", remedy="give each its own id")
             seen.add(int(number or 0))
         _check_values(path, record)
         box, image = record["bbox"], images[record["image_id"]]
@@ -172,9 +170,9 @@ def _objects(
             outside += x >= image["width"] or y >= image["height"] or x + width <= 0 or y + height <= 0
     if not found:
         raise SourceError(f"{path}: no annotation has an area", remedy="bbox is [x, y, width, height] in pixels")
-    notes = [f"{flat} annotations without an area were left out"] if flat else []
+    notes = [f"annotations without an area, left out: {flat}"] if flat else []
     if outside:
-        notes.append(f"{outside} annotations lie entirely outside their images and cannot be found")
+        notes.append(f"annotations entirely outside their images, which cannot be found: {outside}")
     return found, notes
 
 
@@ -186,13 +184,9 @@ def _check_values(path: Path, record: Record) -> None:
     box, area, crowd = (record.get(key) for key in ("bbox", "area", "iscrowd"))
     which = f"{path}: an annotation (id {_short(record.get('id'))}) of image {record['image_id']}"
     if not isinstance(box, list) or len(box) != 4 or not all(_is_length(value) for value in box):
-        raise DecodeError(
-            f"{which} has the bbox {_short(box)}", remedy="bbox is [x, y, width, height], four numbers in pixels"
-        )
+        raise DecodeError(f"{which} has the bbox {_short(box)}", remedy="bbox is [x, y, width, height] in pixels")
     if area is not None and not (_is_length(area) and area >= 0):
-        raise DecodeError(
-            f"{which} has the area {_short(area)}", remedy="leave it out, or give a number of square pixels"
-        )
+        raise DecodeError(f"{which} has the area {_short(area)}", remedy="omit it, or give a number of square pixels")
     if crowd not in (None, 0, 1):
         raise DecodeError(f"{which} has iscrowd {_short(crowd)}", remedy="iscrowd is 0 or 1")
 
@@ -216,9 +210,7 @@ def _find_folder(path: Path, images: Mapping[int, Record]) -> Path:
     if found is not None:
         return found
     tried = ", ".join(map(str, near))
-    raise SourceError(
-        f"{path} names {_short(name)}, which is in none of {tried}", remedy="pass the folder with --images FOLDER"
-    )
+    raise SourceError(f"{path} names {_short(name)}, which is in none of {tried}", remedy="pass --images FOLDER")
 
 
 def _files_of(path: Path, folder: Path, images: Mapping[int, Record]) -> dict[Key, Record]:

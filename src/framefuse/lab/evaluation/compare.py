@@ -136,12 +136,8 @@ def legend(scored: Sequence[Scores]) -> list[str]:
     if any(scores.boxes and scores.boxes.by_complexity for scores in scored):
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):
-        sentences.append(
-            "Percent. mIoU is the mean over the classes, pixels is the share of all pixels that are right."
-        )
-    sentences.append(
-        "CPU ms: processor time of the engine per frame, a hint only. Points: difference from the first row."
-    )
+        sentences.append("Percent. mIoU is the mean over the classes, pixels the share of all pixels that are right.")
+    sentences.append("CPU ms: the engine's processor time per frame, a hint. Points: difference from the first row.")
     return sentences
 
 

@@ -44,10 +44,7 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
             raise UsageError(f"{data} draws its own images", remedy="leave --images out")
         return open_world(data)
     if not isinstance(data, str | Path) or not str(data).strip() or "://" in str(data):
-        raise UsageError(
-            f"{data!r} is not data with known ground truth",
-            remedy="pass a COCO file (annotations.json) or synthetic://street",
-        )
+        raise UsageError(f"{data!r} has no known ground truth", remedy="pass a COCO file or synthetic://street")
     return open_coco(_annotations(Path(data)), None if images is None else Path(images))
 
 
@@ -74,9 +71,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     first = parts[0]
     for part in parts[1:]:
         if part.names != first.names or part.mask_names != first.mask_names:
-            raise UsageError(
-                f"{first.uri} and {part.uri} have different classes", remedy="score them one after the other"
-            )
+            raise UsageError(f"{first.uri} and {part.uri} have different classes", remedy="score them separately")
     part_of: dict[str, int] = {}
 
     def open_all(keys: Sequence[Key]) -> Source:
@@ -94,9 +89,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                         if closed.is_set():
                             return
                         if part_of.setdefault(frame.source_id, number) != number:
-                            raise SourceError(
-                                f"{frame.source_id} is in two of the data sets: {uri}", remedy="name each image once"
-                            )
+                            raise SourceError(f"{frame.source_id} is in two of {uri}", remedy="name each image once")
                         yield frame
                 finally:
                     source.close()

@@ -17,11 +17,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from framefuse.common.plain_yaml import read_mapping
+from framefuse.common.redact import brief
 from framefuse.errors import ModelError, QualityError, SinkError, UsageError
-from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage
-from framefuse.lab.lowering.report import Accuracy, BuildReport, LayerReport
+from framefuse.lab.lowering.frames import Footage, noise, read_data, read_footage, read_frames
+from framefuse.lab.lowering.report import Accuracy, BuildReport, LayerReport, Seen
 from framefuse.models import find_model
-from framefuse.models.card import Card, read_card
+from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
 from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
@@ -42,6 +43,7 @@ def build_model(
     calib: Any = None,
     data: Any = None,
     images: str | Path | None = None,
+    judge: Any = None,
     out: str | Path | None = None,
     allow_loss: bool = False,
     exist_ok: bool = False,
@@ -55,7 +57,9 @@ def build_model(
         model: ONNX file, or the name of a shipped model, in FP32.
         calib: any source of frames like those that the model will see; default: a part of `data`.
         data, images: as for `evaluation.open_data`: images with known ground truth to measure accuracy on. Without
-            them, the detections of the FP32 model on frames of `calib` serve as ground truth.
+            them, the results of the FP32 model serve as ground truth.
+        judge: any source of frames to measure accuracy on without labels; default: frames of `calib` between those that
+            calibrate.
         out: default: NAME-int8.onnx or NAME-fp16.onnx beside the model, or in the current folder for a shipped model.
         allow_loss: write the model whatever its loss, and keep no layer in FP32 for the sake of accuracy.
         exist_ok: overwrite an existing file.
@@ -66,7 +70,8 @@ def build_model(
     Raises:
         QualityError: the loss is too large; nothing is written.
         ModelError: the model is already lowered, of an unsupported opset, or not a known detector.
-        UsageError: no calibration frames, too few, or all alike; the output exists or is not a file name.
+        UsageError: no calibration frames, too few, or all alike; `judge` is `calib`, or given besides `data`; the
+            output exists or is not a file name.
         SourceError: the frames cannot be read.
         SinkError: the output cannot be written.
         CapabilityError: the extra `build` is not installed.
@@ -76,24 +81,28 @@ def build_model(
     if calibration not in get_args(Calibration):
         raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
-        raise UsageError(
-            f"frames is {frames!r}", remedy="frames takes a whole number from 1; 64 are enough for most models"
-        )
+        raise UsageError(f"frames is {frames!r}", remedy="use a whole number from 1; 64 suffice for most models")
     if out is not None and not isinstance(out, str | Path):
         raise UsageError(f"out is a {type(out).__name__}", remedy="pass the path of the file to write")
     path = find_model(model)
     target = _target(model, path, precision, out, exist_ok)
     card = read_card(path)
     prepared = prepare(path)
-    footage, labelled = _frames(card, precision, calib, data, images, frames, say)
+    footage, judged = _frames(card, precision, calib, data, images, judge, frames, say)
     with tempfile.TemporaryDirectory() as folder:
         work = _Work(path, card, prepared, footage, Path(folder) / target.name, say)
-        judge = _judge(path, footage, labelled, say)
+        scorer = None
+        if judged is not None:
+            from framefuse.lab.lowering.judge import Judge
+
+            say("scoring the FP32 model")
+            scorer = Judge(path, judged, data is not None)
         if precision == "fp16":
-            accuracy, layers, islands = work.fp16(judge)
+            accuracy, layers, islands = work.fp16(scorer)
         else:
-            accuracy, layers, islands = work.int8(judge, calibration, allow_loss)
-        _check_loss(accuracy, layers, precision, path, allow_loss)
+            accuracy, layers, islands = work.int8(scorer, calibration, allow_loss)
+        warnings = [work.seen.warning(accuracy)] if work.seen and work.seen.narrow and accuracy else []
+        _check_loss(accuracy, layers, precision, path, allow_loss, warnings)
         say("measuring speed")
         speed = work.speed()
         _deliver(work.path, target)
@@ -110,7 +119,8 @@ def build_model(
         bytes_after=target.stat().st_size,
         accuracy=accuracy,
         speed_ms=speed,
-        notes=[],
+        seen=work.seen,
+        warnings=warnings,
     )
 
 
@@ -122,6 +132,7 @@ class _Work:
     ) -> None:
         self.path = path
         self.calibration = ""
+        self.seen: Seen | None = None
         self._source, self._card, self._model, self._footage, self._say = source, card, prepared, footage, say
         if (card_file := source.with_suffix(".yaml")).exists():
             path.with_suffix(".yaml").write_bytes(_card_of(card_file.read_bytes(), source))
@@ -129,6 +140,8 @@ class _Work:
     def _write(self, lowered: Any) -> None:
         import onnx
 
+        if self.seen:
+            lowered.metadata_props.add(key=CALIBRATION_KEY, value=self.calibration)
         onnx.save(lowered, self.path)
 
     def fp16(self, judge: Any) -> tuple[Accuracy | None, list[LayerReport], dict[str, int]]:
@@ -168,15 +181,18 @@ class _Work:
         self, judge: Any, calibration: Calibration, allow_loss: bool
     ) -> tuple[Accuracy, list[LayerReport], dict[str, int]]:
         assert self._footage is not None, "int8 needs frames"
+        from framefuse.lab.lowering.judge import look_at
+
         inputs, name = self._footage.inputs, self._card.input_name
         candidates, fixed = plan_int8(self._model)
-        self.calibration = f"{calibration} ranges over {self._footage.note}"
+        self.seen = look_at(self._footage, self._card)
+        skipped = self._footage.note.partition("; ")[2]
+        self.calibration = f"{calibration} ranges over {self.seen}" + (f"; {skipped}" if skipped else "")
         self._say(f"calibrating: {self.calibration}")
         ranges = calibrate(self._model, name, inputs, method=calibration)
-        self._say(f"measuring the sensitivity of {len(candidates)} layers")
-        errors = sensitivities(
-            self._model, ranges, candidates, name, inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
-        )
+        self._say(f"measuring the sensitivity of each layer ({len(candidates)})")
+        some = inputs[:: max(1, len(inputs) // SAMPLES)][:SAMPLES]
+        errors = sensitivities(self._model, ranges, candidates, name, some)
         worst_first = sorted(candidates, key=errors.__getitem__, reverse=True)
         best: tuple[Accuracy, list[str]] | None = None
         for part in GIVEN_BACK:
@@ -184,7 +200,7 @@ class _Work:
             chosen = [layer for layer in candidates if layer not in back]
             self._write(quantise(self._model, ranges, chosen))
             accuracy: Accuracy = judge.accuracy(self.path)
-            self._say(f"{len(chosen)} layers in int8: {accuracy.loss:+.2f} points lost ({accuracy.measure})")
+            self._say(f"int8 layers: {len(chosen)}; points lost: {accuracy.loss:+.2f} ({accuracy.measure})")
             if best is None or accuracy.lowered > best[0].lowered:
                 best = accuracy, back
             if allow_loss or accuracy.loss <= MAX_LOSS:
@@ -248,29 +264,37 @@ def _target(model: str | Path, path: Path, precision: str, out: str | Path | Non
         better = target.with_suffix(".onnx") if target.name else f"{path.stem}-{precision}.onnx"
         raise UsageError(f"the output {str(out)!r} is not named .onnx", remedy=f"--out {better}")
     if target.exists() and (not exist_ok or target.samefile(path) or target.is_dir()):
-        remedy = "choose another file with --out" + (
-            "" if target.samefile(path) else ", or overwrite it with --exist-ok"
-        )
+        remedy = "choose another file with --out" + ("" if target.samefile(path) else ", or use --exist-ok")
         raise UsageError(f"the output {target} exists", remedy=remedy)
     try:
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
-        raise SinkError(
-            f"cannot write into {target.parent}: {error.strerror}", remedy="choose another file with --out"
-        ) from error
+        raise SinkError(f"cannot write to {target.parent}: {error.strerror}", remedy="choose another --out") from error
     return target
 
 
 def _frames(
-    card: Card, precision: str, calib: Any, data: Any, images: str | Path | None, count: int, say: Callable[[str], None]
+    card: Card,
+    precision: str,
+    calib: Any,
+    data: Any,
+    images: str | Path | None,
+    judge: Any,
+    count: int,
+    say: Callable[[str], None],
 ) -> tuple[Footage | None, Any]:
-    """The frames to calibrate with, and the labelled data to measure accuracy on; None for either if there are none."""
+    """The frames to calibrate with, and those to measure accuracy on; None for either if there are none."""
     from framefuse.lab.evaluation import open_data
 
+    if judge is not None and (data is not None or str(judge) == str(calib)):
+        why = "labelled data judge already" if data is not None else "the same source calibrates, and judges by itself"
+        raise UsageError(f"judge is {brief(judge)}, but {why}", remedy="leave --judge out, or name another source")
     labelled = None if data is None else open_data(data, images)
-    if calib is not None:
+    if calib is not None and not (labelled and str(calib) == labelled.uri):
+        other = labelled if judge is None else read_frames(judge, count)
         say("reading calibration frames")
-        return read_footage(calib, card, count, judges=labelled is None), labelled
+        footage = read_footage(calib, card, count, judges=other is None)
+        return footage, footage.data if other is None else other
     if labelled is not None:
         say("reading calibration frames: a part of the data, which is left out of the scores")
         footage = read_data(labelled, card, count)
@@ -283,18 +307,13 @@ def _frames(
     return None, None
 
 
-def _judge(path: Path, footage: Footage | None, labelled: Any, say: Callable[[str], None]) -> Any:
-    """None if there are no frames to measure accuracy on."""
-    if footage is None:
-        return None
-    from framefuse.lab.lowering.judge import Judge
-
-    say("scoring the FP32 model")
-    return Judge(path, footage, labelled)
-
-
 def _check_loss(
-    accuracy: Accuracy | None, layers: Sequence[LayerReport], precision: str, path: Path, allow_loss: bool
+    accuracy: Accuracy | None,
+    layers: Sequence[LayerReport],
+    precision: str,
+    path: Path,
+    allow_loss: bool,
+    warnings: Sequence[str],
 ) -> None:
     if accuracy is None or allow_loss or accuracy.loss <= MAX_LOSS:
         return
@@ -304,7 +323,7 @@ def _check_loss(
         f"{path.name} in {precision} loses {accuracy.loss:.2f} points of {accuracy.measure} "
         f"({accuracy.fp32:.2f} -> {accuracy.lowered:.2f} on {accuracy.data}, truth: {accuracy.truth}); "
         f"{MAX_LOSS:g} are allowed" + (f"; most sensitive: {names}" if names else ""),
-        remedy="calibrate with more or more typical frames; --allow-loss writes the model anyway",
+        remedy=f"{'; '.join(warnings) or 'calibrate with more or more typical frames'}; --allow-loss writes it anyway",
     )
 
 
@@ -318,12 +337,10 @@ def _deliver(made: Path, target: Path) -> None:
         for place, partial in partials.items():
             partial.replace(place)
     except OSError as error:
-        raise SinkError(
-            f"{target} cannot be written: {error.strerror}", remedy="choose another file with --out"
-        ) from error
+        raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another --out") from error
     finally:
         for partial in partials.values():
             partial.unlink(missing_ok=True)
 
 
-__all__ = ["Accuracy", "BuildReport", "LayerReport", "build_model"]
+__all__ = ["Accuracy", "BuildReport", "LayerReport", "Seen", "build_model"]

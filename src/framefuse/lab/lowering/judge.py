@@ -14,12 +14,14 @@ from framefuse.engines import EngineOptions, RequestPool, open_engine
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation import Dataset, Labels, validate
 from framefuse.lab.evaluation.dataset import Key
-from framefuse.lab.lowering.frames import Footage
-from framefuse.lab.lowering.report import Accuracy
+from framefuse.lab.lowering.frames import Footage, variety
+from framefuse.lab.lowering.report import Accuracy, Seen
+from framefuse.lab.parity.chain import Chain, Selection, reference_stage
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 
 MOST_FRAMES = 300
+"""Of labelled data."""
 CONFIDENCE = 0.25
 """Detections of the FP32 model from this confidence on count as ground truth if there are no labels."""
 ROUNDS = 25
@@ -34,19 +36,20 @@ class Judge:
     object that both models get wrong in different ways counts as a loss.
     """
 
-    def __init__(self, model: Path, footage: Footage, labelled: Dataset | None) -> None:
+    def __init__(self, model: Path, data: Dataset, labelled: bool) -> None:
         self._measure = "mAP50-95" if labelled else "mAP50"
         self._truth = "labels" if labelled else "what the FP32 model finds"
-        self._data = labelled or pseudo_truth(model, footage.data)
+        self._data = data if labelled else pseudo_truth(model, data)
+        self._limit = MOST_FRAMES if labelled else None
         self._fp32 = self._score(model, "fp32")
 
     def accuracy(self, lowered: Path) -> Accuracy:
         score = self._score(lowered, "auto")
-        frames = len(self._data.spread(MOST_FRAMES))
+        frames = len(self._data.spread(self._limit))
         return Accuracy(self._measure, self._data.uri, self._truth, frames, self._fp32, score)
 
     def _score(self, model: Path, precision: str) -> float:
-        scores = validate(model, self._data, limit=MOST_FRAMES, precision=precision)
+        scores = validate(model, self._data, limit=self._limit, precision=precision)
         if scores.task == "semantic":
             self._measure = "mean IoU"
         return 100 * (scores.value if self._measure != "mAP50" else scores.map50 or 0.0)
@@ -81,6 +84,25 @@ def pseudo_truth(model: Path, data: Dataset) -> Dataset:
     return replace(data, names=names, mask_names=mask_names, keys=list(found), labels=found.__getitem__)
 
 
+def look_at(footage: Footage, card: Card) -> Seen:
+    """What the frames that calibrate show, as the FP32 model sees them."""
+    chain, stage = Chain(card, card.preprocess, Selection(CONFIDENCE, 0.7, 300)), reference_stage(card)
+    boxes, classes = 0, set[int]()
+    for values in footage.inputs:
+        raw = stage.run(values[0].astype(np.float32))
+        if card.task == "semantic":
+            found = raw.outputs[0].argmax(1)
+        else:
+            found = chain.boxes(raw, card.preprocess.place(*values.shape[:1:-1]), ours=True).classes
+            boxes += len(found)
+        classes.update(np.unique(found).tolist())
+    stage.close()
+    stage.engine.close()
+    names = [card.names.get(number, str(number)) for number in sorted(classes)]
+    counted = None if card.task == "semantic" else boxes
+    return Seen(footage.uri, len(footage.inputs), variety(footage.inputs), counted, names, len(card.names))
+
+
 def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tuple[int, int]) -> dict[str, float]:
     """Processor time per frame in milliseconds on one core in OpenVINO: the minimum of interleaved runs.
 
@@ -110,6 +132,3 @@ def measure_speed(models: Mapping[str, tuple[Path, str]], card: Card, size: tupl
     for engine in engines:
         engine.close()
     return {name: min(values) for name, values in times.items()}
-
-
-__all__ = ["Judge", "measure_speed", "pseudo_truth"]

@@ -9,12 +9,12 @@ chain.py         the stages of the reference, and ours in their place
 certificate.py   every engine of this machine, stage by stage
 peer.py          the same against ultralytics, in a separate Python (which runs peer_script.py)
 findings.py      the results as data
-result.py        the results with their pages
 report.py        one page: text, Markdown, HTML
 """
 
 from framefuse.lab.parity.certificate import certify
 from framefuse.lab.parity.compare import BoxDifference, Check, PixelDifference
-from framefuse.lab.parity.result import Certificate, EngineResult
+from framefuse.lab.parity.findings import EngineResult
+from framefuse.lab.parity.report import Certificate
 
 __all__ = ["BoxDifference", "Certificate", "Check", "EngineResult", "PixelDifference", "certify"]

@@ -26,6 +26,7 @@ from framefuse.lab.parity.chain import (
     on_host,
     reference_stage,
     require_reference,
+    seconds_in,
 )
 from framefuse.lab.parity.clip import default_clip
 from framefuse.lab.parity.compare import (
@@ -39,14 +40,17 @@ from framefuse.lab.parity.compare import (
     box_check,
     pixel_check,
 )
+from framefuse.lab.parity.findings import EngineResult
 from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
-from framefuse.lab.parity.result import Certificate, EngineResult
+from framefuse.lab.parity.report import Certificate
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
+from framefuse.prediction import FrameInfo
 from framefuse.preprocess import Placement
 from framefuse.runtime.choices import check_cuda, choose_preprocess
-from framefuse.sources import SourceOptions, open_source
+from framefuse.sources import Source, SourceOptions
+from framefuse.sources.spread import open_spread
 
 KERNEL = 0.5
 """Grey levels that our float32 kernels may differ from the float64 reference: half a step of 8 bits."""
@@ -72,11 +76,10 @@ def certify(
     """Compare every engine with the reference, and ultralytics with every engine.
 
     Args:
-        source: a video file, or anything else that `open_source` takes; default: an H.264 clip of the synthetic world
-            (for the model squares: of squares).
+        source: a video file, or anything else that `open_source` takes; default: an H.264 clip of the synthetic world.
         engines: default: all but null; engines that this machine lacks are listed with the reason.
         precisions: tried with every engine.
-        frames: number of frames, from the start of the source.
+        frames: number of frames, evenly spread over the source; `start` and `end` limit where.
         peer_python: a Python interpreter with ultralytics.
         settings, options: as for `Pipeline`.
 
@@ -100,7 +103,7 @@ def certify(
     spec, _ = choose_preprocess(card, settings)
     chain = Chain(card, spec, Selection(settings.conf, settings.iou, settings.max_det))
     with gpus.current(settings.gpu), tempfile.TemporaryDirectory() as folder:
-        video = source if source is not None else default_clip(card, Path(folder), max(frames, CLIP_FRAMES))
+        video = source if source is not None else default_clip(Path(folder), max(frames, CLIP_FRAMES))
         say(f"reference: {frames} frames of {video}")
         with closing(_Work(chain, video, frames, settings)) as work:
             peer, why = _peer(work, peer_python, say)
@@ -117,7 +120,7 @@ def certify(
                 video="the default clip" if source is None else str(source),
                 size=(first.width, first.height),
                 input=work.placements[0].size,
-                frames=len(work.frames),
+                frames=[(frame.source_id, frame.index, frame.seconds) for frame in work.infos],
                 boxes=sum(len(boxes.scores) for boxes in work.expected),
                 selection=chain.selection,
                 pixels=work.pixel_checks(),
@@ -132,11 +135,12 @@ class _Work:
     """The reference results of every stage, computed once."""
 
     def __init__(self, chain: Chain, video: Any, frames: int, settings: Settings) -> None:
-        self.chain, self._video, self.settings = chain, video, settings
+        self.chain, self._video, self._count, self.settings = chain, video, frames, settings
         self.shown: Boxes | None = None
-        with closing(open_source(video)) as source:
+        with closing(self._open("cpu")) as source:
             self._file = source.info.path if source.info.kind == "file" else None
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
+        self.infos = [FrameInfo.of(frame) for frame in self._decoded]
         self.frames = self._again(self._decoded)
         made = [chain.pixels(frame) for frame in self.frames]
         self.pixels: list[Image] = [image for image, _ in made]
@@ -151,6 +155,15 @@ class _Work:
     def close(self) -> None:
         self._reference.close()
         self._reference.engine.close()
+
+    def _open(self, device: str) -> Source:
+        """The frames to compare, as the decoder of this device delivers them."""
+        asked = self.settings
+        options = SourceOptions(
+            start=asked.start, end=asked.end, max_pixels=asked.max_pixels, decode_threads=asked.decode_threads,
+            device="cuda" if device == "cuda" else "cpu", held=3 * asked.batch + asked.queue,
+        )  # fmt: skip
+        return open_spread(self._video, self._count, options)
 
     @property
     def file(self) -> Path | None:
@@ -193,7 +206,7 @@ class _Work:
 
     def _by_gpu(self) -> tuple[list[Frame], list[Raw], Check]:
         """Frames of the GPU's decoder on the host, the reference's raw outputs on them, and a check against FFmpeg."""
-        with closing(open_source(self._video, SourceOptions(device="cuda"))) as source:
+        with closing(self._open("cuda")) as source:
             ours = [on_host(frame) for frame in islice(source, len(self.frames))]
         theirs = self._again(ours)
         return ours, self._raw_of(ours, theirs), self._decode_check("decode on the GPU", ours, theirs)
@@ -204,9 +217,11 @@ class _Work:
         """One engine through all stages."""
         result = EngineResult(name, device, precision)
         chosen = settings_from({"precision": precision, "device": device}, base=self.settings)
+        source = self._open(device)
         try:
-            pipeline = Pipeline(self._video, self.chain.card.path, settings=chosen, engine=name)
+            pipeline = Pipeline(source, self.chain.card.path, settings=chosen, engine=name)
         except Exception as error:
+            source.close()
             result.absent = _absent(error)
             if not result.absent:
                 result.checks.append(_broken(name, error))
@@ -298,7 +313,8 @@ def _peer(work: _Work, python: Path | None, say: Callable[[str], None]) -> tuple
         "imgsz": [spec.height, spec.width], "conf": settings.conf, "iou": settings.iou, "max_det": settings.max_det,
         "rect": spec.rectangular,
     }  # fmt: skip
-    return run_peer(python, chain.card.path, work.file, len(work.frames), options), ""
+    seconds = seconds_in(work.file, work.frames)
+    return run_peer(python, chain.card.path, work.file, seconds, options), ""
 
 
 def _devices(name: str, asked: str) -> list[str]:
@@ -337,6 +353,3 @@ def _same(one: Frame, other: Frame) -> bool:
 def _boxes(result: Any) -> Boxes:
     found = result.detections
     return Boxes(found.xyxy, found.confidence, found.class_id)
-
-
-__all__ = ["certify"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +80,21 @@ class Chain:
         return values * np.asarray(self.spec.std, np.float32)[:, None, None]
 
     def boxes(self, raw: Raw, placement: Placement, *, ours: bool) -> Boxes:
-        """Post-processing by the NumPy reference, or by our kernels."""
+        """Post-processing by the NumPy reference, or by our kernels; boxes without area are left out."""
         card, chosen, layout = self.card, self.selection, raw.layout or self.card.layout
         units = "relative" if raw.layout is not None else card.box_units
         if ours:
-            predictions = postprocess(
+            found: tuple[Any, ...] = postprocess(
                 raw.outputs, layout, [placement], conf=chosen.conf, iou=chosen.iou, max_det=chosen.max_det,
                 activation=card.activation, box_units=units,
             )  # fmt: skip
-            count = int(predictions.counts[0])
-            return Boxes(predictions.boxes[0, :count], predictions.scores[0, :count], predictions.classes[0, :count])
-        found = reference.detections(
-            raw.outputs, layout, maps((placement,), units == "relative"), conf=chosen.conf, iou=chosen.iou,
-            max_det=chosen.max_det, activation=card.activation,
-        )  # fmt: skip
-        count = int(found.counts[0])
-        return Boxes(found.boxes[0, :count], found.scores[0, :count], found.classes[0, :count])
+        else:
+            found = reference.detections(
+                raw.outputs, layout, maps((placement,), units == "relative"), conf=chosen.conf, iou=chosen.iou,
+                max_det=chosen.max_det, activation=card.activation,
+            )  # fmt: skip
+        boxes, scores, classes, (count, *_) = found[:4]
+        return Boxes(boxes[0, :count], scores[0, :count], classes[0, :count]).with_area()
 
 
 class Stage:
@@ -156,10 +154,7 @@ def require_reference() -> None:
         CapabilityError: ONNX Runtime, which is the reference, is not installed.
     """
     if find_spec("onnxruntime") is None:
-        raise CapabilityError(
-            "package onnxruntime is not installed; it is the reference for all engines",
-            remedy="pip install 'framefuse[ort]'",
-        )
+        raise CapabilityError("onnxruntime, the reference, is not installed", remedy="pip install 'framefuse[ort]'")
 
 
 def reference_stage(card: Card) -> Stage:
@@ -195,16 +190,40 @@ def read_input(slot: Slot) -> Image:
 
 
 def decoded(path: Path, like: Sequence[Frame]) -> list[Frame]:
-    """The frames `like` with their planes replaced by those of FFmpeg's decoder on the CPU."""
-    import av
-
+    """The frames `like` with their planes replaced by those of FFmpeg's decoder on the CPU; fewer if it lacks some."""
     found = []
-    with av.open(str(path)) as container:
-        for image, frame in zip(islice(container.decode(video=0), len(like)), like, strict=False):
+    for frame in like:
+        if (image := _image(path, frame)) is not None:
             if image.format.name != frame.format.name:
                 image = image.reformat(format=frame.format.name)
             found.append(replace(frame, planes=_planes(image, frame), owner=None, lease=None, ready=None))
     return found
+
+
+def _image(path: Path, frame: Frame) -> Any:
+    """FFmpeg's image with the pts of the frame; with its number, if no pts is stated."""
+    import av
+
+    for seek in (True, False):
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            if seek and frame.pts is not None and stream.duration:
+                container.seek(frame.pts, stream=stream)
+            for number, image in enumerate(container.decode(stream)):
+                if image.pts == frame.pts or (image.pts is None and number == frame.index):
+                    return image
+                if image.pts is not None and frame.pts is not None and image.pts > frame.pts:
+                    break
+    return None
+
+
+def seconds_in(path: Path, frames: Sequence[Frame]) -> list[float]:
+    """Seconds of the frames since the first frame of the file."""
+    import av
+
+    with av.open(str(path)) as container:
+        origin = container.streams.video[0].start_time or 0
+    return [float(((frame.pts or 0) - origin) * frame.time_base) for frame in frames]
 
 
 def on_host(frame: Frame) -> Frame:
@@ -225,16 +244,3 @@ def _planes(image: Any, frame: Frame) -> tuple[NDArray[Any], ...]:
         lines = np.frombuffer(plane, np.uint8)[: rows * plane.line_size].reshape(rows, plane.line_size)[:, :width]
         planes.append(np.ascontiguousarray(lines).view(ours.dtype).reshape(ours.shape))
     return tuple(planes)
-
-
-__all__ = [
-    "Chain",
-    "Image",
-    "Raw",
-    "Selection",
-    "Stage",
-    "decoded",
-    "on_host",
-    "reference_stage",
-    "require_reference",
-]

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.text import counted
+
 Verdict = Literal["exact", "within", "outside", "not compared"]
 
 EXACT_PIXELS = 0.01
@@ -25,6 +27,11 @@ class Boxes(NamedTuple):
     """(n, 4) x1 y1 x2 y2 in pixels of the frame as displayed."""
     scores: NDArray[np.float32]
     classes: NDArray[Any]
+
+    def with_area(self) -> Boxes:
+        """Those with an area inside the frame; the pipeline drops the others (`BoxCheck`), such as boxes in padding."""
+        kept = (self.xyxy[:, 2:] > self.xyxy[:, :2]).all(axis=1)
+        return Boxes(self.xyxy[kept], self.scores[kept], self.classes[kept])
 
 
 @dataclass(frozen=True)
@@ -200,8 +207,8 @@ class BoxDifference:
 
     def __str__(self) -> str:
         if self.exact and not self.shift and not self.score:
-            return f"{self.matched} boxes, identical"
-        parts = [f"{self.matched} boxes"]
+            return f"{counted(self.matched, 'box', 'boxes')}, identical"
+        parts = [counted(self.matched, "box", "boxes")]
         if self.matched:
             parts.append(f"{_short(self.shift)} px and {_short(self.score)} of score at most, IoU {self.iou:.3f}")
         counts = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,7 +63,8 @@ class Findings:
     """Width and height of the frames."""
     input: tuple[int, int]
     """Width and height of the model input."""
-    frames: int
+    frames: Sequence[tuple[str, int, float | None]]
+    """Source, index and seconds of each; the index counts from where reading began."""
     boxes: int
     """Number of boxes of the reference in all frames."""
     selection: Selection
@@ -82,6 +84,3 @@ class Findings:
         ran = [engine for engine in self.engines if not engine.absent]
         checks = [*self.pixels, *(check for engine in ran for check in (*engine.checks, *engine.steps, *engine.peer))]
         return bool(ran) and worst(check.verdict for check in checks) != "outside"
-
-
-__all__ = ["EngineResult", "Findings"]

@@ -47,11 +47,12 @@ class Peer:
     frames: list[PeerFrame]
 
 
-def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[str, Any]) -> Peer:
+def run_peer(python: Path, model: Path, video: Path, seconds: Sequence[float], options: dict[str, Any]) -> Peer:
     """Run ultralytics.
 
     Args:
         python: an interpreter with ultralytics.
+        seconds: those of the frames to compare, since the first frame of the video.
         options: of its `predict`.
 
     Raises:
@@ -59,16 +60,14 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
         EngineError: ultralytics fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked = {"model": str(model.resolve()), "video": str(video.resolve()), "frames": frames, "out": folder}
+        asked = {"model": str(model.resolve()), "video": str(video.resolve()), "seconds": [*seconds], "out": folder}
         # Symbolic links stay: resolved, the Python of a virtual environment is another one.
         called = str(python.absolute()) if python.exists() else str(python)
         words = [called, str(SCRIPT), json.dumps({**asked, "options": options})]
         try:
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
         except OSError as error:
-            raise CapabilityError(
-                f"{python} cannot be run: {error.strerror}", remedy="pass --peer-python a Python with ultralytics"
-            ) from error
+            raise CapabilityError(f"{python} cannot be run: {error.strerror}", remedy="check --peer-python") from error
         except subprocess.TimeoutExpired as error:
             raise EngineError(f"ultralytics did not finish within {PATIENCE} s") from error
         if "No module named 'ultralytics'" in done.stderr:
@@ -78,7 +77,7 @@ def run_peer(python: Path, model: Path, video: Path, frames: int, options: dict[
             last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
             raise EngineError(f"ultralytics failed on {model.name}: {last}")
         name = " + OpenCV ".join(["ultralytics {ultralytics}", "{opencv}"]).format(**json.loads(versions.read_text()))
-        paths = [Path(folder, f"{number}.npz") for number in range(frames)]
+        paths = [Path(folder, f"{number}.npz") for number in range(len(seconds))]
         return Peer(name, [_read(path) for path in paths if path.exists()])
 
 
@@ -92,14 +91,9 @@ def run_ours(chain: Chain, peer: Peer, stage: Stage) -> list[Raw | None]:
 
 
 def compare(
-    chain: Chain,
-    peer: Peer,
-    frames: Sequence[Frame],
-    found: Sequence[Boxes],
-    raws: Sequence[Raw | None],
-    engine_name: str,
-    limits: Limits,
-) -> list[Check]:
+    chain: Chain, peer: Peer, frames: Sequence[Frame], found: Sequence[Boxes], raws: Sequence[Raw | None],
+    engine_name: str, limits: Limits,
+) -> list[Check]:  # fmt: skip
     """Our stages against the peer's, each on the output of the peer's previous stage.
 
     Args:
@@ -160,7 +154,4 @@ def _read(path: Path) -> PeerFrame:
     with np.load(path) as file:
         names = sorted(name for name in file.files if name.startswith("output"))
         boxes = Boxes(file["xyxy"].reshape(-1, 4), file["scores"].ravel(), file["classes"].ravel().astype(np.int64))
-        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes)
-
-
-__all__ = ["Peer", "PeerFrame", "compare", "run_ours", "run_peer"]
+        return PeerFrame(file["image"], file["input"], tuple(file[name] for name in names), boxes.with_area())

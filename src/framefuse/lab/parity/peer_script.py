@@ -1,6 +1,6 @@
 """Runs in the Python of `--peer-python`, which has ultralytics (AGPL-3.0); framefuse itself never imports it.
 
-    python peer_script.py '{"model": ..., "video": ..., "frames": 4, "out": folder, "options": {...}}'
+    python peer_script.py '{"model": ..., "video": ..., "seconds": [0.5, 1.5], "out": folder, "options": {...}}'
 
 Writes OUT/N.npz for each frame (the image as decoded by OpenCV, the model input, the raw outputs, the boxes) and
 OUT/versions.json.
@@ -39,12 +39,16 @@ def main() -> None:
             return raw
 
     model = YOLO(asked["model"], task="detect")
-    results = model.predict(
-        asked["video"], stream=True, device="cpu", verbose=False, save=False, predictor=Watched, **asked["options"]
-    )
-    for number, result in enumerate(results):
-        if number >= asked["frames"]:
-            break
+    capture = cv2.VideoCapture(asked["video"])
+    for number, seconds in enumerate(asked["seconds"]):
+        while True:
+            if not capture.grab():
+                sys.exit(f"OpenCV finds no frame at {seconds} s")
+            at = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            if abs(at - seconds) < 0.0005:
+                break
+        image = capture.retrieve()[1]
+        result = model.predict(image, device="cpu", verbose=False, save=False, predictor=Watched, **asked["options"])[0]
         boxes = result.boxes.cpu().numpy()
         np.savez(
             os.path.join(asked["out"], f"{number}.npz"),

@@ -11,10 +11,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from framefuse.common.text import in_markdown
+from framefuse.lab.parity.findings import EngineResult, Findings
 
 if TYPE_CHECKING:
     from framefuse.lab.parity.compare import Boxes, Check
-    from framefuse.lab.parity.findings import EngineResult, Findings
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
 LEGEND = "= identical except for rounding   ~ within the limits   X outside the limits   - not compared"
@@ -60,14 +60,17 @@ def called(engine: EngineResult) -> str:
 def head(certificate: Findings) -> str:
     width, height = certificate.size
     chosen = certificate.selection
+    places = [f"{number}" if seconds is None else f"{seconds:.2f} s" for _, number, seconds in certificate.frames]
     return (
-        f"{certificate.model} ({certificate.layout}), {certificate.frames} frames of {width}x{height} from "
-        f"{certificate.video}, model input {certificate.input[0]}x{certificate.input[1]}, confidence {chosen.conf:g}, "
-        f"suppression {chosen.iou:g}: {certificate.boxes} boxes in the reference"
+        f"{certificate.model} ({certificate.layout}), {len(places)} frames of {width}x{height} from "
+        f"{certificate.video} (at {', '.join([*places[:8], *['...'][: len(places) - 8]])}), model input "
+        f"{certificate.input[0]}x{certificate.input[1]}, confidence {chosen.conf:g}, suppression {chosen.iou:g}: "
+        f"{certificate.boxes} boxes in the reference"
     )
 
 
 def summary(certificate: Findings) -> list[str]:
+    """One line per engine, then the verdict."""
     lines = [
         f"{called(engine)}: " + (f"not run here: {engine.absent}" if engine.absent else engine.starts)
         for engine in certificate.engines
@@ -91,6 +94,7 @@ def verdict(certificate: Findings) -> str:
 
 
 def table(certificate: Findings) -> list[Sequence[str]]:
+    """Rows for `print_table`; a row with a single cell is a title."""
     rows: list[Sequence[str]] = []
     for title, checks in groups(certificate):
         rows.append((title,))
@@ -130,10 +134,8 @@ def html(certificate: Findings) -> str:
     if certificate.peer and not any(engine.peer for engine in certificate.engines):
         parts.append(f'<p class="soft">{escape(certificate.peer)}</p>')
     if certificate.image is not None and certificate.shown is not None:
-        parts.append("<h2>The first frame</h2>")
-        parts.append(
-            '<p class="soft">Wide white boxes: the reference. Narrow pink boxes: whole pipeline, first engine.'
-        )
+        parts.append("<h2>The first of the frames</h2>")
+        parts.append('<p class="soft">Wide white boxes: the reference. Narrow pink boxes: the pipeline, first engine.')
         parts.append(f'</p><img alt="boxes of both" src="data:image/jpeg;base64,{_drawn(certificate)}">')
     for title, checks in groups(certificate):
         parts.append(f'<h2>{escape(title)}</h2><div class="wide"><table>')
@@ -164,7 +166,8 @@ def to_json(certificate: Findings) -> str:
             "video": certificate.video,
             "size": certificate.size,
             "input": certificate.input,
-            "frames": certificate.frames,
+            "frames": len(certificate.frames),
+            "compared": [{"source": name, "index": n, "seconds": at} for name, n, at in certificate.frames],
             "boxes": certificate.boxes,
             "selection": asdict(certificate.selection),
             "pixels": checks(certificate.pixels),
@@ -213,4 +216,7 @@ def _class(check: Check) -> str:
     return "none" if check.verdict == "not compared" else check.verdict
 
 
-__all__ = ["html", "markdown", "summary", "table", "to_json"]
+class Certificate(Findings):
+    """The comparison of every engine with the reference, as text, Markdown, HTML and JSON."""
+
+    table, summary, markdown, html, to_json = table, summary, markdown, html, to_json

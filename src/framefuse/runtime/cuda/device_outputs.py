@@ -87,11 +87,9 @@ class BoxOutputs:
                             runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
-        selection = self._selection
         detections(
-            outputs, self._layout, self._device_maps, conf=selection.conf, iou=selection.iou,
-            max_det=selection.max_det, classes=selection.classes, agnostic=selection.agnostic,
-            activation=self._card.activation, out=Found(*self._device), workspace=self._workspace,
+            outputs, self._layout, self._device_maps, **vars(self._selection), activation=self._card.activation,
+            out=Found(*self._device), workspace=self._workspace,
         )  # fmt: skip
         _download(self._device_bytes, self._host_bytes, stream)
 
@@ -99,8 +97,7 @@ class BoxOutputs:
         boxes, scores, classes, counts, non_finite = self._host
         _check_finite(non_finite, count, "of its anchors or queries")
         return [
-            (self._checked(boxes[row, :found], scores[row, :found], classes[row, :found]), None)
-            for row, found in enumerate(counts[:count])
+            (found, None) for found in self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
         ]
 
 

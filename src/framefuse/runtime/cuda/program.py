@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from framefuse.common.text import counted
 from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
@@ -57,6 +58,7 @@ class CudaProgram(Program):
     Args:
         slots: batches in flight; 0: two.
         keep_frames: a sink needs the frames, so they are copied to the host.
+        closes_engine: `close` closes the engine, too.
         mode: how host frames reach the GPU (`choose_upload_mode`).
 
     Attributes:
@@ -74,9 +76,11 @@ class CudaProgram(Program):
         slots: int = 0,
         keep_frames: bool = False,
         recorder: Recorder | None = None,
+        closes_engine: bool = True,
         mode: memory.UploadMode = "copy",
     ) -> None:
         device.cupy()
+        self._closes_engine = closes_engine
         self._mode = mode
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
@@ -177,7 +181,8 @@ class CudaProgram(Program):
                 if self._in_flight and self._in_flight[0] is flight:
                     self._in_flight.popleft()
             self._free()
-            self._engine.close()
+            if self._closes_engine:
+                self._engine.close()
 
     def _free(self) -> None:
         """Free all device memory even if callers, such as a stored traceback, still hold references. On a lost GPU
@@ -249,7 +254,7 @@ class CudaProgram(Program):
         return batches
 
     def _fewer(self, count: int, error: GpuMemoryError) -> None:
-        self.reasons.append(f"{count} batch{'es' if count > 1 else ''} in flight, not {self._slots}: {error.message}")
+        self.reasons.append(f"{counted(count, 'batch', 'batches')} in flight, not {self._slots}: {error.message}")
 
     def _free_captured(self) -> bool:
         """Free the memory of every size and format; False if there is none. Nothing may be in flight."""

@@ -8,7 +8,9 @@
 
 Runs of n pixels take log2(n) steps: with P(w, x) the product of w factors m from x on,
 R(2w, x) = R(w, x) + P(w, x) R(w, x + w). Anchors are 8 pixels apart, so runs are computed along every 8th row and
-column only. `clip.py` makes matching videos.
+column only. `training.squares_clip` makes matching videos.
+
+    python -m training.squares        writes the model that the package ships
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from framefuse.models.clip import squares_clip, squares_scene
+from framefuse.models.shipped import DATA
 
 NAMES = {0: "red", 1: "green", 2: "blue"}
 STRIDE = 8
@@ -178,4 +180,5 @@ def write_squares(
         raise
 
 
-__all__ = ["DTYPES", "NAMES", "STRIDE", "squares_clip", "squares_scene", "write_squares"]
+if __name__ == "__main__":
+    write_squares(DATA / "squares.onnx")

@@ -6,6 +6,7 @@ gives the same results.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.low_precision import rounded, weight_scales
-from framefuse.engines.cudnn.network import Attention, Conv, Pool, attend
+from framefuse.engines.cudnn.network import Attention, Conv, Head, Pool, attend, decode
 
 Array = NDArray[Any]
 
@@ -108,3 +109,10 @@ def _conv(x: Array, weight: Array, step: Conv) -> Array:
     kernels = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
     y: Array = np.einsum("bgchwij,gocij->bgohw", parts, kernels, optimize=True)
     return y.reshape(batch, -1, height, width)
+
+
+def decode_levels(values: Sequence[NDArray[Any]], head: Head, height: int, width: int) -> Array:
+    """`decode` for a batch; `values` are those of `Head.values`, (batch, channels, rows, columns)."""
+    flat = [value.reshape(*value.shape[:2], -1) for value in values]
+    sides, scores = np.concatenate(flat[::2], 2), np.concatenate(flat[1::2], 2)
+    return np.stack([decode(a, b, head, height, width) for a, b in zip(sides, scores, strict=True)])

@@ -1,0 +1,137 @@
+"""Batch jobs: which files of a folder, glob or list a run has to do (`shard`, `resume`), and where it writes.
+
+A job is a list of inputs: a video is one, and so are images that follow one another, which share their outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from framefuse.common.redact import brief
+from framefuse.config import Settings, settings_from
+from framefuse.engines.cache import model_hash
+from framefuse.errors import UsageError
+from framefuse.models.card import Card
+from framefuse.runtime.requested_sinks import writes
+from framefuse.sinks.manifest import Manifest
+from framefuse.sources.chain import SharedList
+from framefuse.sources.paths import PathList, find, is_image_path
+from framefuse.sources.source import is_camera
+
+ELSEWHERE = {
+    *("project", "name", "exist_ok", "resume", "shard", "show", "readers", "queue", "load_timeout", "request_timeout"),
+    *("max_age", "timeout", "reconnect", "tls_verify", "slots", "streams", "threads", "decode_threads"),
+    *("encode_threads", "workspace_mb", "batch_timeout", "memory", "low_latency"),
+}
+"""Settings that change where and how fast a run works, but not its results."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run does, once the inputs of other shards and those that are complete have been left out."""
+
+    source: Any
+    settings: Settings
+    """With the folder of the run: that of the shard, and an existing one to resume."""
+    manifest: Manifest | None = None
+    stems: Sequence[str] = ()
+    """Base names of outputs that are complete."""
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def plan_job(source: Any, settings: Settings, card: Card) -> Job:
+    """
+    Raises:
+        UsageError: `resume` or `shard` is asked for with a source that is no file, or without outputs.
+        SourceError: no such file.
+    """
+    if isinstance(source, SharedList) or not (settings.resume or settings.shard):
+        return Job(source, settings, _manifest(settings, card) if _is_list(source) and writes(settings) else None)
+    if settings.resume and not writes(settings):
+        raise UsageError("resume needs outputs to complete", remedy="ask for some, such as save_jsonl, or leave it out")
+    given = source if isinstance(source, list | tuple) else [source]
+    lists = [_files(item) for item in given]
+    count, notes = sum(map(len, lists)), []
+    if settings.shard:
+        lists = _share(lists, settings.shard)
+        notes.append(f"shard {settings.shard}: {sum(map(len, lists)):,} of {count:,} files")
+        settings = of_shard(settings)
+    stems: list[str] = []
+    manifest = _manifest(settings, card)
+    if settings.resume:
+        settings = settings.model_copy(update={"exist_ok": True})
+        units = [_units(paths) for paths in lists]
+        lists = [[path for unit in row if not _complete(unit, manifest, stems) for path in unit] for row in units]
+        total = sum(map(len, units))
+        notes.append(f"resume: {len(stems):,} of {total:,} inputs are complete and skipped")
+    left = [PathList(paths) for paths in lists if paths] or [PathList()]
+    for paths in left:
+        paths.rest = bool(stems) or not paths
+    return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes)
+
+
+def share(items: Sequence[Item], shard: str) -> list[Item]:
+    """The items of a shard such as "2/4": the second, the sixth and so on."""
+    number, count = map(int, shard.split("/"))
+    return list(items[number - 1 :: count])
+
+
+def of_shard(settings: Settings) -> Settings:
+    """The settings of a run of one share, in a folder of its own: name-2of4."""
+    name = f"{settings.name or 'predict'}-{(settings.shard or '').replace('/', 'of')}"
+    return settings_from({"name": name, "shard": None}, base=settings)
+
+
+def _share(lists: Sequence[Sequence[str]], shard: str) -> list[list[str]]:
+    flat = [(number, path) for number, paths in enumerate(lists) for path in paths]
+    chosen = share(flat, shard)
+    return [[path for owner, path in chosen if owner == number] for number in range(len(lists))]
+
+
+def _units(paths: Sequence[str]) -> list[list[str]]:
+    units: list[list[str]] = []
+    for image, group in itertools.groupby(paths, key=is_image_path):
+        members = list(group)
+        units += [members] if image else [[path] for path in members]
+    return units
+
+
+def _complete(unit: Sequence[str], manifest: Manifest, stems: list[str]) -> bool:
+    stem = manifest.stem([Path(path) for path in unit])
+    stems += [] if stem is None else [stem]
+    return stem is not None
+
+
+def _files(item: Any) -> list[str]:
+    text = str(item)
+    if not isinstance(item, str | Path) or is_camera(item) or "://" in text:
+        raise UsageError(
+            f"{brief(item)} is not a file, so a run of it has no shards and cannot be resumed",
+            remedy="name files, folders or globs, or leave resume and shard out",
+        )
+    return list(find(text))
+
+
+def _is_list(source: Any) -> bool:
+    """Whether this may be several files."""
+    if isinstance(source, str | Path):
+        return "://" not in str(source) and (os.path.isdir(source) or bool(re.search(r"[*?\[]", str(source))))
+    return isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
+
+
+def _manifest(settings: Settings, card: Card) -> Manifest:
+    def run() -> str:
+        options = settings.model_dump(mode="json", exclude=ELSEWHERE)
+        facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    return Manifest(settings.project / (settings.name or "predict"), run, resume=settings.resume)

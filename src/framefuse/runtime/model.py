@@ -1,0 +1,170 @@
+"""Model: a detector that stays open, for single images and for one Pipeline after another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+
+from framefuse.common.machine import trim_heap
+from framefuse.common.redact import brief
+from framefuse.config import Settings, settings_from
+from framefuse.cuda import current as gpus
+from framefuse.engines import open_engine
+from framefuse.errors import EngineError, FramefuseError, UsageError
+from framefuse.frame import Frame
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.prediction import Result
+from framefuse.runtime.plan import plan_run
+from framefuse.runtime.program import CLOSE_SECONDS
+from framefuse.sources import Source, SourceInfo, SourceOptions
+from framefuse.sources.arrays import is_image, open_arrays
+from framefuse.sources.paths import is_image_path, open_path
+
+
+class Model:
+    """A detector that stays open: give it images, or give it to any number of Pipelines.
+
+        model = framefuse.Model("yolov8n.onnx")
+        result = model(image)
+        for result in framefuse.Pipeline("video.mp4", model):
+            ...
+
+    An input size is compiled when it is first seen, which takes about a second on a CPU. Calls of several threads take
+    turns; Pipelines may run meanwhile.
+
+    Args:
+        model: path of an ONNX file, or the name of a shipped model.
+        settings: all options as one object; `options` then override single fields of it.
+        options: fields of `Settings`, and `preset`. Those of the engine (`engine`, `device`, `precision`, `threads`,
+            `streams`, ...) hold for the Pipelines, too; each of these may override the others, such as `conf`. The
+            preset is latency unless you choose another one: all cores work on one image.
+
+    Attributes:
+        card: what is known about the model: classes, preprocessing, layout.
+        engine: what runs it.
+
+    Raises:
+        UsageError, CapabilityError, ModelError, EngineError: see errors.py.
+    """
+
+    def __init__(self, model: str | Path, *, settings: Settings | None = None, **options: Any) -> None:
+        self.given = settings_from(options, base=settings)
+        """The settings that a Pipeline with this model starts from."""
+        self.card = read_card(find_model(model))
+        if settings is None and "preset" not in options:
+            options["preset"] = "latency"
+        info = SourceInfo("", "array", mixed=True)
+        plan = plan_run(self.card, settings_from(options, base=settings), None, None).for_input(info).for_output(info)
+        self._gpu, self._batch, self._timeout = plan.gpu, plan.batch, plan.settings.request_timeout
+        self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)
+        with gpus.current(plan.gpu, "open the model"):
+            self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
+            self._program = plan.make_program(self.engine)
+        trim_heap()
+        self._turn, self._closed = threading.Lock(), False
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Class names by class number."""
+        return dict(self.card.names)
+
+    @overload
+    def __call__(self, images: Sequence[Any]) -> list[Result]: ...
+    @overload
+    def __call__(self, images: Any) -> Any: ...
+    def __call__(self, images: Any) -> Any:
+        """Find the objects of one image or of several.
+
+        Args:
+            images: an image, or a list of them: an array (h, w, 3) of uint8 in the order BGR as in OpenCV, gray (h, w)
+                or BGRA (h, w, 4); a PIL image; the path of an image file; a `Frame`. A stack (n, h, w, 3) counts as a
+                list.
+
+        Returns:
+            A `Result`, or a list of them in the order of the images.
+
+        Raises:
+            UsageError: an item is no image, or the model is closed.
+            SourceError: a file cannot be read.
+            EngineError: the engine fails, or needs longer than `request_timeout`.
+        """
+        several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
+        frames = [self._frame(image, index) for index, image in enumerate(images if several else [images])]
+        with self._turn, gpus.current(self._gpu, "run the model"):
+            if self._closed:
+                raise UsageError(f"the model {self.card.path.name} is closed", remedy="open it again")
+            try:
+                found = list(self._run(frames))
+            except BaseException:
+                self._discard()
+                raise
+        results = [replace(result, pixels=frame) for result, frame in zip(found, frames, strict=True)]
+        return results if several else results[0]
+
+    def _run(self, frames: Sequence[Frame]) -> Iterator[Result]:
+        program = self._program
+        for _, alike in groupby(frames, lambda frame: (program.input_size(frame), frame.format)):
+            rest = list(alike)
+            while rest:
+                batch, rest = rest[: self._batch], rest[self._batch :]
+                yield from (found.result for found in program.submit(batch))
+        while program.in_flight:
+            finished = [found.result for found in program.finish(self._timeout or None)]
+            if not finished:
+                raise EngineError(
+                    f"engine {self.engine.name} has not answered for {self._timeout:g} s",
+                    remedy="raise request_timeout, or use another engine",
+                )
+            yield from finished
+
+    def _discard(self) -> None:
+        """Drop what is still in flight after an error; a model whose engine does not answer is closed."""
+        program = self._program
+        while program.in_flight:
+            left = program.in_flight
+            with suppress(FramefuseError):
+                deque(program.finish(CLOSE_SECONDS), maxlen=0)
+            if program.in_flight == left:
+                self._closed = True
+                return
+
+    def _frame(self, image: Any, index: int) -> Frame:
+        if isinstance(image, Frame):
+            return image
+        if isinstance(image, np.ndarray):
+            return Frame.from_array(image, index=index)
+        if is_image(image):
+            source: Source = open_arrays(image, self._sources)
+        elif isinstance(image, str | Path) and is_image_path(str(image)):
+            source = open_path(str(image), self._sources)
+        else:
+            raise UsageError(
+                f"{brief(image)} is not an image",
+                remedy="pass an array, a PIL image, the path of an image or a list of these; a Pipeline reads videos",
+            )
+        with closing(source):
+            return next(iter(source)).replace_unchecked(index=index)
+
+    def close(self) -> None:
+        """Free the engine. Pipelines with this model must have ended. Callable repeatedly."""
+        with self._turn:
+            self._closed = True
+            self._program.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<framefuse.Model {self.card.path.name}: {len(self.card.names)} classes, engine {self.engine.name}>"

@@ -1,6 +1,6 @@
 """Mask operations as CPU loop nests: class arg-max, separable smoothing, temporal average, stretching, composition.
 
-`reference/masks.py` states the formulas. Arrays come as addresses with pitches in elements, so that rows may be padded
+`reference.py` states the formulas. Arrays come as addresses with pitches in elements, so that rows may be padded
 and memory read-only; scratch comes as arguments; a row range makes the work of one thread.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from ..tir.base import array_at, lerp, stored
+from ._tir_blend import TYPES, blended
 
 BLOCK = 1024
 """Pixels whose best class is held in the first-level cache while the classes stream by."""
-
-TYPES = {"u8": "uint8", "f32": "float32"}
 
 
 @T.prim_func(s_tir=True)
@@ -169,12 +168,6 @@ def upsample_variant(kind):
                 target[y * target_pitch + x] = stored(lerp(rows[upper + x], rows[lower + x], weight), kind)
 
     return kernel
-
-
-def blended(foreground, background, alpha):
-    """(f a + b (255 - a) + 127) // 255 for integers; exact for 0 <= n < 65,790: (n + 1 + (n >> 8)) >> 8."""
-    value = foreground * alpha + background * (255 - alpha) + 127
-    return (value + 1 + (value >> 8)) >> 8
 
 
 def composite_variant(channels):

@@ -1,12 +1,12 @@
 """Mask operations for CUDA: class arg-max, separable smoothing, temporal average, stretching, composition.
 
-The arithmetic is that of `masks.py`. Planes of a batch lie `..._item` elements apart; pitches are in elements.
+The arithmetic is that of `tir_cpu.py`. Planes of a batch lie `..._item` elements apart; pitches are in elements.
 """
 
 from tvm.script import tirx as T
 
 from ..tir.base import OUTPUTS, array_at, lerp, stored
-from .tir_cpu import TYPES, blended
+from ._tir_blend import TYPES, blended
 
 THREADS = 256
 SPAN = 2

@@ -63,6 +63,11 @@ def test_files_in_place_of_a_pattern(run: Any, words: str, remedy: str) -> None:
         ("predict a.mp4 --config runn.yaml", "did you mean run.yaml?"),
         ("val squares --data thruth.json", "did you mean truth.json?"),
         ("predict strt.mp4", "did you mean street.mp4?"),
+        ("detect street.mp4", "framefuse predict SOURCE MODEL"),
+        ("train model=x.pt", "framefuse trains no models"),
+        ("track street.mp4", "tracking is not there yet"),
+        ("predictt street.mp4", "did you mean predict?"),
+        ("street.mp4 m.onnx --save", "framefuse predict street.mp4 m.onnx --save"),
     ],
 )
 def test_what_does_not_exist(run: Any, words: str, remedy: str) -> None:
@@ -71,6 +76,49 @@ def test_what_does_not_exist(run: Any, words: str, remedy: str) -> None:
     code, out, err = run(*words.split())
     assert code in (1, 2) and out == ""
     assert remedy in err.splitlines()[1], err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("predict model=x.onnx source=a.mp4", "framefuse predict a.mp4 x.onnx"),
+        ("predict source=a.mp4 conf=0.4", "framefuse predict a.mp4 --conf 0.4"),
+        ("predict a.mp4 conf=0.4", "framefuse predict a.mp4 --conf 0.4"),
+        ("predict a.mp4 squares conf=0.4 --show", "framefuse predict a.mp4 squares --show --conf 0.4"),
+        ("predict model=x.onnx source=a.mp4 save=True show=False", "framefuse predict a.mp4 x.onnx --save"),
+        ("task=detect mode=predict model=x.onnx source=0", "framefuse predict 0 x.onnx"),
+        ("val model=x.onnx imgsz=320", "framefuse val x.onnx --imgsz 320"),
+    ],
+)
+def test_options_without_dashes(run: Any, words: str, command: str) -> None:
+    code, out, err = run(*words.split())
+    assert code in (1, 2) and out == ""
+    assert "--name value, not name=value" in err and err.splitlines()[1] == f"  -> {command}"
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(run: Any) -> None:
+    Path("source=a.mp4").touch()
+    assert "not name=value" not in run("predict", "source=a.mp4")[2]
+    assert "not name=value" not in run("predict", "missing.mp4", "--name", "conf=0.4")[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict a.mp4 --classes Car Person",
+        "predict a.mp4 squares --classes Car Person --save",
+        "predict a.mp4 squares --classes Car, Person",
+        "predict --classes Car Person a.mp4 squares",
+    ],
+)
+def test_classes_between_spaces(run: Any, words: str) -> None:
+    code, out, err = run(*words.split())
+    assert code in (1, 2) and out == ""
+    assert "--classes Car,Person" in err.splitlines()[1], err
+
+
+def test_one_class_before_the_source_is_no_mistake(run: Any) -> None:
+    assert "--classes" not in run("predict", "--classes", "red", "missing.mp4", "squares")[2]
 
 
 @pytest.mark.parametrize(

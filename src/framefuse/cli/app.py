@@ -103,7 +103,7 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             print_error("interrupted", traceback=debug)
         return INTERRUPTED
     if isinstance(error, FramefuseError):
-        print_error(error.message, error.remedy, stage=error.stage, traceback=debug)
+        print_error(*mistakes.reconsider(error, words), stage=error.stage, traceback=debug)
         return error.exit_code
     if isinstance(error, typer.TyperException):
         print_error(*mistakes.explain(error, words), traceback=debug)

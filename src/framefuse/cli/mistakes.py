@@ -5,8 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import shlex
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,13 @@ import typer
 from pydantic import ValidationError
 
 from framefuse.cli.options import flag
-from framefuse.common.names import nearest, wish
+from framefuse.common.names import VERBS, WISHES, nearest, wish
 from framefuse.common.redact import brief
+from framefuse.config import Settings
+from framefuse.errors import FramefuseError, ModelError, SourceError
+
+PLACES = "source", "model", "mode", "task"
+"""What other tools write as name=value, and no option says here."""
 
 
 def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
@@ -27,13 +32,27 @@ def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str
     if hasattr(error, "possibilities"):
         name = str(getattr(error, "option_name", ""))
         return f"no such option: {name}", _instead(name, context) or remedy
-    if parameter is None and (found := _unquoted(words)):
+    if context and context.parent is None and verb and "=" not in verb[0]:
+        return message, _verb(words, context.command.commands) or remedy
+    if found := _assigned(words) or (_unquoted(words) if parameter is None else None):
         return found
+    if parameter is None and (classes := _spaced(words)):
+        return message, f"separate the classes by commas: {classes}"
     if isinstance(cause, ValidationError) and parameter is not None:  # typer omits the value
         why = cause.errors()[0]
         reason = why["msg"].removeprefix("Value error, ").removesuffix(".").replace("Input should", "it should")
         message = f"{max(parameter.opts, key=len)} is {brief(why['input'])}: {reason}"
     return message, remedy
+
+
+def reconsider(error: FramefuseError, words: Sequence[str]) -> tuple[str, str | None]:
+    """The same of an error that may come from taking a word for a file: `conf=0.4`, or the second class of several."""
+    if isinstance(error, (ModelError, SourceError)):
+        if found := _assigned(words):
+            return found
+        if classes := _spaced(words):
+            return error.message, f"if these are classes, write {classes}; if not, {error.remedy or 'check the path'}"
+    return error.message, error.remedy
 
 
 def is_media(word: str) -> bool:
@@ -60,6 +79,39 @@ def _instead(name: str, context: Any) -> str | None:
         return f"{name} is for {', '.join(owners)}, not for {context.info_name}"
     near = nearest(name, options)
     return f"did you mean {near[0]}?" if near else None
+
+
+def _verb(words: Sequence[str], commands: Iterable[str]) -> str | None:
+    """What to use for a command that does not exist."""
+    if is_media(words[0]):
+        return shlex.join(["framefuse", "predict", *words])
+    answers = [answer for names, answer in VERBS.items() if words[0] in names.split()]
+    answers += [f"did you mean {name}? framefuse --help lists the commands" for name in nearest(words[0], commands)]
+    return answers[0] if answers else None
+
+
+def _assigned(words: Sequence[str]) -> tuple[str, str] | None:
+    """Message and remedy if options are written as conf=0.4."""
+    known = {*PLACES, *Settings.model_fields, *" ".join(WISHES).split()}
+    free = [word for before, word in zip(("", *words), words, strict=False) if before[:1] != "-"]
+    pairs = [word.partition("=") for word in free if "=" in word and not os.path.exists(word)]
+    found = [pair for pair in pairs if pair[0] in known]
+    values = {name: value for name, _, value in found}
+    rest = [word for word in words if tuple(word.partition("=")) not in found]
+    verb = rest[:1] or [values.get("mode", "predict")]
+    places = [values[name] for name in ("source", "model") if name in values]
+    options = [word for name, value in values.items() if name not in PLACES and value.lower() != "false"
+               for word in (flag(name), *([value] if value.lower() != "true" else []))]  # fmt: skip
+    command = shlex.join(["framefuse", *verb, *places, *rest[1:], *options])
+    return ("options begin with two dashes here: --name value, not name=value", command) if found else None
+
+
+def _spaced(words: Sequence[str]) -> str | None:
+    """The option --classes as it should be, if several words follow it that may be names of classes."""
+    following = words[words.index("--classes") + 1 :] if "--classes" in words else ()
+    names = takewhile(lambda word: word[:1] != "-" and not (Path(word).suffix or os.path.exists(word)), following)
+    classes = [name.strip(",") for name in names]
+    return shlex.join(["--classes", ",".join(classes)]) if len(classes) > 1 else None
 
 
 def _unquoted(words: Sequence[str]) -> tuple[str, str] | None:

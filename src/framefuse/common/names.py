@@ -49,6 +49,16 @@ WISHES = {
     "roi region zone crop tiles sahi": "regions and tiles are not there yet; frames are always read whole",
 }
 """Options of other tools -> what to use here: {conf} is an option, {device=cuda} an option with a value."""
+VERBS = {
+    "detect infer inference segment": "framefuse predict SOURCE MODEL",
+    "track": "tracking is not there yet; framefuse predict SOURCE MODEL finds the objects of each frame",
+    "train fit finetune": "framefuse trains no models: export a trained one to ONNX for framefuse predict SOURCE MODEL",
+    "eval evaluate test validate": "framefuse val MODEL --data TRUTH",
+    "benchmark": "framefuse bench engines MODEL",
+    "convert quantize": "framefuse build MODEL --precision int8 --calib SOURCE",
+    "download fetch pull": "framefuse models get NAME",
+}
+"""Verbs of other tools -> what to type here."""
 VALUES = {"gpu": "cuda", "0": "cuda:0", "half": "fp16", "float16": "fp16", "float32": "fp32", "trt": "tensorrt"}
 """Values of other tools -> ours."""
 

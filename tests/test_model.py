@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fake_gpu import Gpu
-from framefuse import CallbackSink, Model, Pipeline, Settings
+from framefuse import CallbackSink, Model, Pipeline, Settings, draw
 from framefuse.engines import EngineOptions, open_engine
 from framefuse.errors import CapabilityError, SourceError, UsageError
 from framefuse.frame import Frame
@@ -157,6 +157,22 @@ def test_objects_are_cut_from_the_image(model: Model, images: list[Any]) -> None
     assert len(found) == len(images) and (found[0] == result.crop(0)).all()
     with pytest.raises(UsageError, match="keeps no frames"):
         kept[0].crop(0)
+
+
+def test_objects_are_drawn_on_the_image(model: Model, images: list[Any]) -> None:
+    result = model(images[0])
+    drawn = draw(result)
+    plain = images[0][..., ::-1]
+    assert (drawn.shape, drawn.dtype) == (plain.shape, np.uint8)
+    left, top, right, bottom = result.detections.xyxy.round().astype(int)[0]
+    edges = np.abs(drawn.astype(int) - plain)[top : bottom + 1, left : right + 1].max(2)
+    assert edges.max() > 50 and (model(images[0]).pixels.to_rgb() == plain).all()
+    found: list[Any] = []
+    callback = CallbackSink(lambda result, frame: found.append(draw(result, frame)), needs_frame=True)
+    kept = list(Pipeline(images[:1], model, sinks=[lambda: callback]))
+    assert (found[0] == drawn).all()
+    with pytest.raises(UsageError, match="keeps no frames"):
+        draw(kept[0])
 
 
 def test_closed() -> None:

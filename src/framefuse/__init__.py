@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from framefuse.report.report import Report
     from framefuse.runtime.model import Model
     from framefuse.sinks.callback import CallbackSink
+    from framefuse.sinks.images import draw
     from framefuse.sources import SourceOptions, open_source
 
 _MODULES = {
@@ -39,6 +40,7 @@ _MODULES = {
     "Settings": "config",
     "SourceOptions": "sources",
     "build_engine": "lab.building",
+    "draw": "sinks.images",
     "open_source": "sources",
 }
 
@@ -57,6 +59,7 @@ __all__ = [
     "SourceOptions",
     "__version__",
     "build_engine",
+    "draw",
     "open_source",
 ]
 

@@ -226,13 +226,17 @@ class Result:
             UsageError: there is no frame.
             IndexError: there is no such object.
         """
+        return cut(self.pixels_or(frame).to_rgb(), self.detections.xyxy[number])
+
+    def pixels_or(self, frame: Frame | None) -> Frame:
+        """This frame or, if it is None, `pixels`. UsageError: there is neither."""
         frame = frame or self.pixels
         if frame is None:
             raise UsageError(
-                "a Pipeline keeps no frames to cut from",
-                remedy="use save_crop, or a CallbackSink with needs_frame, and pass its frame",
+                "a Pipeline keeps no frames",
+                remedy="use --save or save_crop, or a CallbackSink with needs_frame, and pass its frame",
             )
-        return cut(frame.to_rgb(), self.detections.xyxy[number])
+        return frame
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""

@@ -37,6 +37,18 @@ class RgbAnnotator:
         return image
 
 
+def draw(result: Result, frame: Frame | None = None) -> NDArray[np.uint8]:
+    """A frame with the boxes and masks of its result: (height, width, 3) uint8 RGB.
+
+    Args:
+        frame: where `result.pixels` is None: the frame that a callback gets, see `CallbackSink`.
+
+    Raises:
+        UsageError: there is no frame.
+    """
+    return RgbAnnotator().draw(result.pixels_or(frame), result)
+
+
 class ImagesSink:
     """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
 

@@ -181,6 +181,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words[:3], "--device", "tpu"]) == 2
     assert main([*words[:3], "--precision", "fp32,fp64"]) == 2
     assert main([*words[:3], "--imgsz", "0"]) == 2
+    assert "imgsz takes one or two whole numbers above 0" in capsys.readouterr().err
 
 
 def test_a_shape_that_the_model_does_not_have(model: Path, tmp_path: Path) -> None:

@@ -384,6 +384,12 @@ def test_frames_that_say_nothing_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_too_few_frames_are_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["build", "squares", "--precision", "int8", "--calib", "synthetic://street?frames=40", "--frames", "6"]
+    assert main([*words, "--out", str(tmp_path / "out.onnx")]) == 2
+    assert capsys.readouterr().err == "error: --frames 6 is too few to calibrate with\n  -> use --frames 8 or more\n"
+
+
 def test_int8_needs_frames(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="int8 needs frames"):
         build_model(models["tiny_v5"], precision="int8", out=tmp_path / "out.onnx")

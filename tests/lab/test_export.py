@@ -107,7 +107,9 @@ def test_what_can_be_wrong(program: str, tmp_path: Path, capsys: pytest.CaptureF
     torch.save({"a": 1}, "state.pt")
     with pytest.raises(ModelError, match="as PyTorch writes"):
         export_model("state.pt")
-    assert main(["export", f"{program}:plain", "--imgsz", "0"]) == 2
+    for sizes in ("0", "6,4,5", "wide"):
+        assert main(["export", f"{program}:plain", "--imgsz", sizes]) == 2
+        assert "imgsz takes one or two whole numbers above 0" in capsys.readouterr().err
     assert main(["export", f"{program}:plain", "--imgsz", "32"]) == 0
     assert "cannot be used yet" in capsys.readouterr().err
     assert main(["export", f"{program}:plain"]) == 2

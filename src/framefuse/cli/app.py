@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from traceback import walk_tb
 from typing import Annotated
 
 import typer
@@ -116,5 +117,21 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             traceback=debug,
         )
         return 1
-    print_error(f"{type(cause).__name__}: {cause}", "this is a bug; --debug shows the traceback", traceback=debug)
+    whose, owner = ("ask who wrote it", f"{owner} raised ") if (owner := _plug_in(cause)) else ("this is a bug", "")
+    remedy = f"{whose}; --debug shows the traceback"
+    print_error(f"{owner}{type(cause).__name__}: {cause}", remedy, traceback=debug)
     return 1
+
+
+def _plug_in(error: BaseException) -> str | None:
+    """The plug-in (see `entry_points`) whose code raised an error, or could not be imported."""
+    from importlib.metadata import entry_points
+
+    seen = [str(getattr(error, "name", "")), str(getattr(getattr(error, "obj", None), "__name__", ""))]
+    for frame, _ in walk_tb(error.__traceback__):
+        seen += [module := str(frame.f_globals.get("__name__")), f"{module}:{frame.f_code.co_qualname.split('.')[0]}"]
+    points = [point for kind in ("source", "sink", "engine") for point in entry_points(group=f"framefuse.{kind}s")]
+    points.sort(key=lambda point: (point.value not in seen, point.module not in seen))  # a package may have several
+    packages = {name.partition(".")[0] for name in seen}
+    found = [point for point in points if point.module.partition(".")[0] in packages]
+    return f"{found[0].group[10:-1]} {found[0].name} ({found[0].value})" if found else None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
-from framefuse.cli.options import PrintJson
-from framefuse.errors import UsageError
+from framefuse.cli.options import PrintJson, size
 
 if TYPE_CHECKING:
     from framefuse.lab.bench_report import BenchReport
@@ -52,7 +51,7 @@ def engines(
         model,
         engines=engine,
         batch=batch,
-        imgsz=_size(imgsz),
+        imgsz=size(imgsz) if imgsz else None,
         warmups=warmups,
         runs=runs,
         seconds=seconds,
@@ -75,12 +74,3 @@ def _print(report: BenchReport) -> None:
     header, rows = report.table()
     typer.echo(f"{title}\n")
     print_table(header, rows)
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    sides = text.split(",")
-    if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and int(side) for side in sides):
-        raise UsageError(f"--imgsz {text} is not a size", remedy="use one number, or height and width")
-    return int(sides[0]), int(sides[-1])

@@ -130,6 +130,11 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
         console.print(Text(f"  -> {without_controls(redact(remedy))}", style="dim"))
 
 
+def print_unusable(why: str, remedy: str | None = None) -> None:
+    """Say that a model was written, but lacks something."""
+    typer.echo(f"It cannot be used yet: {why}" + (f"\n  -> {remedy}" if remedy else ""), err=True)
+
+
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], dim: Callable[[Sequence[str]], bool] = lambda row: False
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from framefuse.cli.console import check_out
+from framefuse.cli.console import check_out, print_unusable
+from framefuse.cli.options import size
 from framefuse.errors import CardError
 
 
@@ -28,16 +29,12 @@ def export(
     from framefuse.lab.export import export_model
 
     check_out(out)
-    sides = imgsz.replace("x", ",").split(",")
-    if not all(side.isdigit() and int(side) for side in sides) or len(sides) > 2:
-        raise typer.BadParameter(f"{imgsz} is neither a number nor two", param_hint="--imgsz")
-    height, width = int(sides[0]), int(sides[-1])
     path, card = export_model(
-        network, weights=weights, imgsz=(height, width), names=names.split(",") if names else None, out=out
+        network, weights=weights, imgsz=size(imgsz), names=names.split(",") if names else None, out=out
     )
     typer.echo(path)
     if isinstance(card, CardError):
-        typer.echo(f"It cannot be used yet: {card.message}\n  -> {card.remedy}", err=True)
+        print_unusable(card.message, card.remedy)
     else:
         found = facts(card)
         typer.echo(f"{found['task']}, {found['layout']}, {found['imgsz']}, classes {found['names']}", err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framefuse.cli.console import print_table
+from framefuse.cli.console import print_table, print_unusable
 from framefuse.cli.options import PrintJson
 from framefuse.common.redact import redact_source
 
@@ -89,7 +89,7 @@ def get(
         shown = ("name", found.name), ("licence", found.licence), ("SHA-256", found.sha256), ("size", size)
         print_table(("fact", "value"), [*shown, ("source", found.source), ("file", str(found.path))])
     if found.problem:
-        typer.echo(f"It cannot be used yet: {found.problem}", err=True)
+        print_unusable(*found.problem.split("\n", 1))
     else:
         typer.echo(f"Use it by its name: framefuse predict video.mp4 {found.name}", err=True)
     return 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, schema_of
+from framefuse.config import PRESET_ALIASES, PRESETS, Settings, group_of, schema_of, settings_from
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file with these options")]
 Preset = Annotated[
@@ -59,6 +59,12 @@ def normalise(words: Sequence[str]) -> list[str]:
                 numbers.append(words.pop(0))
             done += [",".join(numbers)] if numbers else []
     return done
+
+
+def size(imgsz: str) -> tuple[int, int]:
+    """Height and width of an --imgsz; UsageError as that of a setting."""
+    sides = settings_from({"imgsz": imgsz}).imgsz or [0]
+    return sides[0], sides[-1]
 
 
 class Command(typer.core.TyperCommand):

@@ -17,7 +17,7 @@ from typing import Final, Literal, cast
 
 from framefuse.common.ort import onnxruntime
 from framefuse.config import settings_from
-from framefuse.engines import backends
+from framefuse.engines import ENGINES, backends, engine_names, find_backend
 from framefuse.errors import CapabilityError, FramefuseError
 from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 
@@ -88,6 +88,8 @@ def checks() -> Iterator[Check]:
         check = _try(f"engine {backend.name}", job, core=backend.core)
         absent = device == "cuda" and backend.missing(device)
         yield _of_gpu(check, driver, backend.install(device)) if absent else check
+    for name in sorted(engine_names().keys() - ENGINES.keys()):
+        yield _try(f"engine {name}", partial(_plug_in, name))
     yield _onnxruntime_packages()
     yield _try("shipped models", _shipped_models, remedy=REMEDY)
     yield driver
@@ -95,6 +97,11 @@ def checks() -> Iterator[Check]:
     yield _of_gpu(_try("nvdec", _nvdec), driver)
     yield _of_gpu(_try("nvenc", _nvenc), driver)
     yield Check("device auto", "PASS", _device_auto())
+
+
+def _plug_in(name: str) -> str:
+    backend = find_backend(name)
+    return f"plug-in: {backend.selftest(backend.capabilities.devices[0])}"
 
 
 def cpu_features() -> list[str]:

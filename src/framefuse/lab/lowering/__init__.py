@@ -26,6 +26,7 @@ from framefuse.models.card import CALIBRATION_KEY, Card, read_card
 from framefuse.models.fp16 import network_tensors, plan_fp16, to_fp16
 from framefuse.models.int8 import Calibration, calibrate, largest_values, plan_int8, prepare, quantise, sensitivities
 from framefuse.models.onnx_graph import WEIGHTED, OnnxGraph
+from framefuse.runtime.calibration import FEWEST
 
 Precision = Literal["fp16", "int8"]
 MAX_LOSS = 1.0
@@ -82,6 +83,8 @@ def build_model(
         raise UsageError(f"calibration {calibration!r} is not one of {', '.join(get_args(Calibration))}")
     if not isinstance(frames, int) or isinstance(frames, bool) or frames < 1:
         raise UsageError(f"frames is {frames!r}", remedy="use a whole number from 1; 64 suffice for most models")
+    if precision == "int8" and frames < FEWEST:
+        raise UsageError(f"--frames {frames} is too few to calibrate with", remedy=f"use --frames {FEWEST} or more")
     if out is not None and not isinstance(out, str | Path):
         raise UsageError(f"out is a {type(out).__name__}", remedy="pass the path of the file to write")
     path = find_model(model)

@@ -123,3 +123,15 @@ def recipe(name: str) -> list[tuple[str, str]]:
     """(instruction, the rest of its line) of a Dockerfile."""
     lines = (ROOT / "deploy" / name).read_text().splitlines()
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and not line.startswith("#")]
+
+
+def test_git_leaves_binary_files_as_they_are() -> None:
+    """Which it does not where it takes one for text, as it may with a small model."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = subprocess.run(["git", "ls-files", "--eol"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kinds = {path: facts for facts, path in (line.split("\t") for line in listed.splitlines())}
+    binary = [path for path in kinds if path.endswith((".onnx", ".png", ".jpg", ".avi")) or "/kept/" in path]
+    assert len(binary) > 10
+    assert not [path for path in binary if "attr/-text" not in kinds[path]]
+    assert not [path for path, facts in kinds.items() if "i/-text" in facts and "attr/-text" not in facts]

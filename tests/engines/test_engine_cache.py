@@ -124,6 +124,27 @@ def test_the_hash_covers_external_weights(tmp_path: Path) -> None:
     assert model_hash(path) != before
 
 
+def test_the_hash_covers_weights_in_nodes_and_in_folders(tmp_path: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = numpy_helper.from_array(np.ones(2000, np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Constant", [], ["y"], value=weights)],
+        "constant",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2000])],
+    )
+    path, data = tmp_path / "constant.onnx", tmp_path / "inner" / "w.data"
+    data.parent.mkdir()
+    options: dict[str, bool] = {"save_as_external_data": True, "convert_attribute": True}
+    onnx.save(helper.make_model(graph), path, location="inner/w.data", **options)
+    before = model_hash(path)
+    data.write_bytes(b"\1" + data.read_bytes()[1:])
+    assert model_hash(path) != before
+
+
 def test_what_is_there_is_used_from_a_folder_that_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get(tmp_path)
 

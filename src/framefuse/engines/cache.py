@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from framefuse.common.files import file_hash, user_cache
+from framefuse.models.onnx_file import external_files
 
 _logger = logging.getLogger(__name__)
 
@@ -139,13 +140,7 @@ def model_hash(model: Path) -> str:
     """
     digest = hashlib.sha256(model.read_bytes())
     if model.suffix == ".onnx":
-        from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
-        from framefuse.engines.onnx_shapes import load
-
-        graph = load(model, weights=False).graph
-        names = {ExternalDataInfo(tensor).location for tensor in graph.initializer if uses_external_data(tensor)}
-        for name in sorted(names):
+        for name in sorted(external_files(model)):
             digest.update((model.parent / name).read_bytes())
     return digest.hexdigest()
 

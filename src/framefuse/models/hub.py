@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit
@@ -137,7 +137,8 @@ def _stage(
                     remedy="try again; if it stays so, compare the hash with the one that its author publishes",
                 )
         for external in external_files(path):
-            origin.bring(external, folder / external)
+            if external == PureWindowsPath(external).name:  # no other folder
+                origin.bring(external, folder / external)
     except FileNotFoundError as error:
         raise ModelError(f"{origin.address} has no file {error}", remedy="check the address") from error
     metadata = read_onnx(path).metadata

@@ -104,14 +104,13 @@ def _text(value: str | bytes) -> str:
 
 
 def external_files(path: Path) -> set[str]:
-    """Names of the files with external weights, in the folder of the model; `read_onnx` refuses those elsewhere.
+    """The files with external weights as the model states them; `read_onnx` refuses those outside its folder.
 
     Raises:
         ModelError: as `read_onnx`.
     """
-    stated = (entry.value for tensor in _tensors(_parse(path).graph) for entry in tensor.external_data
-              if entry.key == "location")  # fmt: skip
-    return {location for location in stated if location and location == PureWindowsPath(location).name}
+    return {entry.value for tensor in _tensors(_parse(path).graph) for entry in tensor.external_data
+            if entry.key == "location" and entry.value}  # fmt: skip
 
 
 def load_onnx(path: Path) -> Any:

@@ -117,9 +117,8 @@ def _print(error: BaseException, debug: bool, words: Sequence[str]) -> int:
             traceback=debug,
         )
         return 1
-    whose, owner = ("ask who wrote it", f"{owner} raised ") if (owner := _plug_in(cause)) else ("this is a bug", "")
-    remedy = f"{whose}; --debug shows the traceback"
-    print_error(f"{owner}{type(cause).__name__}: {cause}", remedy, traceback=debug)
+    owner, whose = (f"{name} raised ", "ask who wrote it") if (name := _plug_in(cause)) else ("", "this is a bug")
+    print_error(f"{owner}{type(cause).__name__}: {cause}", f"{whose}; --debug shows the traceback", traceback=debug)
     return 1
 
 

@@ -29,9 +29,8 @@ def export(
     from framefuse.lab.export import export_model
 
     check_out(out)
-    path, card = export_model(
-        network, weights=weights, imgsz=size(imgsz), names=names.split(",") if names else None, out=out
-    )
+    classes = names.split(",") if names else None
+    path, card = export_model(network, weights=weights, imgsz=size(imgsz), names=classes, out=out)
     typer.echo(path)
     if isinstance(card, CardError):
         print_unusable(card.message, card.remedy)

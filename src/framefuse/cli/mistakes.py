@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,6 @@ from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import FramefuseError, ModelError, SourceError
 
-PLACES = "source", "model", "mode", "task"
-"""What other tools write as name=value, and no option says here."""
-
 
 def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str]:
     """Message and remedy of a command line that cannot be parsed."""
@@ -33,7 +30,12 @@ def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str
         name = str(getattr(error, "option_name", ""))
         return f"no such option: {name}", _instead(name, context) or remedy
     if context and context.parent is None and verb and "=" not in verb[0]:
-        return message, _verb(words, context.command.commands) or remedy
+        near = [
+            f"did you mean {name}? {remedy} lists the commands" for name in nearest(verb[0], context.command.commands)
+        ]
+        media = [shlex.join(["framefuse", "predict", *words])] if is_media(verb[0]) else []
+        known = [answer for names, answer in VERBS.items() if verb[0] in names.split()]
+        return message, [*media, *known, *near, remedy][0]
     if found := _assigned(words) or (_unquoted(words) if parameter is None else None):
         return found
     if parameter is None and (classes := _spaced(words)):
@@ -47,11 +49,11 @@ def explain(error: typer.TyperException, words: Sequence[str]) -> tuple[str, str
 
 def reconsider(error: FramefuseError, words: Sequence[str]) -> tuple[str, str | None]:
     """The same of an error that may come from taking a word for a file: `conf=0.4`, or the second class of several."""
-    if isinstance(error, (ModelError, SourceError)):
-        if found := _assigned(words):
-            return found
-        if classes := _spaced(words):
-            return error.message, f"if these are classes, write {classes}; if not, {error.remedy or 'check the path'}"
+    lost = isinstance(error, (ModelError, SourceError))
+    if lost and (found := _assigned(words)):
+        return found
+    if lost and (classes := _spaced(words)):
+        return error.message, f"if these are classes, write {classes}; if not, {error.remedy or 'check the path'}"
     return error.message, error.remedy
 
 
@@ -81,29 +83,18 @@ def _instead(name: str, context: Any) -> str | None:
     return f"did you mean {near[0]}?" if near else None
 
 
-def _verb(words: Sequence[str], commands: Iterable[str]) -> str | None:
-    """What to use for a command that does not exist."""
-    if is_media(words[0]):
-        return shlex.join(["framefuse", "predict", *words])
-    answers = [answer for names, answer in VERBS.items() if words[0] in names.split()]
-    answers += [f"did you mean {name}? framefuse --help lists the commands" for name in nearest(words[0], commands)]
-    return answers[0] if answers else None
-
-
 def _assigned(words: Sequence[str]) -> tuple[str, str] | None:
     """Message and remedy if options are written as conf=0.4."""
-    known = {*PLACES, *Settings.model_fields, *" ".join(WISHES).split()}
+    known = {"source", "model", "mode", "task", *Settings.model_fields, *" ".join(WISHES).split()}
     free = [word for before, word in zip(("", *words), words, strict=False) if before[:1] != "-"]
-    pairs = [word.partition("=") for word in free if "=" in word and not os.path.exists(word)]
-    found = [pair for pair in pairs if pair[0] in known]
-    values = {name: value for name, _, value in found}
-    rest = [word for word in words if tuple(word.partition("=")) not in found]
-    verb = rest[:1] or [values.get("mode", "predict")]
-    places = [values[name] for name in ("source", "model") if name in values]
-    options = [word for name, value in values.items() if name not in PLACES and value.lower() != "false"
-               for word in (flag(name), *([value] if value.lower() != "true" else []))]  # fmt: skip
-    command = shlex.join(["framefuse", *verb, *places, *rest[1:], *options])
-    return ("options begin with two dashes here: --name value, not name=value", command) if found else None
+    pairs = [word for word in free if "=" in word and word.split("=")[0] in known and not os.path.exists(word)]
+    values = dict(word.split("=", 1) for word in pairs)
+    verb, *rest = [word for word in words if word not in pairs] or [values.get("mode", "predict")]
+    places = [values.pop(name) for name in ("source", "model") if name in values]
+    options = [f"{flag(name)} {shlex.quote(value)}".removesuffix(" True") for name, value in values.items()
+               if name not in ("mode", "task") and value != "False"]  # fmt: skip
+    command = " ".join(["framefuse", *map(shlex.quote, [verb, *places, *rest]), *options])
+    return ("options begin with two dashes here: --name value, not name=value", command) if pairs else None
 
 
 def _spaced(words: Sequence[str]) -> str | None:

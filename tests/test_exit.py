@@ -33,7 +33,10 @@ ENDINGS = {
         "it = iter(open_pipeline()); next(it); threading.Thread(target=list, args=[it], daemon=True).start()",
         0,
     ),
-    "read in a thread": ("threading.Thread(target=open_pipeline().run).start()", 0),
+    "read in a thread": (
+        "threading.Thread(target=open_pipeline('synthetic://street?frames=60&size=160x96').run).start()",
+        0,
+    ),
     "a live source": (
         "it = iter(Pipeline('udp://127.0.0.1:49151', 'squares', engine=engine)); "
         "threading.Thread(target=next, args=[it, None], daemon=True).start()",

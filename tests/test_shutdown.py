@@ -106,7 +106,9 @@ def test_closed_at_any_point(tmp_path: Path, point: str, close: Callable[[Pipeli
     wait_for_threads()
 
 
-@pytest.mark.parametrize("delay", [number * 0.01 for number in range(12)])
+@pytest.mark.parametrize(
+    "delay", [pytest.param(number * 0.01, marks=pytest.mark.slow if number % 2 else ()) for number in range(12)]
+)
 def test_closed_at_any_time(tmp_path: Path, delay: float) -> None:
     pipeline = opened(tmp_path)
     timer = threading.Timer(delay, pipeline.close)

@@ -14,6 +14,7 @@ from benchmarks.model_graph import Cost, cost
 from benchmarks.models import calibration_images, model
 from benchmarks.protocol import Stats, measure
 
+pytestmark = pytest.mark.slow  # the weights of each model take seconds to make
 Image = npt.NDArray[np.float32]
 
 

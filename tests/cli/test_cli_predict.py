@@ -61,12 +61,12 @@ def test_quiet_prints_nothing(clip: Path) -> None:
     ("words", "said"),
     [
         ("predict {long} --stdout", ""),
-        ("predict {long} --stdout --debug", ""),
+        pytest.param("predict {long} --stdout --debug", "", marks=pytest.mark.slow),
         ("predict {long} --stdout --save-csv --save", "runs/predict/predict/long.csv"),
         ("predict {long} --json", "400 frames"),
         ("--help", ""),
         ("config reference", ""),
-        ("doctor --json", ""),
+        pytest.param("doctor --json", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_reader_that_goes_away_ends_the_run_without_a_word(long: Path, words: str, said: str) -> None:

@@ -82,6 +82,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "framef
 """What is compiled, by what it was compiled from, and by what: shared by tests, pytest's workers, and with later runs.
 It may be removed at any time."""
 FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
+FLAGS += ["-U_FORTIFY_SOURCE"]  # with it, longjmp refuses to go to another fibre
 
 
 @lru_cache(maxsize=1)

@@ -27,6 +27,7 @@ from framefuse import kernels
 from framefuse.cuda import device, kernel
 from framefuse.cuda import driver as cuda_driver
 from framefuse.kernels.boxes import call as boxes
+from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
 
 PITCH = 256
@@ -414,6 +415,8 @@ def install(monkeypatch: pytest.MonkeyPatch, module: Any = None, *, sources: boo
         monkeypatch.setattr(device_outputs, "detections", _detections(gpu))
         return gpu
     compiled = Fibres()
+    monkeypatch.setattr(boxes_cuda, "BLOCKS", 16)  # a CPU runs one after the other
+    monkeypatch.setattr(boxes_cuda, "COMPARING", 2)
 
     def bind(symbol: str, **arguments: Any) -> Callable[..., None]:
         return lambda stream=None: gpu.do(stream, lambda: compiled.launch(symbol, **arguments))

@@ -76,6 +76,7 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, findings: Findings) ->
                 if what := json.loads(found):
                     keep(out, name, what, Path(scratch, number), findings)
                 Path(scratch, number).unlink()
+            process.stdout.close()
             code = process.wait()
             watch.stop()
             if code:

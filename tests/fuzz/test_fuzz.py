@@ -12,6 +12,7 @@ import pytest
 from targets import TARGETS, Target, try_one
 
 from command_line import importable
+from fuzz import Findings, fuzz
 
 HERE = Path(__file__).parent
 KEPT = sorted(path for path in (HERE / "kept").glob("*/*"))
@@ -23,13 +24,21 @@ def test_an_input_that_once_went_wrong(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_damaged_inputs(name: str, tmp_path: Path) -> None:
+def test_damaged_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FUZZ_SECONDS: for each kind; the seed is fixed, so that a run can be repeated."""
-    seconds = os.environ.get("FUZZ_SECONDS", "1")
-    command = [sys.executable, HERE / "fuzz.py", name, "--seconds", seconds, "--out", tmp_path / "findings"]
+    monkeypatch.setenv("PYTHONPATH", importable())
+    seconds = float(os.environ.get("FUZZ_SECONDS", "1"))
+    findings = Findings()
+    fuzz(name, seconds, 0, tmp_path, findings)
+    assert findings.found == {}
+    assert findings.cases[name] > 0
+
+
+def test_the_program() -> None:
+    command = [sys.executable, HERE / "fuzz.py", "config", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": importable()})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["cases"][name] > 0
+    assert json.loads(done.stdout)["cases"]["config"] > 0
 
 
 def test_what_counts_as_a_finding(tmp_path: Path) -> None:

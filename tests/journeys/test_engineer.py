@@ -56,6 +56,7 @@ def done(name: str) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_thousand_files_and_two_kills(clips: set[str]) -> None:
     """Every readable file once, complete, and byte for byte as without the kills."""
@@ -83,6 +84,7 @@ def test_a_thousand_files_and_two_kills(clips: set[str]) -> None:
     assert sorted(row["stem"] for row in listed) == sorted(clips)
 
 
+@pytest.mark.slow
 def test_shards_are_the_whole(clips: set[str]) -> None:
     """Three machines share a tenth of the files."""
     job = [word.replace("**", "day3") for word in JOB]

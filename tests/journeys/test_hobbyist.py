@@ -139,6 +139,7 @@ def labelled(path: str) -> dict[str, Any]:
     return {"images": images, "annotations": annotations, "categories": given["categories"]}
 
 
+@pytest.mark.slow
 def test_cvat_and_back() -> None:
     """Frames and boxes go out as COCO, come back corrected, and are the truth that scores the model."""
     words = "--conf", "0.4", "--save-json", "--save-frames", "--name", "labels"

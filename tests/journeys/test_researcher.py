@@ -113,6 +113,7 @@ def test_scores_that_pycocotools_confirms() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_precisions_on_frames_that_no_calibration_has_seen() -> None:
     """INT8 is calibrated on one seed, admitted on another, and compared with FP32 on the own video."""

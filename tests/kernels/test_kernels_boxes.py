@@ -214,6 +214,7 @@ def random_boxes(rng: np.random.Generator, count: int, spread: float) -> NDArray
     return np.concatenate((corner, corner + rng.uniform(0, 60, (count, 2))), axis=1).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_nms_of_ten_thousand_random_cases() -> None:
     """Ties of scores, overlaps equal to the threshold, boxes without area and turned inside out, duplicates."""
     rng = np.random.default_rng(0)

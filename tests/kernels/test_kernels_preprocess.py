@@ -331,14 +331,15 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"memory_format": "nhwc", "interpolation": "nearest"},
 )
 LARGE = ("bgr24", "rgba", "nv12", "nv21", "yuv420p", "yuv411p", "yuv444p", "gbrp", "gray")
-TURNED = ("bgr24", "nv12", "yuv420p")
-"""Formats whose rotations are in the fast suite: one of each number of planes."""
+FAST = [(name, 0) for name in ("bgr24", "rgba", "nv12", "yuv420p", "gbrp")]
+FAST += [("bgr24", 180), ("nv12", 90), ("yuv420p", 270)]
+"""What is in the fast suite: formats of each number of planes, and every rotation of one."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(param, marks=pytest.mark.slow if param[1] and param[0] not in TURNED else ())
+        pytest.param(param, marks=() if param in FAST else pytest.mark.slow)
         for param in itertools.product(LARGE, ROTATIONS)
     ],
     ids=lambda param: "{}-{}".format(*param),

@@ -47,24 +47,33 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write(folder / f"{name}.onnx", name) for name in ("yolov8n", "tiny_v5")}
 
 
+class Built:
+    """(name, precision) -> the report of that model, which is built when a test first asks for it."""
+
+    def __init__(self, models: dict[str, Path], folder: Path) -> None:
+        self._models, self._folder = models, folder
+        self._reports: dict[tuple[str, str], BuildReport] = {}
+
+    def __getitem__(self, key: tuple[str, str]) -> BuildReport:
+        if key not in self._reports:
+            name, precision = key
+            self._reports[key] = build_model(
+                self._models[name],
+                precision=precision,  # type: ignore[arg-type]
+                calib=FRAMES,
+                frames=16,
+                out=self._folder / f"{name}-{precision}.onnx",
+                allow_loss=True,  # their weights are random
+            )
+        return self._reports[key]
+
+
 @pytest.fixture(scope="module")
-def built(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], BuildReport]:
-    folder = tmp_path_factory.mktemp("built")
-    return {
-        (name, precision): build_model(
-            path,
-            precision=precision,  # type: ignore[arg-type]
-            calib=FRAMES,
-            frames=16,
-            out=folder / f"{name}-{precision}.onnx",
-            allow_loss=True,  # their weights are random
-        )
-        for name, path in models.items()
-        for precision in ("fp16", "int8")
-    }
+def built(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(models, tmp_path_factory.mktemp("built"))
 
 
-EACH = pytest.mark.parametrize("name", ["yolov8n", "tiny_v5"])
+EACH = pytest.mark.parametrize("name", [pytest.param("yolov8n", marks=pytest.mark.slow), "tiny_v5"])
 BOTH = pytest.mark.parametrize("precision", ["fp16", "int8"])
 
 
@@ -87,7 +96,7 @@ def infer(path: Path, engine: str, precision: str = "auto") -> tuple[str, np.nda
 @BOTH
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_every_engine_runs_what_was_built(
-    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], name: str, precision: str, engine: str
+    models: dict[str, Path], built: Built, name: str, precision: str, engine: str
 ) -> None:
     _, truth = infer(models[name], engine, "fp32")
     runs_in, found = infer(built[name, precision].output, engine)
@@ -98,9 +107,7 @@ def test_every_engine_runs_what_was_built(
 
 
 @EACH
-def test_int8_quantises_between_stem_and_head_and_never_inside_silu(
-    built: dict[tuple[str, str], BuildReport], name: str
-) -> None:
+def test_int8_quantises_between_stem_and_head_and_never_inside_silu(built: Built, name: str) -> None:
     report = built[name, "int8"]
     graph = OnnxGraph(onnx.load(report.output))
     for number, node in enumerate(graph.nodes):
@@ -118,7 +125,8 @@ def test_int8_quantises_between_stem_and_head_and_never_inside_silu(
     assert "stem" in kept and "head" in kept and ("decoding" in kept) == (name == "yolov8n")
 
 
-def test_weights_have_a_scale_for_each_channel(built: dict[tuple[str, str], BuildReport]) -> None:
+@pytest.mark.slow
+def test_weights_have_a_scale_for_each_channel(built: Built) -> None:
     model = onnx.load(built["yolov8n", "int8"].output)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     dequantised = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights]
@@ -128,7 +136,8 @@ def test_weights_have_a_scale_for_each_channel(built: dict[tuple[str, str], Buil
         assert values.dtype == np.int8 and scale.shape == (len(values),) and not zero.any()
 
 
-def test_size_speed_and_accuracy_are_reported(built: dict[tuple[str, str], BuildReport]) -> None:
+@pytest.mark.slow
+def test_size_speed_and_accuracy_are_reported(built: Built) -> None:
     report = built["yolov8n", "int8"]
     assert report.smaller >= 3.1 and report.bytes_after == report.output.stat().st_size
     assert set(report.speed_ms) == {"fp32", "auto", "lowered"} and min(report.speed_ms.values()) > 0
@@ -140,7 +149,7 @@ def test_size_speed_and_accuracy_are_reported(built: dict[tuple[str, str], Build
 
 
 @EACH
-def test_fp16_keeps_inputs_outputs_and_decoding_in_fp32(built: dict[tuple[str, str], BuildReport], name: str) -> None:
+def test_fp16_keeps_inputs_outputs_and_decoding_in_fp32(built: Built, name: str) -> None:
     report = built[name, "fp16"]
     model = onnx.load(report.output)
     onnx.checker.check_model(model, full_check=True)
@@ -151,9 +160,7 @@ def test_fp16_keeps_inputs_outputs_and_decoding_in_fp32(built: dict[tuple[str, s
 
 
 @EACH
-def test_what_is_in_fp16_already_stays_as_it_is(
-    built: dict[tuple[str, str], BuildReport], name: str, tmp_path: Path
-) -> None:
+def test_what_is_in_fp16_already_stays_as_it_is(built: Built, name: str, tmp_path: Path) -> None:
     path = Path(built[name, "fp16"].output)
     once = onnx.load(path)
     onnx.save(to_fp16(once, plan_fp16(once, {})), tmp_path / "twice.onnx")
@@ -203,6 +210,7 @@ def test_older_opsets_are_brought_up_to_date(models: dict[str, Path], tmp_path: 
     assert len(chosen) == 1 and sorted(why.split(":")[0] for why in kept.values()) == ["head", "stem"]
 
 
+@EACH
 @pytest.mark.parametrize(
     ("precision", "engine", "asked"),
     [
@@ -214,10 +222,10 @@ def test_older_opsets_are_brought_up_to_date(models: dict[str, Path], tmp_path: 
     ],
 )
 def test_pipeline_finds_the_same_boxes(
-    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], precision: str, engine: str, asked: Any
+    models: dict[str, Path], built: Built, name: str, precision: str, engine: str, asked: Any
 ) -> None:
-    truth = list(Pipeline(FRAMES[:8], models["yolov8n"], precision="fp32"))
-    found = list(Pipeline(FRAMES[:8], built["yolov8n", precision].output, engine=engine, precision=asked))
+    truth = list(Pipeline(FRAMES[:8], models[name], precision="fp32"))
+    found = list(Pipeline(FRAMES[:8], built[name, precision].output, engine=engine, precision=asked))
     counts = [sum(len(result.detections) for result in results) for results in (truth, found)]
     assert counts[0] > 20 and counts[1] == pytest.approx(
         counts[0], rel=0.05 if (precision, engine) == ("fp16", "onnxruntime") else 0.5
@@ -317,6 +325,7 @@ def test_a_narrow_calibration_is_warned_of(models: dict[str, Path], tmp_path: Pa
     assert "the calibration is narrow" in str(caught.value.remedy) and "--allow-loss" in str(caught.value.remedy)
 
 
+@pytest.mark.slow
 def test_varied_footage_is_not_warned_of(models: dict[str, Path], tmp_path: Path) -> None:
     report = build_model(
         models["tiny_v5"], precision="int8", calib=[SLOW.format(seed) for seed in range(4)], frames=8, allow_loss=True,
@@ -422,9 +431,7 @@ def test_a_camera_cannot_judge(models: dict[str, Path], tmp_path: Path) -> None:
         build_model(models["tiny_v5"], precision="int8", calib="rtsp://127.0.0.1:1/x", out=tmp_path / "out.onnx")
 
 
-def test_models_that_cannot_be_lowered_are_refused(
-    models: dict[str, Path], built: dict[tuple[str, str], BuildReport], tmp_path: Path
-) -> None:
+def test_models_that_cannot_be_lowered_are_refused(models: dict[str, Path], built: Built, tmp_path: Path) -> None:
     def build(path: Path | str, precision: Any = "int8") -> None:
         build_model(path, precision=precision, calib=FRAMES, frames=8, out=tmp_path / "out.onnx", exist_ok=True)
 

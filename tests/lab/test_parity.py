@@ -36,6 +36,8 @@ FORMATS = [
     ("rgb24", "rawvideo", "nut"),
     ("gray", "libx264", "mp4"),
 ]
+FAST = ("yuv420p", "yuv444p10le", "nv12", "gray")
+"""Pixel formats in the fast suite: planar, of 10 bits, half interleaved, and without colour."""
 FRAMES = 4
 SIZE = (1366, 768)
 
@@ -92,7 +94,10 @@ def in_order(boxes: NDArray[np.float32], classes: NDArray[np.int64]) -> NDArray[
     return boxes[np.lexsort((boxes[:, 1], boxes[:, 0], classes))]
 
 
-@pytest.mark.parametrize(("pix_fmt", "codec", "container"), FORMATS)
+@pytest.mark.parametrize(
+    ("pix_fmt", "codec", "container"),
+    [pytest.param(*each, marks=() if each[0] in FAST else pytest.mark.slow) for each in FORMATS],
+)
 def test_every_pixel_format_gives_the_boxes_of_the_reference_path(
     pix_fmt: str, codec: str, container: str, path: ReferencePath, tmp_path: Path
 ) -> None:
@@ -135,7 +140,9 @@ def test_p010_is_yuv420p10_in_another_arrangement(path: ReferencePath, tmp_path:
     np.testing.assert_allclose(planar, semiplanar, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [(1920, 1080), (1366, 768), (1918, 1078)])
+@pytest.mark.parametrize(
+    "size", [*(pytest.param(size, marks=pytest.mark.slow) for size in [(1920, 1080), (1918, 1078)]), (1366, 768)]
+)
 def test_boxes_agree_with_opencv_decode_and_resize(size: tuple[int, int], path: ReferencePath, tmp_path: Path) -> None:
     """OpenCV converts to BGR at full size first and rounds to 8 bits twice: pixels differ a little, boxes must not."""
     cv2 = pytest.importorskip("cv2")

@@ -27,6 +27,8 @@ from training.squares import write_squares
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {"model_type": "rt_detr", "id2label": {"0": "red", "1": "green", "2": "blue"}}
+POLL = 0.01
+"""Seconds after which a server notices that it is to end; by default half a second, in every test."""
 IMAGES = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5, 0.25, 0.0],
     "image_std": [0.5, 1.0, 0.2], "size": {"height": 640, "width": 640},
@@ -77,7 +79,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Web() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[POLL], daemon=True).start()
         yield server
         server.shutdown()
 
@@ -126,7 +128,7 @@ def test_a_repository_gives_the_model_its_card_and_its_licence(
              "preprocessor_config.json": json.dumps(IMAGES).encode()}  # fmt: skip
     web.repository("who/Rt-Detr_r18", files)
     with Web() as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        threading.Thread(target=other.serve_forever, args=[POLL], daemon=True).start()
         path = f"/who/Rt-Detr_r18/resolve/{COMMIT}/onnx/model.onnx"
         web.elsewhere[path] = f"{other.url}/large-file"
         other.files["/large-file"] = model.read_bytes()

@@ -175,21 +175,21 @@ def test_resume_needs_outputs(clips: Path) -> None:
 
 def test_a_job_that_is_killed_goes_on(clips: Path) -> None:
     """`kill -9` in the midst: the job that is run again gives what one that was not killed gives."""
-    for number in range(40):
+    for number in range(24):
         shutil.copy("clips/a/4.mp4", f"clips/a/{number + 10}.mp4")
     words = ["predict", "clips/**/*.mp4", "squares", "--imgsz", "64", "--project", "runs", "--quiet", "--resume",
              "--save-csv", "--save-json", "--save-txt", "--save"]  # fmt: skip
     assert main([*words, "--name", "whole"]) == 0
-    for _ in range(3):
+    for _ in range(2):
         before = len(lines("killed"))
         with subprocess.Popen([*COMMAND, *words, "--name", "killed"]) as process:
             wait_for(lambda before=before: len(lines("killed")) > before + 3)
             process.send_signal(signal.SIGKILL)
-    assert 6 < len(lines("killed")) < 46
+    assert 6 < len(lines("killed")) < 30
     assert main([*words, "--name", "killed"]) == 0
     assert outputs("killed") == outputs("whole")
     videos = [sorted(path.name for path in Path("runs", name).glob("*.mp4")) for name in ("killed", "whole")]
-    assert videos[0] == videos[1] and len(videos[0]) == 46
+    assert videos[0] == videos[1] and len(videos[0]) == 30
     assert not list(Path("runs/killed").rglob("*.part"))
 
 

@@ -37,7 +37,10 @@ def age(result: Result) -> float:
     return time.monotonic() - result.arrival
 
 
-@pytest.mark.parametrize("where", ["sink", "caller", "caller behind a quick sink"])
+@pytest.mark.parametrize(
+    "where",
+    [*(pytest.param(where, marks=pytest.mark.slow) for where in ("sink", "caller")), "caller behind a quick sink"],
+)
 def test_a_slow_reader_gets_young_results(where: str) -> None:
     ages: list[float] = []
     written: list[int] = []

@@ -22,6 +22,7 @@ FRAMES = 5 * FPS
 """More than two segments of the server."""
 
 
+@pytest.mark.slow
 def test_a_pipeline_gets_every_frame_of_a_segmented_stream(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with HlsServer() as server:

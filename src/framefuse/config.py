@@ -89,6 +89,23 @@ class Settings(BaseModel):
     )
     agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
 
+    # views
+    tiles: str | None = Field(
+        None,
+        min_length=1,
+        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap",
+    )
+    tiles_whole: bool = Field(True, description="look at the whole frame besides its tiles")
+    roi: str | None = Field(
+        None,
+        min_length=1,
+        description="look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
+        "several with semicolons",
+    )
+    stereo: Literal["sbs", "tb", "left", "right"] | None = Field(
+        None, description="both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
+    )
+
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
     start: float | None = Field(None, ge=0, description="start time in seconds")
@@ -216,7 +233,14 @@ class Settings(BaseModel):
         return end
 
 
-GROUPS = {"Model": "device", "Detections": "conf", "Source": "vid_stride", "Pipeline": "queue", "Output": "save"}
+GROUPS = {
+    "Model": "device",
+    "Detections": "conf",
+    "Views": "tiles",
+    "Source": "vid_stride",
+    "Pipeline": "queue",
+    "Output": "save",
+}
 """Title of each group of settings -> its first field, in the order of `Settings`."""
 
 PRESETS = {

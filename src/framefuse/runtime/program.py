@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
 from framefuse.postprocess.plausible import BoxCheck
@@ -63,8 +63,8 @@ class Program(Protocol):
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
 
-    def prepare(self, width: int, height: int) -> None:
-        """Get ready for frames of this size, so that the first one does not wait for a compiler."""
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
+        """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
 
     def warm_up(self, frame: Frame) -> None:
         """Get ready for frames like this one, the first of a run; it is submitted later."""
@@ -218,11 +218,11 @@ class HostProgram(Program):
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        width, height = self._preprocess.place(frame.width, frame.height).size
+        width, height = self._preprocess.place_view(frame.width, frame.height, frame.view).size
         return height, width
 
-    def prepare(self, width: int, height: int) -> None:
-        height, width = self._preprocess.place(width, height).size[::-1]
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
+        height, width = self._preprocess.place_view(width, height, view).size[::-1]
         if (height, width) not in self._pools:
             self._pools[height, width] = self._make_pool((height, width))
 

@@ -21,7 +21,8 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
 
     {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
     "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
-    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. From a semantic segmenter also
+    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
+    tag of the one that shows it. From a semantic segmenter also
     "shares": {class: the fraction of the frame that it covers, 4 decimals}.
 
     Args:
@@ -31,10 +32,13 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
     scores = np.round(found.confidence.astype(np.float64), 4).tolist()
     class_ids = found.class_id.tolist()
-    detections = [
+    detections: list[dict[str, object]] = [
         {"xyxy": box, "confidence": score, "class_id": class_id, "class": found.name(class_id)}
         for box, score, class_id in zip(boxes, scores, class_ids, strict=True)
     ]
+    if found.view is not None:
+        for row, number in zip(detections, found.view.tolist(), strict=True):
+            row["view"] = result.views[number].tag
     frame = result.frame
     line: dict[str, object] = {"schema": SCHEMA} | ({"source": frame.source_id} if name_source else {})
     line |= {

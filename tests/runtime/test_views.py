@@ -76,7 +76,7 @@ def test_regions_are_read_in_pixels_and_shares() -> None:
         ({"tiles": "4000x4000"}, "1 to 256 tiles"),
         ({"tiles": "640:1"}, "overlap below 0.9"),
         ({"tiles": "640:1.5"}, "overlap below 0.9"),
-        ({"tiles": "8"}, "at least 16 pixels"),
+        ({"tiles": "8"}, "16 pixels or more"),
         ({"roi": "1,2,3"}, "roi is '1,2,3'"),
         ({"roi": "1,2,3,4;"}, "roi is ''"),
         ({"roi": "1,2,-3,4"}, "roi is '1,2,-3,4'"),

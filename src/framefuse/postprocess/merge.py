@@ -53,12 +53,13 @@ def merge(
         part, cut = _inside(part, view, size)
         parts.append(part)
         cuts.append(cut)
-    everything = _joined(parts)
-    if sum(len(part) > 0 for part in parts) > 1:
-        everything = everything[_kept(everything, np.concatenate(cuts), agnostic)]
-    if len(parts) > 1:
-        everything = everything[np.argsort(-everything.confidence, kind="stable")]
-    return everything[:max_det]
+    if len(parts) == 1:
+        return parts[0][:max_det]
+    columns = ([getattr(part, name) for part in parts] for name in ("xyxy", "confidence", "class_id", "view"))
+    xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
+    everything = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)
+    everything = everything[_kept(everything, np.concatenate(cuts), agnostic)]
+    return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
 
 
 def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detections, NDArray[np.bool_]]:
@@ -89,16 +90,6 @@ def within(points: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDAr
         if y1 != y2:
             inside ^= ((y1 > y) != (y2 > y)) & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
     return inside
-
-
-def _joined(parts: Sequence[Detections]) -> Detections:
-    if len(parts) == 1:
-        return parts[0]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return Detections(column("xyxy"), column("confidence"), column("class_id"), parts[0].names, view=column("view"))
 
 
 def _kept(found: Detections, cut: NDArray[np.bool_], agnostic: bool) -> NDArray[np.intp]:

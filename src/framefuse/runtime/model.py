@@ -70,7 +70,7 @@ class Model:
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self._program = plan.make_program(self.engine)
-        self._viewer = viewer_for(plan.settings, self.card, plan.preprocess, None)
+        self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
 

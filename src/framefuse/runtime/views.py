@@ -1,7 +1,4 @@
-"""Views of frames: which parts of a frame the model sees, each as one row of a batch.
-
-Policy only: `parse_*` read the settings, `Viewer` turns a frame into rows and joins what was found in them.
-"""
+"""Views of frames: which parts of a frame the model sees, each as one row of a batch. Policy only: nothing waits."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from framefuse.common.redact import brief
 from framefuse.config import Settings
@@ -31,34 +28,33 @@ OVERLAP = 0.2
 """Of neighbouring tiles, as a share of a tile's side: as much as the largest object that only tiles show."""
 MOST_VIEWS = 256
 REMEMBERED = 8
-"""Results that `Choose` gets."""
-HALVES = {"left": (0.0, 0.0, 0.5, 1.0), "right": (0.5, 0.0, 0.5, 1.0),
-          "top": (0.0, 0.0, 1.0, 0.5), "bottom": (0.0, 0.5, 1.0, 0.5)}  # fmt: skip
-EYES = {"sbs": ("left", "right"), "tb": ("top", "bottom"), "left": ("left",), "right": ("right",)}
+"""Results that a `Choose` gets."""
+LEFT, RIGHT = {"left": (0.0, 0.0, 0.5, 1.0)}, {"right": (0.5, 0.0, 0.5, 1.0)}
+TOP, BOTTOM = {"top": (0.0, 0.0, 1.0, 0.5)}, {"bottom": (0.0, 0.5, 1.0, 0.5)}
+EYES = {"sbs": LEFT | RIGHT, "tb": TOP | BOTTOM, "left": LEFT, "right": RIGHT}
+"""Setting `stereo` -> tag and region of each eye, in shares of the frame."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """A grid of tiles: `rows` x `columns`, or as many as tiles of `side` pixels need."""
+class Tiles(NamedTuple):
+    """A grid of `rows` x `columns` tiles, or of as many with sides of `side` pixels as are needed."""
 
-    rows: int = 0
-    columns: int = 0
-    side: int = 0
-    overlap: float = OVERLAP
+    rows: int
+    columns: int
+    side: int
+    overlap: float
+    """Share of a tile's side that neighbours have in common, at least."""
 
     def of(self, region: Region) -> list[Region]:
-        """The tiles of a region, row by row. Neighbours overlap by at least `overlap` of their side."""
+        """The tiles of a region, row by row."""
         x, y, width, height = region
         across = self._spans(width, self.columns)
         return [(x + left, y + top, w, h) for top, h in self._spans(height, self.rows) for left, w in across]
 
     def _spans(self, length: int, count: int) -> list[tuple[int, int]]:
         """Start and length of the tiles along one axis."""
-        if count:
-            side = min(length, math.ceil(length / (count - (count - 1) * self.overlap)))
-        else:
-            side = min(length, self.side)
-            count = max(1, math.ceil((length - side * self.overlap) / (side * (1 - self.overlap)) - 1e-9))
+        side = math.ceil(length / (count - (count - 1) * self.overlap)) if count else self.side
+        side = min(length, side)
+        count = count or max(1, math.ceil((length - side * self.overlap) / (side * (1 - self.overlap)) - 1e-9))
         return [(round(step * (length - side) / max(1, count - 1)), side) for step in range(count)]
 
 
@@ -68,16 +64,17 @@ def parse_tiles(text: str) -> Tiles:
     Raises:
         UsageError: it is neither, or a number is out of range.
     """
-    remedy = "write rows x columns or the side of a tile, and the overlap if you like: 2x3, 640, 640:0.25"
     found = re.fullmatch(r"(?:(\d{1,5})x(\d{1,5})|(\d{1,5}))(?::(\d*\.?\d+))?", text.strip())
-    if found is None:
-        raise UsageError(f"tiles is {brief(text)}", remedy=remedy)
-    rows, columns, side = (int(number or 0) for number in found.groups()[:3])
-    overlap = OVERLAP if found[4] is None else float(found[4])
+    rows, columns, side = (int(number or 0) for number in found.groups()[:3]) if found else (0, 0, 0)
+    overlap = float(found[4]) if found and found[4] else OVERLAP
     if overlap >= 0.9:
         raise UsageError(f"tiles that overlap by {overlap:g} of their side", remedy="use an overlap below 0.9")
-    if rows * columns > MOST_VIEWS or not (rows * columns or side >= 16):
-        raise UsageError(f"tiles is {brief(text)}", remedy=f"use 1 to {MOST_VIEWS} tiles, of at least 16 pixels")
+    if rows * columns > MOST_VIEWS or (not rows * columns and side < 16):
+        raise UsageError(
+            f"tiles is {brief(text)}",
+            remedy=f"write rows x columns (1 to {MOST_VIEWS} tiles) or the side of a tile (16 pixels or more), and the "
+            "overlap if you like: 2x3, 640, 640:0.25",
+        )
     return Tiles(rows, columns, side, overlap)
 
 
@@ -112,18 +109,16 @@ def _region(numbers: tuple[float, ...], size: tuple[int, int]) -> View:
     if max(numbers) <= 1:
         numbers = tuple(number * size[index % 2] for index, number in enumerate(numbers))
     if len(numbers) == 4:
-        x, y, width, height = numbers
-        return View((round(x), round(y), max(1, round(width)), max(1, round(height))))
+        x, y, width, height = map(round, numbers)
+        return View((x, y, max(1, width), max(1, height)))
+    left, top = math.floor(min(numbers[::2])), math.floor(min(numbers[1::2]))
+    right, bottom = math.ceil(max(numbers[::2])), math.ceil(max(numbers[1::2]))
     corners = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    left, top = (math.floor(min(corner[axis] for corner in corners)) for axis in (0, 1))
-    right, bottom = (math.ceil(max(corner[axis] for corner in corners)) for axis in (0, 1))
     return View((left, top, right - left, bottom - top), outline=corners)
 
 
 def fixed_views(settings: Settings) -> Fixed | None:
-    """The views that `stereo`, `roi` and `tiles` ask for; None: the whole frame.
-
-    Both eyes or all regions come first; each of them is divided into tiles.
+    """The views that `stereo`, `roi` and `tiles`, which divide each eye or region, ask for; None: the whole frame.
 
     Raises:
         UsageError: a setting cannot be read, or two contradict each other.
@@ -133,24 +128,18 @@ def fixed_views(settings: Settings) -> Fixed | None:
     if settings.roi and settings.stereo:
         raise UsageError("roi and stereo were asked for", remedy="choose one of them")
     tiles = parse_tiles(settings.tiles) if settings.tiles else None
-    regions = parse_roi(settings.roi) if settings.roi else []
-    eyes = EYES[settings.stereo] if settings.stereo else ()
+    regions = {f"roi {n}": region for n, region in enumerate(parse_roi(settings.roi), 1)} if settings.roi else {}
+    if settings.stereo:
+        regions = dict(EYES[settings.stereo])
 
     def views(width: int, height: int) -> list[View]:
-        size = width, height
-        if eyes:
-            bases = [replace(_region(HALVES[eye], size), tag=eye) for eye in eyes]
-        elif regions:
-            bases = [replace(_region(region, size), tag=f"roi {n}") for n, region in enumerate(regions, 1)]
-        else:
-            bases = [View()]
+        bases = [replace(_region(region, (width, height)), tag=tag) for tag, region in regions.items()] or [View()]
         if tiles is None:
             return bases
         found = list(bases) if settings.tiles_whole else []
         for base in bases:
-            name = "" if base.region is None else f"{base.tag} "
-            whole = base.region or (0, 0, *size)
-            grid = tiles.of(whole)
+            whole = base.region or (0, 0, width, height)
+            grid, name = tiles.of(whole), f"{base.tag} " if base.region else ""
             if grid != [whole] or not settings.tiles_whole:  # otherwise it is no larger than a tile
                 found += [replace(base, region=tile, tag=f"{name}tile {n}") for n, tile in enumerate(grid, 1)]
         return found
@@ -158,7 +147,7 @@ def fixed_views(settings: Settings) -> Fixed | None:
     return views
 
 
-def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None) -> Viewer | None:
+def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: Choose | None = None) -> Viewer | None:
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
 
     Raises:
@@ -176,39 +165,30 @@ def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: C
             f"{card.path.name} segments, and views are joined for detectors only",
             remedy="leave out tiles, roi, stereo and views",
         )
-    return Viewer(choose, fixed, card, preprocess, max_det=settings.max_det, agnostic=settings.agnostic_nms)
+    return Viewer(choose, fixed, card, preprocess, settings)
 
 
-@dataclass(eq=False)
-class _Pending:
+class _Pending(NamedTuple):
     """A frame whose views are on their way."""
 
     frame: Frame
     views: tuple[View, ...]
-    found: list[FrameResult] = field(default_factory=list)
+    found: list[FrameResult]
 
 
 class Viewer:
     """Turns frames into one row for each view, and joins their results again. Frames keep their order.
-
-    One of `choose` and `fixed` is given.
 
     Attributes:
         notes: what was unusual, such as a region that was clipped; each once.
     """
 
     def __init__(
-        self,
-        choose: Choose | None,
-        fixed: Fixed | None,
-        card: Card,
-        preprocess: Preprocess,
-        *,
-        max_det: int,
-        agnostic: bool,
+        self, choose: Choose | None, fixed: Fixed | None, card: Card, preprocess: Preprocess, settings: Settings
     ) -> None:
+        """One of `choose` and `fixed` is given."""
         self._choose, self._fixed, self._preprocess, self._names = choose, fixed, preprocess, card.names
-        self._max_det, self._agnostic = max_det, agnostic
+        self._max_det, self._agnostic = settings.max_det, settings.agnostic_nms
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
         self.notes: dict[str, None] = {}
@@ -222,7 +202,7 @@ class Viewer:
             UsageError: the callable failed, or returned something that is not views of this frame.
         """
         views = self._views_of(frame)
-        self._pending.append(_Pending(frame, views))
+        self._pending.append(_Pending(frame, views, []))
         self._frames, self._views = self._frames + 1, self._views + len(views)
         pixels = frame.width * frame.height
         self._share += sum(view.region[2] * view.region[3] if view.region else pixels for view in views) / pixels
@@ -232,11 +212,14 @@ class Viewer:
         """One result for each frame from those of its views. None: a frame without views may be due."""
         for result in results:
             if result is not None:
-                key = result.result.frame
-                pending = next(p for p in self._pending if _is_of(p, key))
-                pending.found.append(result)
+                of = result.result.frame.source_id, result.result.frame.index
+                next(
+                    found
+                    for frame, views, found in self._pending
+                    if (frame.source_id, frame.index) == of and len(found) < len(views)
+                ).append(result)
             while self._pending and len(self._pending[0].found) == len(self._pending[0].views):
-                yield self._merged(self._pending.popleft())
+                yield self._merged(*self._pending.popleft())
 
     def forget(self) -> None:
         """Drop the frames whose views are not complete, after an error."""
@@ -280,47 +263,39 @@ class Viewer:
         if view.region is None:
             return view
         try:
-            x, y, width, height = (int(number) for number in view.region)
+            x, y, width, height = map(int, view.region)
         except (TypeError, ValueError):
             raise UsageError(f"a view of {where} has the region {brief(view.region)}") from None
-        left, top = max(0, x), max(0, y)
-        right, bottom = min(size[0], x + width), min(size[1], y + height)
+        left, top, right, bottom = max(0, x), max(0, y), min(size[0], x + width), min(size[1], y + height)
         if right <= left or bottom <= top:
             raise UsageError(
                 f"view {view.tag!r} of {where} is {width}x{height} at ({x}, {y}), and the frame "
                 f"{size[0]}x{size[1]}: nothing of it is inside",
                 remedy="give x, y, width and height in pixels of the frame as displayed",
             )
-        if (left, top, right - left, bottom - top) != (x, y, width, height):
+        clipped = (left, top, right - left, bottom - top)
+        if clipped != (x, y, width, height):
             self.notes[f"view {view.tag!r} was clipped to the frame of {size[0]}x{size[1]}"] = None
-        return replace(view, region=(left, top, right - left, bottom - top))
+        return replace(view, region=clipped)
 
     def _sized(self, views: Sequence[View], width: int, height: int) -> tuple[View, ...]:
         """The views with one size of the model input, which fits each of them."""
-        sizes = [self._preprocess.place(width, height, view.region).size for view in views]
-        if len(set(sizes)) < 2:
+        sizes = {self._preprocess.place(width, height, view.region).size for view in views}
+        if len(sizes) < 2:
             return tuple(views)
         shared = max(across for across, _ in sizes), max(down for _, down in sizes)
         return tuple(replace(view, size=shared) for view in views)
 
-    def _merged(self, pending: _Pending) -> FrameResult:
-        frame, views = pending.frame, pending.views
-        size, found = (frame.width, frame.height), [row.result.detections for row in pending.found]
+    def _merged(self, frame: Frame, views: tuple[View, ...], found: Sequence[FrameResult]) -> FrameResult:
         kept: Frame | None = frame
+        result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
-            last, kept = pending.found[-1].result, pending.found[0].frame
-            merged = merge(found, views, size, max_det=self._max_det, agnostic=self._agnostic)
-            result = replace(last, detections=merged, views=views)
-        else:
-            result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
+            parts, size = [row.result.detections for row in found], (frame.width, frame.height)
+            merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
+            result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
         self._latest[frame.source_id].append(result)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases
         if frame.lease is not None:
             frame.lease.release()
         return FrameResult(result, kept)
-
-
-def _is_of(pending: _Pending, info: Any) -> bool:
-    frame = pending.frame
-    return (frame.source_id, frame.index) == (info.source_id, info.index) and len(pending.found) < len(pending.views)

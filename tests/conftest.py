@@ -1,5 +1,6 @@
 """Compiled kernels are brought up to date before the first test, so that none runs on those of an earlier source."""
 
+import logging
 import os
 import shutil
 import signal
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that at the end no worker waits for another's slow file."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set its level."""
+    logger = logging.getLogger("framefuse")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from servers import Server
 FRAMES = 60
 MAX_AGE = 0.4
 SLOW = 0.25
-SLACK = 0.3
+SLACK = 0.6
 """Seconds that a busy machine may add."""
 
 

@@ -218,13 +218,12 @@ class HostProgram(Program):
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        width, height = self._preprocess.place_view(frame.width, frame.height, frame.view).size
-        return height, width
+        return self._preprocess.place_view(frame.width, frame.height, frame.view).size[::-1]
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
-        height, width = self._preprocess.place_view(width, height, view).size[::-1]
-        if (height, width) not in self._pools:
-            self._pools[height, width] = self._make_pool((height, width))
+        size = self._preprocess.place_view(width, height, view).size[::-1]
+        if size not in self._pools:
+            self._pools[size] = self._make_pool(size)
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""

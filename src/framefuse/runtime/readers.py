@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,9 @@ def count(source: Any) -> int:
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
+    shared = {field.name for field in fields(SourceOptions)} & Settings.model_fields.keys() - {"device"}
     options = SourceOptions(
-        vid_stride=settings.vid_stride,
-        start=settings.start,
-        end=settings.end,
-        decode_threads=settings.decode_threads,
-        max_pixels=settings.max_pixels,
-        low_latency=settings.low_latency,
-        max_age=settings.max_age,
-        timeout=settings.timeout,
-        reconnect=settings.reconnect,
-        tls_verify=settings.tls_verify,
+        **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
         held=1 if batch == 1 else batch * 3 + settings.queue,  # one batch in the batcher, two in flight
     )

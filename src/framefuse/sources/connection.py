@@ -62,18 +62,17 @@ EXIT_SECONDS = 1.0
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
+@dataclass(repr=False, eq=False)
 class Address:
-    """The address of a stream. Its repr and `shown` contain no secret."""
+    """The address of a stream. Its repr contains no secret."""
 
-    def __init__(self, url: str, scheme: str, ffmpeg_options: dict[str, str]) -> None:
-        self.url = url
-        """With the credentials: for FFmpeg only."""
-        self.shown = redact(url)
-        self.scheme = scheme
-        self.ffmpeg_options = ffmpeg_options
+    url: str
+    """With the credentials: for FFmpeg only."""
+    scheme: str
+    ffmpeg_options: dict[str, str]
 
     def __repr__(self) -> str:
-        return self.shown
+        return redact(self.url)
 
     @classmethod
     def parse(cls, uri: str) -> Address:
@@ -328,7 +327,16 @@ class Connection:
             for other in container.streams:
                 if other is not stream:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
-            facts = _facts(container, stream)
+            context = stream.codec_context
+            facts = Facts(
+                context.name,
+                context.width,
+                context.height,
+                exact(stream.average_rate),
+                container.duration / 1_000_000 if container.duration else None,
+                exact(stream.sample_aspect_ratio) or Fraction(1),
+                container.format.name,
+            )
             low_latency = self._options.low_latency or facts.seconds is None
             last = self._last_packet = time.monotonic()
             with self._changed:
@@ -407,16 +415,3 @@ def _abandon_all() -> None:
         connection.abandon()
     for connection in connections:
         connection.thread.join(EXIT_SECONDS)
-
-
-def _facts(container: Any, stream: Any) -> Facts:
-    context = stream.codec_context
-    return Facts(
-        context.name,
-        context.width,
-        context.height,
-        exact(stream.average_rate),
-        container.duration / 1_000_000 if container.duration else None,
-        exact(stream.sample_aspect_ratio) or Fraction(1),
-        container.format.name,
-    )

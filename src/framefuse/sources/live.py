@@ -71,7 +71,7 @@ class _Live:
     """The stream across all its connections."""
 
     def __init__(self, address: Address, options: SourceOptions, random: Random) -> None:
-        self.info = SourceInfo(address.shown, "live")
+        self.info = SourceInfo(str(address), "live")
         self._address, self._options = address, options
         self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
         self._connection: Connection | None = None

@@ -82,14 +82,8 @@ class SourceOptions:
     megapixels; an image needs about ten bytes a pixel while it is read."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("vid_stride", 1),
-            ("decode_threads", 1),
-            ("held", 1),
-            ("max_pixels", 1),
-            ("reconnect", -1),
-        ):
-            value = getattr(self, name)
+        for name in ("vid_stride", "decode_threads", "held", "max_pixels", "reconnect"):
+            value, least = getattr(self, name), -1 if name == "reconnect" else 1
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
         for name in ("max_age", "timeout", "reconnect_max_delay"):

@@ -156,9 +156,8 @@ class BatchTimer:
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
         self._postprocess.add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
-        for clock, seconds in zip(
-            (self._preprocess, self._inference, self._postprocess), on_device or (), strict=False
-        ):
+        clocks = self._preprocess, self._inference, self._postprocess
+        for clock, seconds in zip(clocks, on_device or (), strict=False):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)

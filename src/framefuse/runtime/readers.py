@@ -10,7 +10,7 @@ fewer videos each (`fleet`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     if not _all_live(source):
         return [open_source(source, options)]
     with ExitStack() as opened:
-        sources = []
-        for item in source:
-            sources.append(open_source(item, options))
-            opened.callback(sources[-1].close)
+        sources = [opened.enter_context(closing(open_source(item, options))) for item in source]
         opened.pop_all()
     return sources
 

@@ -112,8 +112,7 @@ class _Chain:
         self._alone = alone
         self.failures: list[str] = []
         self._current: Source | None = None
-        self._info = SourceInfo(name, "unread")
-        self._info.files = [Path(name) for name in files if "://" not in name]
+        self._info = SourceInfo(name, "unread", files=[Path(file) for file in files if "://" not in file])
 
     def source(self) -> PullSource:
         """The whole chain; its first part, if not yet open, is opened on the first frame."""
@@ -122,12 +121,10 @@ class _Chain:
     def open_next(self) -> Source | None:
         """Open the next part that can be opened; None: there is none."""
         self._current = None
-        while self._current is None:
-            name, opener = next(self._openers, ("", None))
-            if opener is None:
-                break
+        for name, opener in self._openers:
             try:
                 self._current = opener()
+                break
             except Exception as error:
                 self._failed(name, error)
         if self._current is not None and self._info.kind == "unread":

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -312,10 +312,9 @@ class Connection:
 
     def _read(self) -> Ended:
         timeout = self._options.timeout
-        options = self._address.ffmpeg_options
         with av.open(
             self._address.url,
-            container_options=options,
+            container_options=self._address.ffmpeg_options,
             options=size_limit(self._options.max_pixels),
             timeout=(timeout, timeout),
             **TAGS,
@@ -351,13 +350,7 @@ class Connection:
                 watch = Watch(time.monotonic(), patience)
                 self._on_change(before, after)
 
-            decoder = HostDecoder(
-                stream,
-                threads=self._options.decode_threads,
-                low_latency=low_latency,
-                max_pixels=self._options.max_pixels,
-                on_change=changed,
-            )
+            decoder = HostDecoder(stream, replace(self._options, low_latency=low_latency), changed)
             for packet in demuxed(container, stream):
                 arrival = self._last_packet = time.monotonic()
                 try:

@@ -327,13 +327,7 @@ class _Video:
 
     def _host_decoder(self) -> HostDecoder:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
-        return HostDecoder(
-            self.stream,
-            threads=self.options.decode_threads,
-            low_latency=self.options.low_latency,
-            max_pixels=self.options.max_pixels,
-            on_change=partial(_note_codec, self.info),
-        )
+        return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
 
     @property
     def _codec(self) -> str:

@@ -57,25 +57,17 @@ class Meaning(NamedTuple):
 
 
 def wrap(
-    av_frame: av.VideoFrame,
-    info: SourceInfo,
-    *,
-    index: int,
-    source_id: str,
-    pts: int | None,
-    time_base: Fraction,
-    sample_aspect_ratio: Fraction = Fraction(1),
-    arrival: float | None = None,
+    av_frame: av.VideoFrame, info: SourceInfo, *, index: int, sample_aspect_ratio: Fraction = Fraction(1), **facts: Any
 ) -> Frame:
     """A Frame over the planes of a decoded frame, without a copy if the pixel format is in PIXEL_FORMATS.
 
     The arrays are writable because DLPack demands it, yet the decoder may still read them: never draw into them.
-    Assumptions and conversions are added to `info.notes`.
+    Assumptions and conversions are added to `info.notes`. `facts` are further fields of the Frame.
 
     Raises:
         SourceError: the frame has no pixels, or a side longer than MAX_SIDE.
     """
-    check_size(av_frame.width, av_frame.height, source_id)
+    check_size(av_frame.width, av_frame.height, info.uri)
     meaning = _meaning(
         av_frame.format.name,
         av_frame.colorspace,
@@ -103,15 +95,12 @@ def wrap(
         planes,
         meaning.format,
         index=index,
-        pts=pts,
-        time_base=time_base,
-        source_id=source_id,
         matrix="rgb" if packed else meaning.matrix,
         full_range=packed or meaning.full_range,
         rotation=_rotation(av_frame, info, first=index == 0),
         sample_aspect_ratio=sample_aspect_ratio,
-        arrival=arrival,
         owner=av_frame,
+        **facts,
     )
 
 

@@ -17,10 +17,9 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 
-SCHEMES: dict[str, str] = {
-    scheme: "framefuse.sources.live"
-    for scheme in ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt")
-}
+SCHEMES = dict.fromkeys(
+    ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"), "framefuse.sources.live"
+)
 """Scheme of an address -> module with `open_live(uri, options)`, imported on use.
 
 Entry points of the group `framefuse.sources` add schemes: the name is the scheme, the value a function of the same

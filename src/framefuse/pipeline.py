@@ -35,7 +35,7 @@ from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.job import plan_job
-from framefuse.runtime.ledger import Copy, Ledger
+from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
@@ -248,14 +248,18 @@ class Pipeline:
         sinks = self._sink_set
         width, height = self._program.largest_input
         looked = self._viewer.summary() if self._viewer else []
+        infos, ledger = self._infos(), self._program.ledger
+        copied = ledger.totals()
+        if decoded := sum(info.copied for info in infos):
+            copied[Copy("decode", "d2d", "pixels")] = decoded
         return build_report(
             self._recorder.snapshot(),
-            sources=self._infos(),
+            sources=infos,
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
             choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
-            copies=_copies(self._infos(), self._program.ledger),
+            copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
@@ -470,10 +474,3 @@ def _close_all() -> None:
                 results.close()
             except ValueError:  # it runs in another thread, which `close` has woken
                 pipeline._ended.wait(JOIN_SECONDS)
-
-
-def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:
-    """Bytes per frame that the decoders and the program copied."""
-    decoded = sum(info.copied for info in infos)
-    rows = ledger.totals() | ({Copy("decode", "d2d", "pixels"): decoded} if decoded else {})
-    return [CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in rows.items()]

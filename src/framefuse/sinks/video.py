@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import av
@@ -15,6 +14,7 @@ from framefuse.errors import SinkError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
+from framefuse.sinks._base import BaseSink
 from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
@@ -147,7 +147,7 @@ class Timeline:
         return found
 
 
-class VideoSink:
+class VideoSink(BaseSink):
     """Writes <stem>.mp4, upright, with the source's timestamps (variable rates too) and audio packets.
 
     Frames of odd size are extended by a copy of the last column or row. If the size or the colour description changes
@@ -175,8 +175,7 @@ class VideoSink:
         audio: bool = True,
         gpu: int | None = None,
     ) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._encoder, self._audio = encoder, audio
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
@@ -191,7 +190,7 @@ class VideoSink:
                 f"this FFmpeg has no video encoder {self._encoder!r}", remedy=f"choose another --encoder: {found}"
             )
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
-        self._context = context
+        super().open(context)
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
@@ -199,7 +198,7 @@ class VideoSink:
         format = VideoFormat(frame.width, frame.height, matrix, full_range)
         if self._file is None or (format != self._format and len(self.paths) < FILES):
             self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
-            self._finish()
+            self.close()
             self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
@@ -214,9 +213,6 @@ class VideoSink:
             annotator_of(format).draw(planes_of(own), result.detections, result.masks)
             self._converter.fit(own, format, target, self._format)
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
-
-    def close(self) -> None:
-        self._finish()
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number = len(self.paths) + 1
@@ -264,7 +260,7 @@ class VideoSink:
             file.add_audio(source.path, start=start, offset=self._times.offset, notes=self.notes)
         return file
 
-    def _finish(self) -> None:
+    def close(self) -> None:
         if self._file is None:
             return
         file, self._file = self._file, None

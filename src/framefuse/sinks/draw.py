@@ -10,8 +10,7 @@ import colorsys
 import functools
 import math
 import unicodedata
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -159,6 +158,31 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
     return fine, cells.mean((1, 3)).astype(np.uint8)
 
 
+def class_inks(class_id: int, *, roles: str, matrix: Matrix, full_range: bool) -> Inks:
+    """The colours of a class as values of the components `roles`."""
+    colour = class_colour(class_id)
+    line, text = (encode_colour(one, matrix, full_range) for one in (colour, text_colour(colour)))
+    ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in roles}
+    return Inks(line, ramps)
+
+
+def label_tile(
+    inks: Callable[[int], Inks], size: int, grid: tuple[int, int], class_id: int, name: str, score: str
+) -> dict[str, Plane]:
+    """The label's samples per component; the first component is never subsampled."""
+    # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
+    margin, words = size // 4, name.split()
+    if name.isascii():
+        parts = [
+            text_coverage(" ".join([*words, ""]), size, margin, 0, grid),
+            text_coverage(score, size, 0, margin, grid),
+        ]
+    else:
+        parts = [text_coverage(" ".join([*words, score]), size, margin, margin, grid)]
+    fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
+    return {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in inks(class_id).ramps.items()}
+
+
 class Annotator:
     """Draws results into frames of one size and pixel format (8 bits per sample).
 
@@ -179,18 +203,21 @@ class Annotator:
                 f"cannot draw into {format.name}: {format.bits} bits per sample",
                 remedy="convert the frame to an 8-bit format first, such as yuv420p",
             )
-        self.format, self.matrix, self.full_range = format, matrix, full_range
+        self.format = format
         self._grid = format.subsample
         rgb = format.layout == "packed" or format.name.startswith("gbr")
-        self._roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
+        roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
+        self._is_yuv = roles == "yuv"
         self._size = width, height
         mean_side = (width + height) / 2
         self.text_size = max(12, round(mean_side * 0.015))
         # Lines cover whole chroma samples, otherwise their colour is diluted.
         unit = max(self._grid)
         self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
-        self._classes: dict[int, Inks] = {}
-        self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
+        inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
+        self._inks = functools.cache(inks)
+        tile = functools.partial(label_tile, self._inks, self.text_size, self._grid)
+        self._tile = functools.lru_cache(TILES_KEPT)(tile)
 
     def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
         """Draw into `planes` in place: masks and legend, then boxes, then labels; the most confident detection on top.
@@ -266,37 +293,22 @@ class Annotator:
         snapped: list[list[int]] = boxes.tolist()
         return snapped
 
-    def _inks(self, class_id: int) -> Inks:
-        found = self._classes.get(class_id)
-        if found is None:
-            colour = class_colour(class_id)
-            line = encode_colour(colour, self.matrix, self.full_range)
-            text = encode_colour(text_colour(colour), self.matrix, self.full_range)
-            ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in self._roles}
-            found = self._classes[class_id] = Inks(line, ramps)
-        return found
-
     def _rectangles(
         self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int]
     ) -> None:
         """Draw the outlines of all boxes, the first on top."""
-        if self._roles == "yuv":
+        if self._is_yuv:
             inks = np.array([[self._inks(class_id).line[role] for role in "yuv"] for class_id in class_ids], np.uint8)
             drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=self.line_width)
             return
-        for i in range(len(boxes) - 1, -1, -1):
-            self._rectangle(parts, boxes[i], self._inks(class_ids[i]).line)
-
-    def _rectangle(self, parts: list[Component], box: list[int], values: dict[str, int]) -> None:
-        left, top, right, bottom = box
-        for role, samples, sx, sy in parts:
-            value = values[role]
-            x1, y1, x2, y2 = left // sx, top // sy, right // sx, bottom // sy
-            wide, high = self.line_width // sx, self.line_width // sy
-            samples[y1 : y1 + high, x1:x2] = value
-            samples[max(y1, y2 - high) : y2, x1:x2] = value
-            samples[y1:y2, x1 : x1 + wide] = value
-            samples[y1:y2, max(x1, x2 - wide) : x2] = value
+        width = self.line_width
+        for (x1, y1, x2, y2), class_id in zip(reversed(boxes), reversed(class_ids), strict=True):
+            for role, samples, _, _ in parts:  # gray and RGB are not subsampled
+                value = self._inks(class_id).line[role]
+                samples[y1 : y1 + width, x1:x2] = value
+                samples[max(y1, y2 - width) : y2, x1:x2] = value
+                samples[y1:y2, x1 : x1 + width] = value
+                samples[y1:y2, max(x1, x2 - width) : x2] = value
 
     def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,
@@ -327,26 +339,3 @@ class Annotator:
             target = samples[top // sy :, left // sx :]
             patch = tile[role][: target.shape[0], : target.shape[1]]
             target[: patch.shape[0], : patch.shape[1]] = patch
-
-    def _tile(self, class_id: int, name: str, score: str) -> dict[str, Plane]:
-        """The label's samples per component, cached; the first component is never subsampled."""
-        key = class_id, name, score
-        found = self._tiles.get(key)
-        if found is not None:
-            self._tiles.move_to_end(key)
-            return found
-        # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
-        size, margin, words = self.text_size, self.text_size // 4, name.split()
-        if name.isascii():
-            parts = [
-                text_coverage(" ".join([*words, ""]), size, margin, 0, self._grid),
-                text_coverage(score, size, 0, margin, self._grid),
-            ]
-        else:
-            parts = [text_coverage(" ".join([*words, score]), size, margin, margin, self._grid)]
-        fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
-        tile = {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()}
-        self._tiles[key] = tile
-        if len(self._tiles) > TILES_KEPT:
-            self._tiles.popitem(last=False)
-        return tile

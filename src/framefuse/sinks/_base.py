@@ -32,9 +32,16 @@ class BaseSink:
 class FolderSink(BaseSink):
     """Writes files that are complete one by one into folders, which `close` writes through to the disk."""
 
+    folder: str
+    """Name of the folder inside the run's."""
+
     def __init__(self) -> None:
         super().__init__()
         self._folders: dict[Path, os.stat_result] = {}
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self.paths.append(self._folder(self.folder))
 
     def _folder(self, name: str) -> Path:
         """A folder inside the run's, created at its first use."""

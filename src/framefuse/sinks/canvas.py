@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
@@ -53,13 +53,8 @@ def to_av(frame: Frame) -> av.VideoFrame:
     return av_frame
 
 
-class Meaning(Protocol):
-    """What the values of 4:2:0 mean."""
-
-    @property
-    def matrix(self) -> Matrix: ...
-    @property
-    def full_range(self) -> bool: ...
+Meaning = tuple[Matrix, bool]
+"""What the values of a frame mean: the colour matrix, and whether they have the full range."""
 
 
 class FrameConverter:
@@ -82,14 +77,7 @@ class FrameConverter:
             return Yuv((luma, neutral, neutral), matrix, frame.full_range)
         rgb = pixels.layout == "packed" or frame.matrix == "rgb"
         matrix, full_range = ("bt709", False) if rgb else (frame.matrix, frame.full_range)
-        converted = self._scaler.reformat(
-            to_av(frame),
-            format="yuv420p",
-            src_colorspace=SWS_MATRIX[matrix],
-            dst_colorspace=SWS_MATRIX[matrix],
-            src_color_range=ColorRange.JPEG if rgb or full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG if full_range else ColorRange.MPEG,
-        )
+        converted = self._reformat(to_av(frame), "yuv420p", (matrix, rgb or full_range), (matrix, full_range))
         return Yuv(planes_of(converted), matrix, full_range)
 
     def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
@@ -97,18 +85,9 @@ class FrameConverter:
         height, width = target[0].shape
         scale = min(Fraction(width, source.width), Fraction(height, source.height))
         across, along = (max(2, int(side * scale) // 2 * 2) for side in (source.width, source.height))
-        scaled = self._scaler.reformat(
-            source,
-            width=across,
-            height=along,
-            format="yuv420p",
-            src_colorspace=SWS_MATRIX[meaning.matrix],
-            dst_colorspace=SWS_MATRIX[wanted.matrix],
-            src_color_range=ColorRange.JPEG if meaning.full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG if wanted.full_range else ColorRange.MPEG,
-        )
+        scaled = self._reformat(source, "yuv420p", meaning, wanted, width=across, height=along)
         left, top = (width - across) // 4, (height - along) // 4
-        black = (0 if wanted.full_range else 16, 128, 128)
+        black = (0 if wanted[1] else 16, 128, 128)
         for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1), strict=True):
             into[:] = value
             rows, columns = plane.shape
@@ -120,12 +99,19 @@ class FrameConverter:
             # swscale treats all gray input as full range; as 4:2:0, the stated range is used.
             planes, matrix, _ = self.yuv420p(frame)
             frame = replace(frame, planes=planes, format=PIXEL_FORMATS["yuv420p"], matrix=matrix)
-        converted = self._scaler.reformat(
-            to_av(frame),
-            format="rgb24",
-            src_colorspace=SWS_MATRIX[frame.matrix],
-            dst_colorspace=SWS_MATRIX[frame.matrix],
-            src_color_range=ColorRange.JPEG if frame.full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG,
-        )
+        converted = self._reformat(to_av(frame), "rgb24", (frame.matrix, frame.full_range), (frame.matrix, True))
         return np.array(upright(converted.to_ndarray(), frame.rotation), order="C")
+
+    def _reformat(
+        self, source: av.VideoFrame, format: str, meaning: Meaning, wanted: Meaning, **size: int
+    ) -> av.VideoFrame:
+        ranges = {True: ColorRange.JPEG, False: ColorRange.MPEG}
+        return self._scaler.reformat(
+            source,
+            format=format,
+            src_colorspace=SWS_MATRIX[meaning[0]],
+            dst_colorspace=SWS_MATRIX[wanted[0]],
+            src_color_range=ranges[meaning[1]],
+            dst_color_range=ranges[wanted[1]],
+            **size,
+        )

@@ -6,7 +6,6 @@ import re
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result, cut
-from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.images import save_image
@@ -23,16 +22,13 @@ class CropsSink(FolderSink):
     """
 
     name = "crops"
+    folder = "crops"
     needs_frame = True
 
     def __init__(self, *, quality: int = 92) -> None:
         super().__init__()
         self._quality = quality
         self._converter = FrameConverter()
-
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        self.paths.append(self._folder("crops"))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink crops needs the frame"

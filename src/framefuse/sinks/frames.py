@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.images import save_image
@@ -20,16 +19,13 @@ class FramesSink(FolderSink):
     """
 
     name = "frames"
+    folder = "images"
     needs_frame = True
 
     def __init__(self, *, hits: bool = False, quality: int = 92) -> None:
         super().__init__()
         self._hits, self._quality = hits, quality
         self._converter = FrameConverter()
-
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        self.paths.append(self._folder("images"))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink frames needs the frame"

@@ -68,7 +68,7 @@ class ImagesSink(FolderSink):
         self._annotator = RgbAnnotator()
 
     def open(self, context: SinkContext) -> None:
-        super().open(context)
+        self._context = context
         try:
             self._folders[context.folder] = context.folder.stat()
         except OSError as error:

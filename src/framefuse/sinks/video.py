@@ -127,24 +127,19 @@ class Timeline:
         return self.source_seconds + self.ticks * self.time_base
 
     def notes(self, name: str) -> list[str]:
-        found = []
-        if self.inexact:
-            found.append(f"{name}: timestamps rounded to {self.time_base} s, as mpeg4 requires")
-        if self.offset and not self.jumps and not self.shortened:
-            found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
-        if self.missing:
-            found.append(f"{name}: {counted(self.missing, 'frame')} without pts placed by the frame rate")
-        if self.moved:
-            found.append(f"{name}: {counted(self.moved, 'frame')} delayed, as the pts did not increase")
-        if self.jumps:
-            found.append(f"{name}: pts jumped back {counted(self.jumps, 'time')}; the video continues without the jump")
+        shifted = self.offset and not self.jumps and not self.shortened
         longest = float(self._longest * self.time_base)
-        if self.repeated:
-            what = counted(self.repeated, "repeated frame")
-            found.append(f"{name}: {what} to fill gaps over {longest:,.1f} s, as MP4 requires")
-        if self.shortened:
-            found.append(f"{name}: {counted(self.shortened, 'gap')} shortened to {(REPEATS + 1) * longest:,.1f} s")
-        return found
+        filled = f"to fill gaps over {longest:,.1f} s, as MP4 requires"
+        notes = [
+            (self.inexact, f"timestamps rounded to {self.time_base} s, as mpeg4 requires"),
+            (shifted, f"starts at 0, all timestamps shifted by {float(self.offset):.3f} s"),
+            (self.missing, f"{counted(self.missing, 'frame')} without pts placed by the frame rate"),
+            (self.moved, f"{counted(self.moved, 'frame')} delayed, as the pts did not increase"),
+            (self.jumps, f"pts jumped back {counted(self.jumps, 'time')}; the video continues without the jump"),
+            (self.repeated, f"{counted(self.repeated, 'repeated frame')} {filled}"),
+            (self.shortened, f"{counted(self.shortened, 'gap')} shortened to {(REPEATS + 1) * longest:,.1f} s"),
+        ]
+        return [f"{name}: {text}" for happened, text in notes if happened]
 
 
 class VideoSink(BaseSink):
@@ -211,7 +206,7 @@ class VideoSink(BaseSink):
             own = av.VideoFrame(*format.even, "yuv420p")
             fill(planes_of(own), planes, frame.rotation)
             annotator_of(format).draw(planes_of(own), result.detections, result.masks)
-            self._converter.fit(own, format, target, self._format)
+            self._converter.fit(own, (matrix, full_range), target, (self._format.matrix, self._format.full_range))
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:

@@ -6,7 +6,6 @@ import numpy as np
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
 from framefuse.sinks._lines import RecordFile
 
@@ -21,14 +20,11 @@ class YoloTxtSink(FolderSink):
     """
 
     name = "yolo_txt"
+    folder = "labels"
 
     def __init__(self, *, confidence: bool = False) -> None:
         super().__init__()
         self._confidence = confidence
-
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        self.paths.append(self._folder("labels"))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame

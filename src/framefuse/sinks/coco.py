@@ -17,7 +17,7 @@ from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink
-from framefuse.sinks._lines import RecordFile, encode, make_durable, part_of, write_error
+from framefuse.sinks._lines import RecordFile, encode, is_json, make_durable, part_of, write_error
 from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
@@ -182,9 +182,7 @@ def _cut_to_rows(file: RecordFile, begin: int) -> None:
     start = max(begin, file.size - TAIL)
     tail = file.read(start)
     before, _, last = tail.rpartition(b"\n")
-    try:
-        json.loads(last.rstrip(b","))
-    except ValueError:
+    if not is_json(last.rstrip(b",")):
         tail = before
     file.truncate(start + len(tail.rstrip(b",\n")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,13 @@ class RgbAnnotator:
 
     def __init__(self) -> None:
         self._converter = FrameConverter()
-        self._annotator: tuple[tuple[int, int], Annotator] | None = None
+        annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
+        self._annotator_of = lru_cache(1)(annotator)
 
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
-        size = frame.width, frame.height
-        if self._annotator is None or self._annotator[0] != size:
-            self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator[1].draw((image,), result.detections, result.masks)
+        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks)
         return image
 
 

@@ -65,9 +65,7 @@ class SinkSet:
         self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
         """Source, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
-        for stem in {path.stem for path in paths}:
-            self._taken["stem"].take(stem)
-        for stem in stems:
+        for stem in (*{path.stem for path in paths}, *stems):
             self._taken["stem"].take(stem)
 
     def __enter__(self) -> SinkSet:

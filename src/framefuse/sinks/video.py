@@ -260,8 +260,7 @@ class VideoSink(BaseSink):
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        problem = file.close(self._times.source_end)
-        if problem:
+        if problem := file.close(self._times.source_end):
             self.notes.append(problem)
 
 

@@ -62,6 +62,7 @@ class RecordSink(BaseSink):
     name: str
 
     def open(self, context: SinkContext) -> None:
+        super().open(context)
         self._file = RecordFile(context.output(f"{context.stem}.{self.name}"), part=context.ends)
         self.paths.append(self._file.target)
 

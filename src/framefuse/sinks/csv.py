@@ -15,8 +15,6 @@ HEADER = (
     *("frame", "seconds", "pts", "time_base"),
     *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source"),
 )
-
-
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

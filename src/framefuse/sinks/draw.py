@@ -41,6 +41,10 @@ TILES_KEPT = 512
 """Maximum number of cached labels: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
 
 
+Place = tuple[int, int, int, int]
+"""Left, top, right and bottom of a label in pixels; the last two are exclusive."""
+
+
 class Inks(NamedTuple):
     """The colours of a class, as component values."""
 
@@ -48,15 +52,6 @@ class Inks(NamedTuple):
     """Component -> value."""
     ramps: dict[str, Plane]
     """Component -> its values at text coverage 0..255."""
-
-
-class _Place(NamedTuple):
-    """The rectangle of a label in pixels; `right` and `bottom` are exclusive."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
 
 
 class Component(NamedTuple):
@@ -128,15 +123,6 @@ def _font(size: int, ascii_only: bool) -> Any:
     return None
 
 
-def _readable(text: str, size: int) -> tuple[str, Any]:
-    """The text without characters that no available font can draw, and its font."""
-    font = _font(size, text.isascii())
-    if font is not None:
-        return text, font
-    plain = unicodedata.normalize("NFKD", text.replace("\N{LATIN SMALL LETTER SHARP S}", "ss"))
-    return plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
-
-
 @functools.lru_cache(maxsize=1024)
 def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, int]) -> tuple[Plane, Plane]:
     """Text of `size` pixels as coverage 0..255: per pixel, and per cell of the chroma grid.
@@ -146,7 +132,10 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
             whether the text is ASCII.
         grid: pixels per cell in x and y; the text's area is rounded up to whole cells.
     """
-    text, font = _readable(text, size)
+    font = _font(size, text.isascii())
+    if font is None:  # omit the characters that no available font can draw
+        plain = unicodedata.normalize("NFKD", text.replace("\N{LATIN SMALL LETTER SHARP S}", "ss"))
+        text, font = plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
     ascent, descent = font.getmetrics()
     wanted = math.ceil(font.getlength(text)) + left + right, ascent + descent + size // 8
     width, height = (-(-side // step) * step for side, step in zip(wanted, grid, strict=True))
@@ -241,7 +230,7 @@ class Annotator:
         scores = detections.confidence.tolist()
         trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
         labels: list[dict[str, Plane]] = []
-        places: list[_Place] = []
+        places: list[Place] = []
         for i, box in enumerate(boxes):
             number = "" if trackers[i] is None else f"#{trackers[i]} "
             labels.append(self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}"))
@@ -277,7 +266,7 @@ class Annotator:
             if count and masks.name(class_id).lower() != UNTINTED:
                 tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
                 high, wide = next(iter(tile.values())).shape
-                self._paste(parts, _Place(0, top, wide, top + high), tile)
+                self._paste(parts, (0, top, wide, top + high), tile)
                 top += high
                 if top >= self._size[1] // 2:
                     return
@@ -310,7 +299,7 @@ class Annotator:
                 samples[y1:y2, x1 : x1 + width] = value
                 samples[y1:y2, max(x1, x2 - width) : x2] = value
 
-    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
+    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[Place]) -> Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,
         below, or next to a label in its way; if none of these is free, above. Labels stay inside the frame."""
         left, top, _, bottom = box
@@ -330,9 +319,9 @@ class Annotator:
             beside = [y for begin, end in near for y in (begin - high, end) if 0 <= y <= lowest]
             beside = sorted((y for y in beside if abs(y - tops[0]) <= 2 * high), key=lambda y: abs(y - tops[0]))
             found = next((y for y in beside if is_free(y)), tops[0])
-        return _Place(left, found, right, found + high)
+        return left, found, right, found + high
 
-    def _paste(self, parts: list[Component], place: _Place, tile: dict[str, Plane]) -> None:
+    def _paste(self, parts: list[Component], place: Place, tile: dict[str, Plane]) -> None:
         """Copy a label to its place, which lies on the chroma grid; clipped to the frame."""
         left, top, _, _ = place
         for role, samples, sx, sy in parts:

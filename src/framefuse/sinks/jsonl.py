@@ -6,7 +6,6 @@ import json
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
 from framefuse.sinks._base import RecordSink, rounded
 from framefuse.sinks._lines import encode
 
@@ -52,9 +51,6 @@ class JsonlSink(RecordSink):
 
     name = "jsonl"
 
-    def open(self, context: SinkContext) -> None:
-        super().open(context)
-        self._name_source = context.source.kind == "images"
-
     def write(self, result: Result, frame: Frame | None) -> None:
-        self._file.append(encode(to_json(result, name_source=self._name_source) + "\n"))
+        name_source = self._context.source.kind == "images"
+        self._file.append(encode(to_json(result, name_source=name_source) + "\n"))

@@ -11,11 +11,11 @@ import numpy as np
 
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
-from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
+from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink
-from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
+from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
 from framefuse.sinks.mp4 import Encoding, Mp4File
@@ -49,8 +49,7 @@ class VideoFormat(NamedTuple):
 
     width: int
     height: int
-    matrix: Matrix
-    full_range: bool
+    meaning: Meaning
 
     @property
     def even(self) -> tuple[int, int]:
@@ -175,7 +174,7 @@ class VideoSink(BaseSink):
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
-        self._largest = VideoFormat(0, 0, "bt601", False)
+        self._largest = VideoFormat(0, 0, Meaning("bt601", False))
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -189,8 +188,8 @@ class VideoSink(BaseSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
-        planes, matrix, full_range = self._converter.yuv420p(frame)
-        format = VideoFormat(frame.width, frame.height, matrix, full_range)
+        planes, meaning = self._converter.yuv420p(frame)
+        format = VideoFormat(frame.width, frame.height, meaning)
         if self._file is None or (format != self._format and len(self.paths) < FILES):
             self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
             self.close()
@@ -206,7 +205,7 @@ class VideoSink(BaseSink):
             own = av.VideoFrame(*format.even, "yuv420p")
             fill(planes_of(own), planes, frame.rotation)
             annotator_of(format).draw(planes_of(own), result.detections, result.masks)
-            self._converter.fit(own, (matrix, full_range), target, (self._format.matrix, self._format.full_range))
+            self._converter.fit(own, meaning, target, self._format.meaning)
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
@@ -220,7 +219,7 @@ class VideoSink(BaseSink):
         if number == FILES:
             self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
         elif number > 1:
-            self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.matrix}")
+            self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.meaning.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
         source = self._context.source
@@ -243,8 +242,8 @@ class VideoSink(BaseSink):
                 threads=threads,
                 time_base=self._times.time_base,
                 rate=rate,
-                matrix=format.matrix,
-                full_range=format.full_range,
+                matrix=format.meaning.matrix,
+                full_range=format.meaning.full_range,
                 sample_aspect_ratio=aspect,
             ),
             part=self._context.ends,
@@ -265,7 +264,8 @@ class VideoSink(BaseSink):
 
 
 def annotator_of(format: VideoFormat) -> Annotator:
-    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range)
+    matrix, full_range = format.meaning
+    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=matrix, full_range=full_range)
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

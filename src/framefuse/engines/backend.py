@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,12 +36,10 @@ class Package:
                 spec = importlib.util.find_spec(module)
             except ValueError:  # imported without a spec
                 return not self.file
-            if spec is not None and (not self.file or self._has_file(spec.submodule_search_locations or ())):
+            folders = spec.submodule_search_locations or () if spec else ()
+            if spec and (not self.file or any(Path(folder, self.file).exists() for folder in folders)):
                 return True
         return False
-
-    def _has_file(self, folders: Any) -> bool:
-        return any(Path(folder, self.file).exists() for folder in folders)
 
 
 CUPY = Package("cupy-cuda13x", ("cupy",))
@@ -166,5 +164,4 @@ class Backend:
     @staticmethod
     def _call(target: str, *arguments: Any) -> Any:
         module, _, function = target.partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return found(*arguments)
+        return getattr(importlib.import_module(module), function)(*arguments)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError, UsageError
-from framefuse.models.onnx_file import inputs_of, load_onnx, read_onnx, with_shapes
+from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
 from framefuse.models.onnx_nodes import attribute, evaluate
 
 Shape = tuple[int, int, int, int]
@@ -94,7 +94,11 @@ def profile_of(model: Any) -> Profile | None:
     Raises:
         ModelError: the profile cannot be read.
     """
-    return _parsed(next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None))
+    text = next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None)
+    try:
+        return None if text is None else Profile.of(json.loads(text))
+    except (ValueError, TypeError, UsageError) as error:
+        raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
 
 
 def read_profile(path: Path) -> Profile | None:
@@ -103,17 +107,8 @@ def read_profile(path: Path) -> Profile | None:
     Raises:
         ModelError: the profile cannot be read.
     """
-    data = path.read_bytes()
-    if PROFILE_KEY.encode() not in data:
-        return None
-    return _parsed(read_onnx(path).metadata.get(PROFILE_KEY))
-
-
-def _parsed(text: str | None) -> Profile | None:
-    try:
-        return None if text is None else Profile.of(json.loads(text))
-    except (ValueError, TypeError, UsageError) as error:
-        raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
+    stated = PROFILE_KEY.encode() in path.read_bytes()
+    return profile_of(load_onnx(path, weights=False)) if stated else None
 
 
 load = load_onnx

@@ -12,7 +12,6 @@ without a GPU.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import tempfile
 import time
 import warnings
@@ -174,21 +173,22 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
     example = torch.zeros(profile.opt)
     was_training = module.training
     parameter = next(module.parameters(), None)
-    options: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch addresses them to exporter developers
             module.eval()
             if parameter is not None:
                 example = example.to(parameter.device, parameter.dtype)
-            count = len(_tensors(module(example)))
+            outputs = module(example)
+            values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            count = sum(isinstance(value, torch.Tensor) for value in values)
             names = [f"output{number}" for number in range(count)]
             axes: dict[str, Any] = {"images": free} if free else {}
             if 0 in free:
                 axes |= {name: {0: "batch"} for name in names}
             torch.onnx.export(
                 module, (example,), str(path), opset_version=OPSET, input_names=["images"], output_names=names,
-                dynamic_axes=axes, **options,
+                dynamic_axes=axes, dynamo=False,
             )  # fmt: skip
     except Exception as error:  # whatever the module's own code or the exporter raises
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -198,13 +198,6 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
         ) from error
     finally:
         module.train(was_training)
-
-
-def _tensors(outputs: Any) -> list[Any]:
-    import torch
-
-    values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _is_module(model: Any) -> bool:

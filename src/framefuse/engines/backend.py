@@ -18,6 +18,14 @@ _opened: dict[tuple[str, str], int] = {}
 """(Engine, device) -> the process that opened it first."""
 
 
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class Package:
     """A package that an engine needs."""
@@ -153,13 +161,8 @@ class Backend:
 
     def versions(self, device: str) -> str:
         """The packages with their versions, as far as they are installed."""
-        found = []
-        for package in self.needs.get(device, Needs()).packages:
-            try:
-                found.append(f"{package.name} {version(package.name)}")
-            except PackageNotFoundError:
-                continue
-        return ", ".join(found) or "built in"
+        names = [package.name for package in self.needs.get(device, Needs()).packages]
+        return ", ".join(f"{name} {number}" for name in names if (number := version_of(name))) or "built in"
 
     @staticmethod
     def _call(target: str, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precis
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
 
-Answer = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
+Answer = Callable[..., Sequence[NDArray[Any]]]
 
 BACKEND = Backend(
     "null",
@@ -77,22 +77,17 @@ class NullExecution:
         """Nothing to write."""
 
 
-class CudaNullEngine(Engine):
+class CudaNullEngine(NullEngine):
     """`NullEngine` for images on a GPU.
 
     Args:
         answer: batch, height, width -> outputs; called once for each execution.
     """
 
-    name = BACKEND.name
-    capabilities = BACKEND.capabilities
-    precision = "none"
     device = "cuda"
-    input_dtype = np.dtype(np.float16)
 
-    def __init__(self, answer: Callable[[int, int, int], Sequence[NDArray[Any]]]) -> None:
-        self._answer = answer
-        self.reasons = ["engine null: no model runs, outputs are empty"]
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, np.float16)
 
     def _make_execution(self, batch: int, height: int, width: int) -> NullExecution:
         return NullExecution(batch, height, width, self._answer(batch, height, width))

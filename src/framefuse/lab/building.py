@@ -141,7 +141,10 @@ def build_engine(
         _state(path, {PROFILE_KEY: profile.to_json()})
         say(f"building for {name} on {device}: {profile}")
         try:
-            _write(path, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, path.read_bytes())
+            if path.with_suffix(".yaml").exists():
+                write_atomically(card, path.with_suffix(".yaml").read_bytes())
         except OSError as error:
             raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
     try:
@@ -269,13 +272,6 @@ def _state(path: Path, metadata: Mapping[str, str]) -> None:
     del network.metadata_props[:]
     onnx.helper.set_model_props(network, entries)
     onnx.save(network, path)
-
-
-def _write(path: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, path.read_bytes())
-    if path.with_suffix(".yaml").exists():
-        write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
 
 
 def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:

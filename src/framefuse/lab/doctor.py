@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal, cast
 
 from framefuse.common.ort import onnxruntime
 from framefuse.config import settings_from
 from framefuse.engines import ENGINES, backends, engine_names, find_backend
+from framefuse.engines.backend import version_of
 from framefuse.errors import CapabilityError, EngineError, FramefuseError
 from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 
@@ -65,6 +65,7 @@ def facts() -> dict[str, str]:
     from framefuse.common.machine import available_cores, memory_limit
     from framefuse.common.version import __version__
 
+    features = {*_cpuinfo("flags").split(), *_cpuinfo("Features").split()}  # of x86 and of Arm
     cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
     found = {
         "framefuse": __version__,
@@ -72,9 +73,9 @@ def facts() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": f"{cpu}, usable cores: {available_cores()}",
         "memory": f"{size >> 20:,} MiB allowed" if (size := memory_limit()) else "not limited",
-        "cpu features": " ".join(cpu_features()) or "unknown",
+        "cpu features": " ".join(name for name in CPU_FEATURES if name in features) or "unknown",
     }
-    return found | {name: number for name in PACKAGES if (number := _version(name))}
+    return found | {name: number for name in PACKAGES if (number := version_of(name))}
 
 
 def checks() -> Iterator[Check]:
@@ -103,12 +104,6 @@ def checks() -> Iterator[Check]:
 def _plug_in(name: str) -> str:
     backend = find_backend(name)
     return f"plug-in: {backend.selftest(backend.capabilities.devices[0])}"
-
-
-def cpu_features() -> list[str]:
-    """The relevant instruction sets of this CPU; empty where the system does not list them (not Linux)."""
-    words = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
-    return [name for name in CPU_FEATURES if name in words]
 
 
 def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str = "") -> Check:
@@ -194,7 +189,7 @@ def _video(encoder: str) -> str:
 
 
 def _onnxruntime_packages() -> str:
-    plain, gpu = _version("onnxruntime"), _version("onnxruntime-gpu")
+    plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
     if plain and gpu:
         raise EngineError(
             f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
@@ -298,14 +293,7 @@ def _nvdec() -> str:
     worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
     if len(levels) != 8 or worst > 8:
         raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
-    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into GPU memory"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return f"PyNvVideoCodec {version_of('PyNvVideoCodec')}, H.264 decoded into GPU memory"
 
 
 def _cpuinfo(key: str) -> str:

@@ -22,10 +22,10 @@ from typing import Any, cast, get_args
 
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
-from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model
-from framefuse.models.onnx_file import is_quantised, read_onnx
+from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
 from framefuse.runtime.choices import select
 
 OPSET = 17
@@ -236,7 +236,7 @@ def _copy(model: Any, path: Path) -> None:
 
     found = find_model(model)
     read_onnx(found)
-    onnx.save(load(found), path)
+    onnx.save(load_onnx(found), path)
     if (card := found.with_suffix(".yaml")).exists():
         path.with_suffix(".yaml").write_bytes(card.read_bytes())
 
@@ -281,7 +281,7 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
 
     found = bindings()
     shapes = Shapes(*((shape[0], *shape[2:]) for shape in (profile.min, profile.opt, profile.max)))
-    kept, plan = build(path, shapes, precision=precision_of(load(path)), found=found)
+    kept, plan = build(path, shapes, precision=precision_of(load_onnx(path)), found=found)
     return plan.precision, [
         f"{found}: {kept.name}, {len(plan.content) / 1e6:.1f} MB, built in {plan.parse_s + plan.build_s:.1f} s; not run"
     ]

@@ -239,7 +239,7 @@ class HubOrigin(WebOrigin):
             found = [name for name in files if name.endswith(".onnx")]
             raise ModelError(
                 f"{address} has no file {' or '.join(wanted)}",
-                remedy=f"it has {', '.join(found[:SHOWN])}: hf://{repository}/{found[0]}" if found else EXPORT,
+                remedy=f"it has {', '.join(found[:5])}: hf://{repository}/{found[0]}" if found else EXPORT,
             )
         self._root = f"{endpoint}/{repository}/resolve/{facts['sha']}/"
         self._licence = (facts.get("cardData") or {}).get("license")
@@ -318,7 +318,5 @@ def card_of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -
     return card
 
 
-SHOWN = 5
-"""Files named in a message."""
 EXPORT = "it has no ONNX file; export the model, or look for a repository that has one"
 ASIDE = "check the address and the network; or fetch the file elsewhere and pass it: framefuse models get FILE"

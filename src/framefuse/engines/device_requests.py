@@ -149,8 +149,10 @@ def device_request_pool(shape: tuple[int, int, int, int], executions: Sequence[D
         slot.outputs = slot.handle.outputs
         return True
 
-    slots = [
-        Slot(one.input, handle=one, memory_format=one.execution.memory_format, layout=one.execution.layout)
-        for one in map(Request, executions)
-    ]
+    slots = []
+    for execution in executions:
+        request = Request(execution)
+        slots.append(
+            Slot(request.input, handle=request, memory_format=execution.memory_format, layout=execution.layout)
+        )
     return SlotPool(shape, slots, start=lambda slot: slot.handle.start(), wait=wait)

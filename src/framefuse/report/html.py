@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from framefuse.common.text import counted
 from framefuse.report.facts import FEW, MANY, ReportFacts, few
-from framefuse.runtime.profiling import StageStats
 
 MAX_CLASSES = 12
 NAMED = 3
@@ -48,7 +47,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         + "</div>",
         '<div class="pair">'
         + _section("Outputs", _outputs(report, folder))
-        + _section("Machine and versions", _environment(report))
+        + _section("Machine and versions", _facts(report.environment.items()))
         + "</div>",
     ]
     return (
@@ -95,7 +94,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows) + "</dl>"
+    items = "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows)
+    return f"<dl>{items}</dl>" if items else ""
 
 
 def _header(report: ReportFacts, title: str, source: str) -> str:
@@ -307,13 +307,14 @@ def _stage_table(report: ReportFacts) -> str:
     for stage in report.stages:
         busy = stage.busy_ms
         times = (busy.mean, busy.p50, busy.p95, busy.p99, busy.max)
+        gpu_ms = "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
         rows.append(
             (
                 f"<span class='key {colors[stage.name]}'></span>{_text(stage.name)}",
                 _text(stage.thread),
                 f"{stage.items:,}",
                 "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}",
-                *([_gpu_ms(stage)] if on_gpu else []),
+                *([gpu_ms] if on_gpu else []),
                 *(f"{value:.2f}" for value in times),
                 f"{stage.wait_in_ms / 1e3:.2f}",
                 f"{stage.wait_out_ms / 1e3:.2f}",
@@ -334,10 +335,6 @@ def _stage_table(report: ReportFacts) -> str:
             "times of such a stage are those of the host: to launch the work, or to wait for it.</p>"
         )
     return _table(head, rows, texts=2) + note if rows else ""
-
-
-def _gpu_ms(stage: StageStats) -> str:
-    return "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
 
 
 def _copies(report: ReportFacts) -> str:
@@ -367,13 +364,6 @@ def _outputs(report: ReportFacts, folder: Path | None) -> str:
 def _link(path: str, folder: Path | None) -> str:
     if folder is None:
         return _text(path)
-    try:
-        relative = os.path.relpath(path, folder)
-    except ValueError:  # another drive
-        return _text(path)
+    relative = os.path.relpath(path, folder)
     text = "this folder" if relative == "." else relative
-    return f"<a href='{escape(quote(os.fsencode(relative.replace(os.sep, '/'))))}'>{_text(text)}</a>"
-
-
-def _environment(report: ReportFacts) -> str:
-    return _facts(report.environment.items()) if report.environment else ""
+    return f"<a href='{escape(quote(os.fsencode(relative)))}'>{_text(text)}</a>"

@@ -222,12 +222,13 @@ def _what_ifs(report: ReportFacts) -> str:
     return _bars(rows)
 
 
-def _chart(shapes: str, label: str, top: str, left: str, right: str, marks: str = "") -> str:
-    """A chart 100 wide and 40 high, with axis labels around it."""
+def _chart(shapes: str, label: str, top: str, right: str, marks: Iterable[tuple[str, str]]) -> str:
+    """A chart 100 wide and 40 high, with axis labels around it and a legend of named values."""
+    legend = "".join(f"<li>{name}<b>{value}</b></li>" for name, value in marks)
     return (
         f"<figure><span class='axis'>{_text(top)}</span><svg class='chart' viewBox='0 0 100 40' "
         f"preserveAspectRatio='none' role='img' aria-label='{_text(label)}'>{shapes}</svg>"
-        f"<div class='ends'><span>{_text(left)}</span><span>{_text(right)}</span></div>{marks}</figure>"
+        f"<div class='ends'><span>0</span><span>{_text(right)}</span></div><ul class='legend'>{legend}</ul></figure>"
     )
 
 
@@ -248,14 +249,12 @@ def _latency(report: ReportFacts) -> str:
     for name, value in points:
         x = f"{min(100 * value / end, 99.7):.2f}"
         shapes += f"<line class='mark' x1='{x}' x2='{x}' y1='0' y2='40'><title>{name}: {value:.1f} ms</title></line>"
-    marks = "".join(f"<li>{name}<b>{value:.1f} ms</b></li>" for name, value in (*points, ("longest", spread.max)))
     return _chart(
         shapes,
         f"Histogram of latency, median {spread.p50:.1f} ms",
         counted(highest, "frame"),
-        "0",
         f"{end:.1f} ms",
-        f"<ul class='legend'>{marks}</ul>",
+        [(name, f"{value:.1f} ms") for name, value in (*points, ("longest", spread.max))],
     )
 
 
@@ -279,14 +278,12 @@ def _speed(report: ReportFacts) -> str:
     )
     slowest, fastest = min(fps for _, fps in series), max(fps for _, fps in series)
     marks = (("mean", report.fps), ("slowest", slowest), ("fastest", fastest))
-    legend = "".join(f"<li>{name}<b>{value:.0f} fps</b></li>" for name, value in marks)
     return _chart(
         shapes,
         f"Frames per second over time, {slowest:.0f} to {fastest:.0f}",
         f"{top:.0f} fps",
-        "0",
         f"{end:.1f} s",
-        f"<ul class='legend'>{legend}</ul>",
+        [(name, f"{value:.0f} fps") for name, value in marks],
     )
 
 

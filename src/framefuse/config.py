@@ -34,7 +34,6 @@ Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_in
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
 ClassName = Annotated[str, Field(strict=True, min_length=1)]
-FOLDER_NAME = "a folder name, not a path; --project sets the parent folder"
 DAY = 86400
 """Upper limit of all waiting times, in seconds."""
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
@@ -212,8 +211,8 @@ class Settings(BaseModel):
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str | None) -> str | None:
-        if name is not None and not is_folder_name(name):
-            raise ValueError(FOLDER_NAME)
+        if name is not None and (re.search(r"[/\\]", name) or not name.strip(". ")):  # "a/b", ".."
+            raise ValueError("a folder name, not a path; --project sets the parent folder")
         return name
 
     @field_validator("shard")
@@ -394,11 +393,6 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
     raise ConfigError(f"{key} is {brief(value)} ({where})", remedy=f"{key} takes a name, path or address")
-
-
-def is_folder_name(name: str) -> bool:
-    """Whether this is the plain name of a subfolder: not "..", "a/b" or "/"."""
-    return not re.search(r"[/\\]", name) and bool(name.strip(". "))
 
 
 def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from framefuse.config import Settings
     from framefuse.errors import FramefuseError
     from framefuse.fleet.fleet import Fleet
-    from framefuse.frame import Frame
+    from framefuse.frame import Frame, View
     from framefuse.lab.building import BuiltEngine, build_engine
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Detections, Result
@@ -39,6 +39,7 @@ _MODULES = {
     "Result": "prediction",
     "Settings": "config",
     "SourceOptions": "sources",
+    "View": "frame",
     "build_engine": "lab.building",
     "draw": "sinks.images",
     "open_source": "sources",
@@ -57,6 +58,7 @@ __all__ = [
     "Result",
     "Settings",
     "SourceOptions",
+    "View",
     "__version__",
     "build_engine",
     "draw",

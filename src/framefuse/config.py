@@ -34,7 +34,6 @@ Strict = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_in
 
 ClassId = Annotated[int, Field(ge=0, le=65535)]
 ClassName = Annotated[str, Field(strict=True, min_length=1)]
-FOLDER_NAME = "a folder name, not a path; --project sets the parent folder"
 DAY = 86400
 """Upper limit of all waiting times, in seconds."""
 UNWRITABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
@@ -88,6 +87,23 @@ class Settings(BaseModel):
         None, min_length=1, description="classes to keep, such as 0,2 or car,person; default: all"
     )
     agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
+
+    # views
+    tiles: str | None = Field(
+        None,
+        min_length=1,
+        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap",
+    )
+    tiles_whole: bool = Field(True, description="look at the whole frame besides its tiles")
+    roi: str | None = Field(
+        None,
+        min_length=1,
+        description="look only here: x,y,width,height or a polygon x1,y1,x2,y2,x3,y3 in pixels or shares of the frame; "
+        "several with semicolons",
+    )
+    stereo: Literal["sbs", "tb", "left", "right"] | None = Field(
+        None, description="both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
+    )
 
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
@@ -195,8 +211,8 @@ class Settings(BaseModel):
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str | None) -> str | None:
-        if name is not None and not is_folder_name(name):
-            raise ValueError(FOLDER_NAME)
+        if name is not None and (re.search(r"[/\\]", name) or not name.strip(". ")):  # "a/b", ".."
+            raise ValueError("a folder name, not a path; --project sets the parent folder")
         return name
 
     @field_validator("shard")
@@ -216,7 +232,14 @@ class Settings(BaseModel):
         return end
 
 
-GROUPS = {"Model": "device", "Detections": "conf", "Source": "vid_stride", "Pipeline": "queue", "Output": "save"}
+GROUPS = {
+    "Model": "device",
+    "Detections": "conf",
+    "Views": "tiles",
+    "Source": "vid_stride",
+    "Pipeline": "queue",
+    "Output": "save",
+}
 """Title of each group of settings -> its first field, in the order of `Settings`."""
 
 PRESETS = {
@@ -370,11 +393,6 @@ def _name_in(run: Mapping[str, tuple[Any, str]], key: str, *, several: bool = Fa
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
     raise ConfigError(f"{key} is {brief(value)} ({where})", remedy=f"{key} takes a name, path or address")
-
-
-def is_folder_name(name: str) -> bool:
-    """Whether this is the plain name of a subfolder: not "..", "a/b" or "/"."""
-    return not re.search(r"[/\\]", name) and bool(name.strip(". "))
 
 
 def _build(values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:

@@ -18,6 +18,8 @@ from framefuse.errors import SourceError, UsageError
 Layout = Literal["planar", "semiplanar", "packed", "gray"]
 Matrix = Literal["bt601", "bt709", "bt2020", "rgb"]
 Rotation = Literal[0, 90, 180, 270]
+Region = tuple[int, int, int, int]
+"""x, y, width and height in pixels of the frame as displayed."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,20 @@ class Lease(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class View:
+    """One look at a frame: the part of it that fills one row of a batch. Nothing is cropped or copied for it."""
+
+    region: Region | None = None
+    """None: the whole frame. Edges may be odd, in 4:2:0 too."""
+    tag: str = "whole"
+    """What it is: whole, left, right, top, bottom, "tile 3", "roi 1"."""
+    outline: tuple[tuple[float, float], ...] = ()
+    """Corners of a polygon in pixels of the frame: objects whose centre lies outside do not count. Empty: all count."""
+    size: tuple[int, int] | None = None
+    """Width and height of the model input, which the views of a frame share; None: that of a whole frame."""
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """An immutable decoded image in the decoder's own planes.
@@ -134,6 +150,8 @@ class Frame:
     """Planes on a GPU: the CUDA event after which they may be read; None: now."""
     lease: Lease | None = field(default=None, repr=False)
     """None: the planes are valid as long as this Frame. Otherwise the last stage that reads them releases the lease."""
+    view: View | None = None
+    """What the model sees of it; None: all."""
 
     def replace_unchecked(self, **facts: Any) -> Frame:
         """A copy with other attributes, not validated; new planes must have the same shapes and dtypes.

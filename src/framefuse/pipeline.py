@@ -35,7 +35,7 @@ from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.job import plan_job
-from framefuse.runtime.ledger import Copy, Ledger
+from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
@@ -43,6 +43,7 @@ from framefuse.runtime.program import FrameResult
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
 from framefuse.sinks.run_folder import FolderLock, make_run_folder
@@ -78,6 +79,8 @@ class Pipeline:
         sinks: names of sinks, or functions that make one, called once for each source (`["csv", JsonlSink, lambda:
             CallbackSink(print)]`), in addition to the sinks of the save_* options.
         engine: name of an engine, or an engine that is already open, which is not closed.
+        views: what the model sees of each frame: a function (frame, latest results of its source, oldest first) -> list
+            of `View`, instead of the settings tiles, roi and stereo. An empty list: the frame has no objects.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -97,6 +100,7 @@ class Pipeline:
         settings: Settings | None = None,
         sinks: Sequence[SinkFactory] = (),
         engine: str | Engine = "auto",
+        views: Choose | None = None,
         **options: Any,
     ) -> None:
         if isinstance(model, Model):
@@ -142,6 +146,7 @@ class Pipeline:
                 engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
+            self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
             self._program = plan.make_program(
                 self.engine,
@@ -242,20 +247,26 @@ class Pipeline:
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
+        looked = self._viewer.summary() if self._viewer else []
+        infos, ledger = self._infos(), self._program.ledger
+        copied = ledger.totals()
+        if decoded := sum(info.copied for info in infos):
+            copied[Copy("decode", "d2d", "pixels")] = decoded
         return build_report(
             self._recorder.snapshot(),
-            sources=self._infos(),
+            sources=infos,
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
-            choices=dict.fromkeys([*self._choices, *self._program.reasons]),
-            copies=_copies(self._infos(), self._program.ledger),
+            choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
+            copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
             warnings=[
                 *self._warnings,
                 *self._strange(),
+                *(self._viewer.notes if self._viewer else ()),
                 *self._program.checked.warnings,
                 *(sinks.notes if sinks else ()),
             ],
@@ -267,7 +278,7 @@ class Pipeline:
         self._open_sinks()
         sources: list[Iterable[Frame]] = list(self.sources)
         if self.settings.on_gpu and not self.sources[0].info.live:
-            sources[0] = warm_up(self.sources[0], self._program)
+            sources[0] = warm_up(self.sources[0], self._program, self._viewer)
         self._recorder.start()
         return self._write(self._infer(self._decode(sources)))
 
@@ -293,7 +304,7 @@ class Pipeline:
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
         self._last = found = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher), "run a batch")],
+            [gpus.on(self._gpu, infer(frames, self._program, self._batcher, self._viewer), "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
@@ -345,7 +356,8 @@ class Pipeline:
     def _prepare(self, info: SourceInfo) -> None:
         if info.width and info.height:
             try:
-                self._program.prepare(info.width, info.height)
+                view = self._viewer.expected(info.width, info.height) if self._viewer else None
+                self._program.prepare(info.width, info.height, view)
             except MemoryError as error:
                 raise self._explained(error) from error
 
@@ -462,10 +474,3 @@ def _close_all() -> None:
                 results.close()
             except ValueError:  # it runs in another thread, which `close` has woken
                 pipeline._ended.wait(JOIN_SECONDS)
-
-
-def _copies(infos: Iterable[SourceInfo], ledger: Ledger) -> list[CopyFacts]:
-    """Bytes per frame that the decoders and the program copied."""
-    decoded = sum(info.copied for info in infos)
-    rows = ledger.totals() | ({Copy("decode", "d2d", "pixels"): decoded} if decoded else {})
-    return [CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in rows.items()]

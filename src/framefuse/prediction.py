@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 
 Array = NDArray[Any]
 
@@ -42,6 +42,7 @@ class Detection(NamedTuple):
     class_id: int
     name: str
     tracker_id: int | None = None
+    view: int | None = None
 
 
 @dataclass(eq=False)
@@ -64,6 +65,8 @@ class Detections:
     """(n, height, width) bool, or None."""
     tracker_id: Array | None = None
     """(n,) int64, or None."""
+    view: Array | None = None
+    """(n,) int64: index in the `views` of the Result in which each object was found; None: there are no views."""
 
     @classmethod
     def none(cls, names: Mapping[int, str]) -> Detections:
@@ -82,14 +85,14 @@ class Detections:
     def __getitem__(self, rows: slice | Array | Sequence[int] | Sequence[bool]) -> Detections: ...
     def __getitem__(self, rows: Any) -> Detection | Detections:
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
-            number, tracks = int(self.class_id[rows]), self.tracker_id
-            track = None if tracks is None else int(tracks[rows])
-            return Detection(self.xyxy[rows], float(self.confidence[rows]), number, self.name(number), track)
+            number = int(self.class_id[rows])
+            track, view = (None if part is None else int(part[rows]) for part in (self.tracker_id, self.view))
+            return Detection(self.xyxy[rows], float(self.confidence[rows]), number, self.name(number), track, view)
         if not isinstance(rows, slice):
             rows = np.asarray(rows)
             rows = rows if rows.size else rows.astype(np.intp)
-        mask, tracks = (None if part is None else part[rows] for part in (self.mask, self.tracker_id))
-        return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, mask, tracks)
+        rest = (None if part is None else part[rows] for part in (self.mask, self.tracker_id, self.view))
+        return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
 
     @property
     def xywh(self) -> Array:
@@ -214,6 +217,8 @@ class Result:
     """Only from a semantic segmenter."""
     pixels: Frame | None = None
     """The frame itself, from a `Model`. A `Pipeline` does not keep frames, as its decoder reuses their memory."""
+    views: tuple[View, ...] = ()
+    """What the model saw of the frame, in the order of `Detections.view`; empty: the whole frame, once."""
 
     def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
         """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from framefuse import kernels
 from framefuse.errors import UsageError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, Region, View
 from framefuse.kernels.preprocess.filters import Interpolation
-from framefuse.kernels.preprocess.plan import MemoryFormat, Region
+from framefuse.kernels.preprocess.plan import MemoryFormat
 
 Fit = Literal["letterbox", "stretch", "crop"]
 
@@ -36,12 +36,17 @@ class Placement:
         width, height = self.roi[2:] if self.roi else self.source
         return self.content[2] / width, self.content[3] / height
 
+    @property
+    def offset(self) -> tuple[float, float]:
+        """Model position of the image's top left corner, which lies outside the input where only a part is used."""
+        (left, top, _, _), (scale_x, scale_y) = self.content, self.scale
+        x, y = self.roi[:2] if self.roi else (0, 0)
+        return left - x * scale_x, top - y * scale_y
+
     def unmap(self, boxes: NDArray[Any]) -> NDArray[np.float32]:
         """Map boxes (..., 4) x1 y1 x2 y2 from model pixels to source pixels, clipped to the image."""
-        left, top, _, _ = self.content
         scale_x, scale_y = self.scale
-        x, y = self.roi[:2] if self.roi else (0, 0)
-        offset = np.array((left - x * scale_x, top - y * scale_y) * 2, np.float32)
+        offset = np.array(self.offset * 2, np.float32)
         inverse = np.array((1 / scale_x, 1 / scale_y) * 2, np.float32)
         mapped: NDArray[np.float32] = (boxes - offset) * inverse
         return mapped.clip(0, np.array(self.source * 2, np.float32), out=mapped)
@@ -100,6 +105,15 @@ class Preprocess:
         size = (content_width + pad_x, content_height + pad_y)
         return Placement(source, size, (left, top, content_width, content_height), roi)
 
+    def place_view(self, width: int, height: int, view: View | None) -> Placement:
+        """Placement of a view of a displayed image of width x height pixels; None: of the whole image."""
+        if view is None:
+            return self.place(width, height)
+        if view.size is None:
+            return self.place(width, height, view.region)
+        spec = replace(self, width=view.size[0], height=view.size[1], rectangular=False)
+        return spec.place(width, height, view.region)
+
     def __call__(
         self,
         frame: Frame,
@@ -112,9 +126,9 @@ class Preprocess:
 
         Args:
             out: (3, height, width), or (height, width, channels) with memory format nhwc; see `kernels.preprocess`.
-            placement: default: `place` of the whole frame. Pass `place(..., roi)` for a part of it.
+            placement: default: that of the frame's view, which is all of it unless the frame says otherwise.
         """
-        placement = placement or self.place(frame.width, frame.height)
+        placement = placement or self.place_view(frame.width, frame.height, frame.view)
         kernels.preprocess(
             frame,
             out,

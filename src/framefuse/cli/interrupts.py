@@ -16,9 +16,6 @@ from framefuse.errors import SinkError
 INTERRUPTED = 130
 """Exit code after one of these signals."""
 
-READER_GONE = 128 + signal.SIGPIPE
-"""Exit code if the reader of stdout has gone, as for a tool that SIGPIPE ends."""
-
 main_thread_writes = False
 """Whether outputs are written by the main thread, as those of a run with windows are."""
 ends_normally = False
@@ -29,7 +26,8 @@ _signals = 0
 class ReaderGone(SinkError):
     """The reader of stdout has gone. This is how shell pipelines end, so nothing is reported."""
 
-    exit_code = READER_GONE
+    exit_code = 128 + signal.SIGPIPE
+    """As for a tool that SIGPIPE ends."""
 
 
 def interrupted() -> bool:

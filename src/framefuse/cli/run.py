@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,17 @@ from framefuse.cli import interrupts, logs
 from framefuse.cli.console import stderr
 from framefuse.cli.interrupts import ReaderGone, stop_if_interrupted
 from framefuse.common.text import without_controls
-from framefuse.report.bar import Bar, Line
+from framefuse.report.bar import Bar
 
 PARTIAL = 5
 """Exit code if some inputs could not be read, but others were."""
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from framefuse.fleet.fleet import Fleet
     from framefuse.pipeline import Pipeline
     from framefuse.prediction import Result
     from framefuse.report.facts import ReportFacts
+    from framefuse.sources import Source
 
 
 def run(
@@ -52,7 +51,7 @@ def run(
     results = iter(pipeline)
     ended: BaseException | None = None
     try:
-        with pipeline, _bar(pipeline, quiet) as bar:
+        with pipeline, _bar(pipeline.sources, quiet, False if logs.as_json else None) as bar:
             try:
                 stop_if_interrupted()
                 for result in results:
@@ -93,15 +92,14 @@ def _log_end(report: ReportFacts, folder: Path | None) -> None:
 
 def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) -> int:
     """Run a fleet to the end, then print its report on stderr; the exit code, as of `run`."""
-    console = stderr()
     try:
-        with Bar([], console, shown=not quiet, line=_say(console)) as bar:
+        with _bar([], quiet) as bar:
             report = fleet.run(bar.reach)
     finally:
         done = fleet.report
         if done is not None and not quiet and (done.frames or fleet.folder):
             lines = [done.table(), *([f"wrote    {fleet.folder}"] if fleet.folder else [])]
-            console.print(without_controls("\n".join(lines)), markup=False)
+            stderr().print(without_controls("\n".join(lines)), markup=False)
     if print_report:
         typer.echo(report.to_json())
     if report.errors:
@@ -109,16 +107,13 @@ def run_fleet(fleet: Fleet, *, quiet: bool = False, print_report: bool = False) 
     return PARTIAL if report.unreadable else 0
 
 
-def _bar(pipeline: Pipeline, quiet: bool) -> Bar:
-    console, infos = stderr(), [source.info for source in pipeline.sources]
-    return Bar(infos, console, shown=not quiet, line=_say(console), bar=False if logs.as_json else None)
+def _bar(sources: Sequence[Source], quiet: bool, bar: bool | None = None) -> Bar:
+    console = stderr()
 
-
-def _say(console: Console) -> Line:
     def line(text: str, **facts: float) -> None:
         if logs.as_json:
             logs.say(logging.INFO, text, event="progress", **facts)
         else:
             console.print(text, markup=False)
 
-    return line
+    return Bar([source.info for source in sources], console, shown=not quiet, line=line, bar=bar)

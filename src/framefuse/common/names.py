@@ -46,7 +46,8 @@ WISHES = {
     "cannot be changed yet; in Python, draw on the array from Frame.to_bgr()",
     "augment tta": "test-time augmentation is not there yet",
     "retina_masks": "instance masks are not there yet",
-    "roi region zone crop tiles sahi": "regions and tiles are not there yet; frames are always read whole",
+    "region zone crop": "use {roi} x,y,width,height",
+    "sahi slice slicing": "use {tiles} 2x3",
 }
 """Options of other tools -> what to use here: {conf} is an option, {device=cuda} an option with a value."""
 VERBS = {

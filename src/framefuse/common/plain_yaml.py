@@ -17,7 +17,6 @@ def read_mapping(text: bytes) -> dict[str, tuple[Any, int]]:
         ValueError: invalid YAML, not a mapping, a duplicate key, an alias (a few lines of aliases can expand to
             gigabytes), or an impossible value such as 2024-02-30.
     """
-    loader = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -40,9 +39,6 @@ def read_mapping(text: bytes) -> dict[str, tuple[Any, int]]:
         words = [getattr(error, part, None) for part in ("context", "problem")]
         problem = ", ".join(filter(None, words)) or "it contains bytes that are not text"
         raise ValueError(problem + (f", line {mark.line + 1}" if mark else "")) from error
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 class _Loader(yaml.SafeLoader):

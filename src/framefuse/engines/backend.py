@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,14 @@ from framefuse.errors import EngineError, FramefuseError
 
 _opened: dict[tuple[str, str], int] = {}
 """(Engine, device) -> the process that opened it first."""
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,10 @@ class Package:
                 spec = importlib.util.find_spec(module)
             except ValueError:  # imported without a spec
                 return not self.file
-            if spec is not None and (not self.file or self._has_file(spec.submodule_search_locations or ())):
+            folders = spec.submodule_search_locations or () if spec else ()
+            if spec and (not self.file or any(Path(folder, self.file).exists() for folder in folders)):
                 return True
         return False
-
-    def _has_file(self, folders: Any) -> bool:
-        return any(Path(folder, self.file).exists() for folder in folders)
 
 
 CUPY = Package("cupy-cuda13x", ("cupy",))
@@ -155,16 +161,10 @@ class Backend:
 
     def versions(self, device: str) -> str:
         """The packages with their versions, as far as they are installed."""
-        found = []
-        for package in self.needs.get(device, Needs()).packages:
-            try:
-                found.append(f"{package.name} {version(package.name)}")
-            except PackageNotFoundError:
-                continue
-        return ", ".join(found) or "built in"
+        names = [package.name for package in self.needs.get(device, Needs()).packages]
+        return ", ".join(f"{name} {number}" for name in names if (number := version_of(name))) or "built in"
 
     @staticmethod
     def _call(target: str, *arguments: Any) -> Any:
         module, _, function = target.partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return found(*arguments)
+        return getattr(importlib.import_module(module), function)(*arguments)

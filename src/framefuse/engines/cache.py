@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from framefuse.common.files import file_hash, user_cache
 from framefuse.models.onnx_file import external_files
@@ -76,16 +75,15 @@ class EngineCache:
         key = {"format": str(FORMAT), **{name: key[name] for name in KEYS}, **key}
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         path = self.folder / f"{digest}{suffix}"
-        facts, _ = self._read(path, key)
-        if facts is not None:  # no lock: the folder may be read-only
-            return Cached(path, False, float(facts["seconds"]))
+        found = self._read(path, key)
+        if isinstance(found, Cached):  # no lock: the folder may be read-only
+            return found
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / f"{digest}.lock"):
-            facts, note = self._read(path, key)
-            if facts is not None:
-                return Cached(path, False, float(facts["seconds"]))
-            note = note or self._difference(key)
-            if note:
+            found = self._read(path, key)
+            if isinstance(found, Cached):
+                return found
+            if note := found or self._difference(key):
                 _logger.warning("%s: %s", self.engine, note)
             self._sweep()
             started = time.perf_counter()
@@ -103,20 +101,19 @@ class EngineCache:
                 if time.time() - path.stat().st_mtime > 24 * 3600:
                     path.unlink()
 
-    def _read(self, path: Path, key: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-        """The facts of a usable artifact; or None, and what is wrong with the existing one."""
+    def _read(self, path: Path, key: Mapping[str, str]) -> Cached | str:
+        """A usable artifact; or what is wrong with the existing one, if there is one."""
         try:
             facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             if facts["key"] != dict(key):
-                return None, f"{path.name} was built for another key: built again"
+                return f"{path.name} was built for another key: built again"
             if facts["sha256"] != file_hash(path):
-                return None, f"{path.name} is damaged ({path.stat().st_size} bytes): built again"
-            float(facts["seconds"])
+                return f"{path.name} is damaged ({path.stat().st_size} bytes): built again"
+            return Cached(path, False, float(facts["seconds"]))
         except FileNotFoundError:
-            return None, f"{path.name} has no description: built again" if path.exists() else ""
+            return f"{path.name} has no description: built again" if path.exists() else ""
         except DAMAGED as error:
-            return None, f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
-        return facts, ""
+            return f"{path.with_suffix('.json').name} cannot be read ({error}): built again"
 
     def _difference(self, key: Mapping[str, str]) -> str:
         """How an artifact of the same model, precision and shapes differs: why it is stale."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from framefuse.engines.requests import RequestPool
 from framefuse.errors import CapabilityError, EngineError, UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
+Loaded = TypeVar("Loaded")
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 
 REQUESTS = 2
@@ -44,11 +44,10 @@ class EngineOptions:
     """Sample model inputs, (n, 3, height, width) each, for an engine that chooses precisions by measurement."""
 
 
-@contextmanager
-def limited(name: str, seconds: float) -> Iterator[None]:
-    """A load that takes longer than `load_timeout` is an EngineError."""
+def limited(name: str, seconds: float, load: Callable[[], Loaded]) -> Loaded:
+    """What `load` returns; if that takes longer than `load_timeout`, it is an EngineError."""
     try:
-        yield
+        return interruptibly(load, seconds)
     except TimeoutError as error:
         raise EngineError(
             f"engine {name} has not loaded the model within {seconds:g} s (option load_timeout)",
@@ -140,8 +139,7 @@ class Engine:
                 with self._making:
                     return self._make_request_pool(batch, height, width, slots)
 
-            with limited(self.name, self.load_timeout):
-                return interruptibly(make, self.load_timeout)
+            return limited(self.name, self.load_timeout, make)
         with self._making:
             executions = self._make_host_executions(batch, height, width, slots or REQUESTS)
         return device_request_pool((batch, 3, height, width), executions)

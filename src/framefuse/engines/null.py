@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,8 +14,9 @@ from framefuse.cuda import device
 from framefuse.engines.backend import Backend
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precision
 from framefuse.engines.requests import Slot, SlotPool
+from framefuse.models.onnx_file import load_onnx
 
-Answer = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
+Answer = Callable[..., Sequence[NDArray[Any]]]
 
 BACKEND = Backend(
     "null",
@@ -75,22 +77,17 @@ class NullExecution:
         """Nothing to write."""
 
 
-class CudaNullEngine(Engine):
+class CudaNullEngine(NullEngine):
     """`NullEngine` for images on a GPU.
 
     Args:
         answer: batch, height, width -> outputs; called once for each execution.
     """
 
-    name = BACKEND.name
-    capabilities = BACKEND.capabilities
-    precision = "none"
     device = "cuda"
-    input_dtype = np.dtype(np.float16)
 
-    def __init__(self, answer: Callable[[int, int, int], Sequence[NDArray[Any]]]) -> None:
-        self._answer = answer
-        self.reasons = ["engine null: no model runs, outputs are empty"]
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, np.float16)
 
     def _make_execution(self, batch: int, height: int, width: int) -> NullExecution:
         return NullExecution(batch, height, width, self._answer(batch, height, width))
@@ -99,11 +96,10 @@ class CudaNullEngine(Engine):
 def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Zeros in the shapes that the ONNX states. A free axis has as many rows as strides 8, 16 and 32 have anchors;
     in an output of four axes, the size of the input."""
-    from framefuse.engines.onnx_shapes import load
-
-    graph = load(model, weights=False).graph
+    graph = load_onnx(model, weights=False).graph
     shapes = [[axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in graph.output]
 
+    @cache
     def outputs(count: int, height: int, width: int) -> tuple[NDArray[Any], ...]:
         anchors = sum((height // stride) * (width // stride) for stride in (8, 16, 32))
         sides = (anchors, height, width)
@@ -115,12 +111,4 @@ def open_engine(model: Path, options: EngineOptions) -> Engine:
 
     if options.device == "cuda":
         return CudaNullEngine(outputs)
-    cache: dict[tuple[int, ...], tuple[NDArray[Any], ...]] = {}
-
-    def answer(batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-        count, _, height, width = batch.shape
-        if batch.shape not in cache:
-            cache[batch.shape] = outputs(count, height, width)
-        return cache[batch.shape]
-
-    return NullEngine(answer)
+    return NullEngine(lambda images: outputs(len(images), *images.shape[2:]))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError, UsageError
-from framefuse.models.onnx_file import read_onnx
+from framefuse.models.onnx_file import inputs_of, load_onnx, with_shapes
 from framefuse.models.onnx_nodes import attribute, evaluate
 
 Shape = tuple[int, int, int, int]
@@ -94,7 +94,11 @@ def profile_of(model: Any) -> Profile | None:
     Raises:
         ModelError: the profile cannot be read.
     """
-    return _parsed(next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None))
+    text = next((entry.value for entry in model.metadata_props if entry.key == PROFILE_KEY), None)
+    try:
+        return None if text is None else Profile.of(json.loads(text))
+    except (ValueError, TypeError, UsageError) as error:
+        raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
 
 
 def read_profile(path: Path) -> Profile | None:
@@ -103,31 +107,11 @@ def read_profile(path: Path) -> Profile | None:
     Raises:
         ModelError: the profile cannot be read.
     """
-    data = path.read_bytes()
-    if PROFILE_KEY.encode() not in data:
-        return None
-    return _parsed(read_onnx(path).metadata.get(PROFILE_KEY))
+    stated = PROFILE_KEY.encode() in path.read_bytes()
+    return profile_of(load_onnx(path, weights=False)) if stated else None
 
 
-def _parsed(text: str | None) -> Profile | None:
-    try:
-        return None if text is None else Profile.of(json.loads(text))
-    except (ValueError, TypeError, UsageError) as error:
-        raise ModelError(f"its profile cannot be read: {str(text)[:100]!r}", remedy="build it again") from error
-
-
-def load(path: Path, *, weights: bool = True) -> Any:
-    """Load an ONNX file, with external weights if wanted.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
-    import onnx
-
-    try:
-        return onnx.load(path, load_external_data=weights)
-    except Exception as error:  # protobuf's and the file system's own classes
-        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="pass a complete .onnx file") from error
+load = load_onnx  # engines import it together with what follows
 
 
 def at_shape(model: Any, shape: Shape) -> Any:
@@ -140,11 +124,10 @@ def at_shape(model: Any, shape: Shape) -> Any:
     profile = profile_of(model)
     if profile is not None:
         profile.check(shape)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    entry = next(value for value in model.graph.input if value.name not in weights)
-    for dim, size in zip(entry.type.tensor_type.shape.dim, shape, strict=True):
+    axes = inputs_of(model)[0].type.tensor_type.shape.dim
+    for dim, size in zip(axes, shape, strict=True):
         if dim.dim_value > 0 and dim.dim_value != size:
-            fixed = tuple(axis.dim_value or "?" for axis in entry.type.tensor_type.shape.dim)
+            fixed = tuple(axis.dim_value or "?" for axis in axes)
             raise UsageError(
                 f"input {shape} was asked for, but the model takes {fixed} only",
                 remedy="export the model with dynamic axes, or ask for its own size",
@@ -155,13 +138,8 @@ def at_shape(model: Any, shape: Shape) -> Any:
 
 
 def _inferred(model: Any) -> Any:
-    import onnx
-
-    del model.graph.value_info[:]
-    for value in model.graph.output:  # symbolic in exports, and inference does not overwrite it
-        value.type.tensor_type.ClearField("shape")
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        return with_shapes(model)
     except Exception as error:  # of several classes
         raise ModelError(f"shape inference of the model fails: {error}", remedy="export it again") from error
 
@@ -171,12 +149,11 @@ def folded(model: Any) -> Any:
 
     What onnx's evaluator lacks stays as it is, as do quantisers.
     """
-    graph = model.graph
     for _ in range(ROUNDS):
         if not _fold(model):
             break
         model = _inferred(model)
-        graph = model.graph
+    graph = model.graph
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for values in (graph.initializer, graph.input):
         used = [value for value in values if value.name in read]

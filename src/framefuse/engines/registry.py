@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from framefuse.common.aside import interruptibly
 from framefuse.engines.backend import Backend
 from framefuse.engines.engine import Capabilities, Device, Engine, EngineOptions, Precision, limited, not_quantised
 from framefuse.engines.onnx_shapes import read_profile
@@ -122,8 +121,7 @@ def open_engine(name: str, model: str | Path, options: EngineOptions) -> Engine:
         options = replace(options, precision="auto")
     try:
         if options.device == "cpu":
-            with limited(name, options.load_timeout):
-                engine = interruptibly(lambda: backend.open(model, options), options.load_timeout)
+            engine = limited(name, options.load_timeout, lambda: backend.open(model, options))
         else:  # the current GPU is the calling thread's
             engine = backend.open(model, options)
     except ModelError as error:

@@ -17,9 +17,6 @@ from framefuse.errors import CapabilityError
 SIZE = 32
 CHANNELS = 8
 BIAS = 0.1
-WORST = {"fp32": 1e-4}
-"""Precision -> distance from NumPy that is allowed; of the others `COARSE`."""
-COARSE = 0.05
 
 Array = NDArray[Any]
 
@@ -47,7 +44,7 @@ def run(backend: Backend, device: Device) -> str:
             if engine.precision == "none":
                 return found
             worst = float(np.abs(output - expected(images)).max())
-            if not worst <= WORST.get(engine.precision, COARSE):
+            if not worst <= (1e-4 if engine.precision == "fp32" else 0.05):
                 raise RuntimeError(f"two convolutions in {engine.precision} are {worst:.3g} off NumPy")
             pool.close()
     return f"{found}, {worst:.1g} off NumPy at most"

@@ -319,7 +319,7 @@ class _Worker:
             for line in messages:
                 message = json.loads(line)
                 if message["kind"] == "next":
-                    self._send_next_input()
+                    self._send(self._next_input())
                 elif message["kind"] == "frames":
                     self.frames, self.span = message["frames"], (message["first"], message["last"])
                 elif message["kind"] == "report":
@@ -340,14 +340,11 @@ class _Worker:
                 remedy="run these inputs on one device to find the cause",
             )
 
-    def _send_next_input(self) -> None:
-        try:
-            item = self._waiting.popleft()
-        except IndexError:
-            self._send(None)
-            return
-        self._inputs.append(item)
-        self._send(item)
+    def _next_input(self) -> str | None:
+        with suppress(IndexError):
+            self._inputs.append(self._waiting.popleft())
+            return self._inputs[-1]
+        return None
 
 
 def parse_devices(text: str) -> list[str]:

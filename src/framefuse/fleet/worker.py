@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from time import perf_counter
@@ -40,13 +39,10 @@ class Connection:
         """The next message; None also if the fleet has gone."""
         return json.loads(self._reading.readline() or "null")
 
-    def inputs(self) -> Iterator[str]:
-        while True:
-            self.send("next")
-            item = self.receive()
-            if item is None:
-                return
-            yield item
+    def next_input(self) -> Any:
+        """The next input; None if there is none."""
+        self.send("next")
+        return self.receive()
 
 
 def main() -> int:
@@ -70,7 +66,7 @@ def _work(connection: Connection) -> int:
 
     pipeline = None
     try:
-        inputs = connection.inputs()
+        inputs = iter(connection.next_input, None)
         first = next(inputs, None)
         if first is None:
             return 0
@@ -79,12 +75,9 @@ def _work(connection: Connection) -> int:
         _follow(pipeline, connection)
     except SourceError as error:  # none of its inputs can be read, which is not a failure of this process
         connection.send("skipped", texts=[error.message])
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, FramefuseError) as error:
         connection.send("error", error=asdict(ErrorFacts.of(error)))
-        return 130
-    except FramefuseError as error:
-        connection.send("error", error=asdict(ErrorFacts.of(error)))
-        return error.exit_code
+        return error.exit_code if isinstance(error, FramefuseError) else 130
     finally:
         if pipeline is not None:
             connection.send("report", report=pipeline.report.to_dict())

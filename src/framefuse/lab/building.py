@@ -12,7 +12,6 @@ without a GPU.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import tempfile
 import time
 import warnings
@@ -23,10 +22,10 @@ from typing import Any, cast, get_args
 
 from framefuse.engines import Device, EngineOptions, Precision, check_capabilities, find_backend, open_engine
 from framefuse.engines.cache import write_atomically
-from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile, load
+from framefuse.engines.onnx_shapes import PROFILE_KEY, Profile
 from framefuse.errors import CapabilityError, FramefuseError, ModelError, SinkError, UsageError
 from framefuse.models import find_model
-from framefuse.models.onnx_file import is_quantised, read_onnx
+from framefuse.models.onnx_file import is_quantised, load_onnx, read_onnx
 from framefuse.runtime.choices import select
 
 OPSET = 17
@@ -142,7 +141,10 @@ def build_engine(
         _state(path, {PROFILE_KEY: profile.to_json()})
         say(f"building for {name} on {device}: {profile}")
         try:
-            _write(path, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, path.read_bytes())
+            if path.with_suffix(".yaml").exists():
+                write_atomically(card, path.with_suffix(".yaml").read_bytes())
         except OSError as error:
             raise SinkError(f"{target} cannot be written: {error.strerror}", remedy="choose another output") from error
     try:
@@ -174,21 +176,22 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
     example = torch.zeros(profile.opt)
     was_training = module.training
     parameter = next(module.parameters(), None)
-    options: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch addresses them to exporter developers
             module.eval()
             if parameter is not None:
                 example = example.to(parameter.device, parameter.dtype)
-            count = len(_tensors(module(example)))
+            outputs = module(example)
+            values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            count = sum(isinstance(value, torch.Tensor) for value in values)
             names = [f"output{number}" for number in range(count)]
             axes: dict[str, Any] = {"images": free} if free else {}
             if 0 in free:
                 axes |= {name: {0: "batch"} for name in names}
             torch.onnx.export(
                 module, (example,), str(path), opset_version=OPSET, input_names=["images"], output_names=names,
-                dynamic_axes=axes, **options,
+                dynamic_axes=axes, dynamo=False,
             )  # fmt: skip
     except Exception as error:  # whatever the module's own code or the exporter raises
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -198,13 +201,6 @@ def export_onnx(module: Any, path: Path, profile: Profile) -> None:
         ) from error
     finally:
         module.train(was_training)
-
-
-def _tensors(outputs: Any) -> list[Any]:
-    import torch
-
-    values = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _is_module(model: Any) -> bool:
@@ -240,7 +236,7 @@ def _copy(model: Any, path: Path) -> None:
 
     found = find_model(model)
     read_onnx(found)
-    onnx.save(load(found), path)
+    onnx.save(load_onnx(found), path)
     if (card := found.with_suffix(".yaml")).exists():
         path.with_suffix(".yaml").write_bytes(card.read_bytes())
 
@@ -278,13 +274,6 @@ def _state(path: Path, metadata: Mapping[str, str]) -> None:
     onnx.save(network, path)
 
 
-def _write(path: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, path.read_bytes())
-    if path.with_suffix(".yaml").exists():
-        write_atomically(target.with_suffix(".yaml"), path.with_suffix(".yaml").read_bytes())
-
-
 def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
     """Build the TensorRT plan into the cache."""
     from framefuse.engines.tensorrt.build import Shapes, bindings, precision_of
@@ -292,7 +281,7 @@ def _plan(path: Path, profile: Profile) -> tuple[str, list[str]]:
 
     found = bindings()
     shapes = Shapes(*((shape[0], *shape[2:]) for shape in (profile.min, profile.opt, profile.max)))
-    kept, plan = build(path, shapes, precision=precision_of(load(path)), found=found)
+    kept, plan = build(path, shapes, precision=precision_of(load_onnx(path)), found=found)
     return plan.precision, [
         f"{found}: {kept.name}, {len(plan.content) / 1e6:.1f} MB, built in {plan.parse_s + plan.build_s:.1f} s; not run"
     ]

@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal, cast
 
 from framefuse.common.ort import onnxruntime
 from framefuse.config import settings_from
 from framefuse.engines import ENGINES, backends, engine_names, find_backend
-from framefuse.errors import CapabilityError, FramefuseError
+from framefuse.engines.backend import version_of
+from framefuse.errors import CapabilityError, EngineError, FramefuseError
 from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 
 Status = Literal["PASS", "FAIL", "ABSENT"]
@@ -65,15 +65,17 @@ def facts() -> dict[str, str]:
     from framefuse.common.machine import available_cores, memory_limit
     from framefuse.common.version import __version__
 
+    features = {*_cpuinfo("flags").split(), *_cpuinfo("Features").split()}  # of x86 and of Arm
+    cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
     found = {
         "framefuse": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": f"{_cpu_model()}, usable cores: {available_cores()}",
+        "cpu": f"{cpu}, usable cores: {available_cores()}",
         "memory": f"{size >> 20:,} MiB allowed" if (size := memory_limit()) else "not limited",
-        "cpu features": " ".join(cpu_features()) or "unknown",
+        "cpu features": " ".join(name for name in CPU_FEATURES if name in features) or "unknown",
     }
-    return found | {name: number for name in PACKAGES if (number := _version(name))}
+    return found | {name: number for name in PACKAGES if (number := version_of(name))}
 
 
 def checks() -> Iterator[Check]:
@@ -90,7 +92,7 @@ def checks() -> Iterator[Check]:
         yield _of_gpu(check, driver, backend.install(device)) if absent else check
     for name in sorted(engine_names().keys() - ENGINES.keys()):
         yield _try(f"engine {name}", partial(_plug_in, name))
-    yield _onnxruntime_packages()
+    yield _try("onnxruntime packages", _onnxruntime_packages)
     yield _try("shipped models", _shipped_models, remedy=REMEDY)
     yield driver
     yield _of_gpu(_try("cuda", _cuda), driver)
@@ -104,21 +106,14 @@ def _plug_in(name: str) -> str:
     return f"plug-in: {backend.selftest(backend.capabilities.devices[0])}"
 
 
-def cpu_features() -> list[str]:
-    """The relevant instruction sets of this CPU; empty where the system does not list them (not Linux)."""
-    words = set(_cpuinfo("flags").split()) | set(_cpuinfo("Features").split())
-    return [name for name in CPU_FEATURES if name in words]
-
-
 def _try(name: str, job: Callable[[], str], *, core: bool = False, remedy: str = "") -> Check:
     try:
         return Check(name, "PASS", job(), core=core)
-    except CapabilityError as error:
-        return Check(name, "ABSENT", error.message, error.remedy or remedy, core)
     except ModuleNotFoundError as error:
         return Check(name, "ABSENT", str(error), remedy, core)
     except FramefuseError as error:
-        return Check(name, "FAIL", error.message, error.remedy or remedy, core)
+        status: Status = "ABSENT" if isinstance(error, CapabilityError) else "FAIL"
+        return Check(name, status, error.message, error.remedy or remedy, core)
     except Exception as error:  # any failure of a part is a finding
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return Check(name, "FAIL", f"{type(error).__name__}: {first_line}", remedy, core)
@@ -193,25 +188,22 @@ def _video(encoder: str) -> str:
     return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
 
-def _onnxruntime_packages() -> Check:
-    plain, gpu = _version("onnxruntime"), _version("onnxruntime-gpu")
+def _onnxruntime_packages() -> str:
+    plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
     if plain and gpu:
-        return Check(
-            "onnxruntime packages",
-            "FAIL",
+        raise EngineError(
             f"onnxruntime {plain} and onnxruntime-gpu {gpu} are both installed; they overwrite each other's files",
-            "pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
+            remedy="pip uninstall onnxruntime onnxruntime-gpu, then install one of them",
         )
     found = f"onnxruntime-gpu {gpu}" if gpu else f"onnxruntime {plain}" if plain else "none"
     if plain or gpu:
         try:
             providers = onnxruntime("ort").get_available_providers()
         except CapabilityError as error:
-            why = f"{found} cannot be imported: {error.__cause__}"
-            return Check("onnxruntime packages", "FAIL", why, "reinstall it")
+            raise EngineError(f"{found} cannot be imported: {error.__cause__}", remedy="reinstall it") from error
         names = (name.removesuffix("ExecutionProvider") for name in providers)
         found += f"; providers {', '.join(names)}"
-    return Check("onnxruntime packages", "PASS", f"no conflict ({found})")
+    return f"no conflict ({found})"
 
 
 def _driver() -> str:
@@ -301,18 +293,7 @@ def _nvdec() -> str:
     worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
     if len(levels) != 8 or worst > 8:
         raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
-    return f"PyNvVideoCodec {_version('PyNvVideoCodec')}, H.264 decoded into GPU memory"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    return f"PyNvVideoCodec {version_of('PyNvVideoCodec')}, H.264 decoded into GPU memory"
 
 
 def _cpuinfo(key: str) -> str:

@@ -131,10 +131,6 @@ class _Facts:
         return value  # type: ignore[no-any-return]  # CardFile and METADATA have checked the type
 
 
-def _metadata_names(text: str) -> dict[int, str]:
-    return check_names(parse_literal("names", text), "onnx metadata")
-
-
 def _metadata_size(text: str) -> tuple[int, int]:
     value = parse_literal("imgsz", text)
     sides = [value, value] if isinstance(value, int) else value
@@ -151,7 +147,7 @@ def _metadata_stride(text: str) -> int:
 
 
 METADATA: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "names": ("names", _metadata_names),
+    "names": ("names", lambda text: check_names(parse_literal("names", text), "onnx metadata")),
     "imgsz": ("imgsz", _metadata_size),
     "stride": ("stride", _metadata_stride),
     "task": ("task", str),
@@ -242,6 +238,8 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
     if preprocess.rectangular and not dynamic_size:
         raise CardError(f"rect: true, but the input is fixed at {width}x{height}", remedy="remove rect from the card")
     batch = image.shape[0]
+    about_keys = {"licence": "license", "calibration": CALIBRATION_KEY}
+    stated = {ours: text for ours, key in about_keys.items() if (text := onnx_facts.metadata.get(key))}
     return Card(
         path=model,
         preprocess=preprocess,
@@ -258,13 +256,8 @@ def _assemble(model: Path, onnx_facts: OnnxFacts, facts: _Facts) -> Card:
         activation=layout.activation,
         box_units=layout.box_units,
         input_dtype=image.dtype,
-        about={**_stated(onnx_facts.metadata), **(facts.card.about or {})},
+        about=stated | (facts.card.about or {}),
     )
-
-
-def _stated(metadata: Mapping[str, str]) -> dict[str, str]:
-    keys = {"licence": "license", "calibration": CALIBRATION_KEY}
-    return {ours: metadata[key] for ours, key in keys.items() if metadata.get(key)}
 
 
 def _agree(stated: TensorFacts, inferred: TensorFacts) -> bool:

@@ -63,7 +63,7 @@ class Origin(Protocol):
     stem: str
     """What to call the model, unless the user says."""
     address: str
-    sha256: str
+    sha256: str = ""
     """Of `file`, as the place states it; "" if it does not."""
 
     def bring(self, file: str, target: Path) -> None:
@@ -76,6 +76,7 @@ class Origin(Protocol):
 
     def card(self) -> dict[str, Any]:
         """Entries of a card, from what the place says about the model, and perhaps `licence`."""
+        return {}
 
 
 def get_model(source: str, *, name: str | None = None, sha256: str | None = None) -> Fetched:
@@ -110,12 +111,12 @@ def get_model(source: str, *, name: str | None = None, sha256: str | None = None
             f"{redact_source(source)} cannot be put into {folder}: {error.strerror or error}",
             remedy="free some space, or set XDG_CACHE_HOME to a writable folder",
         ) from error
-    path = folder / name / f"{name}.onnx"
+    path, problem = folder / name / f"{name}.onnx", None
     try:
         read_card(path)
     except CardError as error:
-        return Fetched(name, path, *done, problem="\n".join(filter(None, (error.message, error.remedy))))
-    return Fetched(name, path, *done, problem=None)
+        problem = "\n".join(filter(None, (error.message, error.remedy)))
+    return Fetched(name, path, *done, problem)
 
 
 def _stage(
@@ -168,17 +169,12 @@ def _origin(source: str, checked: bool) -> Origin:
     return FileOrigin(Path(source))
 
 
-class FileOrigin:
+class FileOrigin(Origin):
     """A file on this machine, with the card beside it."""
 
     def __init__(self, path: Path) -> None:
-        self.file, self.stem, self.address, self.sha256 = (
-            path.name,
-            path.name.removesuffix(".onnx"),
-            str(path.absolute()),
-            "",
-        )
-        self._path = path
+        self.file, self.stem = path.name, path.name.removesuffix(".onnx")
+        self.address, self._path = str(path.absolute()), path
         if not path.is_file():
             raise ModelError(
                 f"there is no file {path}, and no known model of that name",
@@ -192,7 +188,7 @@ class FileOrigin:
         return read_card_file(self._path.with_suffix(".yaml")).model_dump(mode="json", exclude_none=True)
 
 
-class WebOrigin:
+class WebOrigin(Origin):
     """A file behind an address, and the files beside it.
 
     Args:
@@ -217,9 +213,6 @@ class WebOrigin:
             raise ModelError(
                 f"{self.address} ended after {target.stat().st_size:,} of {int(wanted):,} bytes", remedy="try again"
             )
-
-    def card(self) -> dict[str, Any]:
-        return {}
 
 
 class HubOrigin(WebOrigin):
@@ -246,7 +239,7 @@ class HubOrigin(WebOrigin):
             found = [name for name in files if name.endswith(".onnx")]
             raise ModelError(
                 f"{address} has no file {' or '.join(wanted)}",
-                remedy=f"it has {', '.join(found[:SHOWN])}: hf://{repository}/{found[0]}" if found else EXPORT,
+                remedy=f"it has {', '.join(found[:5])}: hf://{repository}/{found[0]}" if found else EXPORT,
             )
         self._root = f"{endpoint}/{repository}/resolve/{facts['sha']}/"
         self._licence = (facts.get("cardData") or {}).get("license")
@@ -325,7 +318,5 @@ def card_of_transformers(config: Mapping[str, Any], images: Mapping[str, Any]) -
     return card
 
 
-SHOWN = 5
-"""Files named in a message."""
 EXPORT = "it has no ONNX file; export the model, or look for a repository that has one"
 ASIDE = "check the address and the network; or fetch the file elsewhere and pass it: framefuse models get FILE"

@@ -87,11 +87,10 @@ def resolve(
             remedy="correct names in the card"
             + ("; if the last class means no object, add activation: softmax" if count == class_count + 1 else ""),
         )
-    index = {tensor.name: number for number, tensor in enumerate(outputs)}
     return Resolved(
         name,
         tuple(tensor.name for tensor in chosen),
-        tuple(index[tensor.name] for tensor in chosen),
+        tuple(outputs.index(tensor) for tensor in chosen),
         count,
         activation or ("sigmoid" if len(chosen) == 2 else "none"),
         box_units or ("relative" if name == "detr" else "pixels"),

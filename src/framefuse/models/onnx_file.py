@@ -72,10 +72,9 @@ def read_onnx(path: Path) -> OnnxFacts:
     for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_external(path, tensor)
-    weights = {tensor.name for tensor in model.graph.initializer}  # old exporters list these among the inputs
     return OnnxFacts(
         path,
-        tuple(_facts(value) for value in model.graph.input if value.name not in weights),
+        tuple(map(_facts, inputs_of(model))),
         tuple(_facts(value) for value in model.graph.output),
         {_text(entry.key): _text(entry.value) for entry in model.metadata_props},
     )
@@ -83,19 +82,29 @@ def read_onnx(path: Path) -> OnnxFacts:
 
 def outputs_at(path: Path, shape: tuple[int, ...]) -> tuple[TensorFacts, ...]:
     """The outputs for an input of this shape, by shape inference: exports that are not simplified state no sizes."""
+    model = _parse(path)
+    for dimension, size in zip(inputs_of(model)[0].type.tensor_type.shape.dim, shape, strict=True):
+        dimension.dim_value = size
+    with suppress(Exception):  # it raises unrelated classes; then the outputs stay unknown
+        model = with_shapes(model)
+    return tuple(_facts(value) for value in model.graph.output)
+
+
+def inputs_of(model: Any) -> list[Any]:
+    """The inputs of a model, without the weights that old exporters list among them."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in weights]
+
+
+def with_shapes(model: Any) -> Any:
+    """The model with all shapes inferred from those of its inputs, which raises unrelated classes. Changes the model
+    that is passed: what it states of other shapes goes, because inference does not overwrite the symbols of exports."""
     import onnx
 
-    model = _parse(path)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    (image, *_) = (value for value in model.graph.input if value.name not in weights)
-    for dimension, size in zip(image.type.tensor_type.shape.dim, shape, strict=True):
-        dimension.dim_value = size
+    del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    del model.graph.value_info[:]  # these may name sizes that are not those of this input
-    with suppress(Exception):  # it raises unrelated classes; then the outputs stay unknown
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    return tuple(_facts(value) for value in model.graph.output)
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def _text(value: str | bytes) -> str:
@@ -113,8 +122,8 @@ def external_files(path: Path) -> set[str]:
             if entry.key == "location" and entry.value}  # fmt: skip
 
 
-def load_onnx(path: Path) -> Any:
-    """An ONNX model with its weights, external ones too.
+def load_onnx(path: Path, *, weights: bool = True) -> Any:
+    """An ONNX model, with external weights if wanted.
 
     Raises:
         ModelError: it cannot be read.
@@ -122,9 +131,9 @@ def load_onnx(path: Path) -> Any:
     import onnx
 
     try:
-        return onnx.load(path)
-    except Exception as error:  # of a class that depends on the protobuf implementation
-        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy="export the model again") from error
+        return onnx.load(path, load_external_data=weights)
+    except Exception as error:  # protobuf's and the file system's own classes
+        raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy=REMEDY) from error
 
 
 def is_quantised(path: Path) -> bool:

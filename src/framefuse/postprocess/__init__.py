@@ -85,7 +85,7 @@ def maps(placements: tuple[Placement, ...], relative: bool) -> NDArray[np.float3
     """
     rows = np.empty((len(placements), 8), np.float32)
     for row, placement in zip(rows, placements, strict=True):
-        (left, top, _, _), (scale_x, scale_y) = placement.content, placement.scale
+        (left, top), (scale_x, scale_y) = placement.offset, placement.scale
         units = placement.size if relative else (1, 1)
         row[:] = *units, left, top, 1 / scale_x, 1 / scale_y, *placement.source
     return rows

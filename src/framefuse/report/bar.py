@@ -39,7 +39,7 @@ class Bar:
         line: Line | None = None,
         bar: bool | None = None,
     ) -> None:
-        self._shown, self._infos = shown, infos
+        self._shown, self._infos, self._frames = shown, infos, 0
         if not shown:
             return
         from rich import progress
@@ -61,7 +61,7 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=total, fps=0.0, drops="")
         self._line: Callable[..., None] = line or (lambda text, **_: console.print(text, markup=False))
-        self._frames, self._started = 0, monotonic()
+        self._started = monotonic()
         self._next_line = self._started + LINE_SECONDS
 
     def __enter__(self) -> Bar:
@@ -74,8 +74,7 @@ class Bar:
             self._progress.stop()
 
     def advance(self) -> None:
-        if self._shown:
-            self.reach(self._frames + 1)
+        self.reach(self._frames + 1)
 
     def reach(self, frames: int) -> None:
         """Show that this many frames are done."""

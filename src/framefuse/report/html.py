@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from framefuse.common.text import counted
 from framefuse.report.facts import FEW, MANY, ReportFacts, few
-from framefuse.runtime.profiling import StageStats
 
 MAX_CLASSES = 12
 NAMED = 3
@@ -48,7 +47,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         + "</div>",
         '<div class="pair">'
         + _section("Outputs", _outputs(report, folder))
-        + _section("Machine and versions", _environment(report))
+        + _section("Machine and versions", _facts(report.environment.items()))
         + "</div>",
     ]
     return (
@@ -95,7 +94,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows) + "</dl>"
+    items = "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows)
+    return f"<dl>{items}</dl>" if items else ""
 
 
 def _header(report: ReportFacts, title: str, source: str) -> str:
@@ -222,12 +222,13 @@ def _what_ifs(report: ReportFacts) -> str:
     return _bars(rows)
 
 
-def _chart(shapes: str, label: str, top: str, left: str, right: str, marks: str = "") -> str:
-    """A chart 100 wide and 40 high, with axis labels around it."""
+def _chart(shapes: str, label: str, top: str, right: str, marks: Iterable[tuple[str, str]]) -> str:
+    """A chart 100 wide and 40 high, with axis labels around it and a legend of named values."""
+    legend = "".join(f"<li>{name}<b>{value}</b></li>" for name, value in marks)
     return (
         f"<figure><span class='axis'>{_text(top)}</span><svg class='chart' viewBox='0 0 100 40' "
         f"preserveAspectRatio='none' role='img' aria-label='{_text(label)}'>{shapes}</svg>"
-        f"<div class='ends'><span>{_text(left)}</span><span>{_text(right)}</span></div>{marks}</figure>"
+        f"<div class='ends'><span>0</span><span>{_text(right)}</span></div><ul class='legend'>{legend}</ul></figure>"
     )
 
 
@@ -248,14 +249,12 @@ def _latency(report: ReportFacts) -> str:
     for name, value in points:
         x = f"{min(100 * value / end, 99.7):.2f}"
         shapes += f"<line class='mark' x1='{x}' x2='{x}' y1='0' y2='40'><title>{name}: {value:.1f} ms</title></line>"
-    marks = "".join(f"<li>{name}<b>{value:.1f} ms</b></li>" for name, value in (*points, ("longest", spread.max)))
     return _chart(
         shapes,
         f"Histogram of latency, median {spread.p50:.1f} ms",
         counted(highest, "frame"),
-        "0",
         f"{end:.1f} ms",
-        f"<ul class='legend'>{marks}</ul>",
+        [(name, f"{value:.1f} ms") for name, value in (*points, ("longest", spread.max))],
     )
 
 
@@ -279,14 +278,12 @@ def _speed(report: ReportFacts) -> str:
     )
     slowest, fastest = min(fps for _, fps in series), max(fps for _, fps in series)
     marks = (("mean", report.fps), ("slowest", slowest), ("fastest", fastest))
-    legend = "".join(f"<li>{name}<b>{value:.0f} fps</b></li>" for name, value in marks)
     return _chart(
         shapes,
         f"Frames per second over time, {slowest:.0f} to {fastest:.0f}",
         f"{top:.0f} fps",
-        "0",
         f"{end:.1f} s",
-        f"<ul class='legend'>{legend}</ul>",
+        [(name, f"{value:.0f} fps") for name, value in marks],
     )
 
 
@@ -307,13 +304,14 @@ def _stage_table(report: ReportFacts) -> str:
     for stage in report.stages:
         busy = stage.busy_ms
         times = (busy.mean, busy.p50, busy.p95, busy.p99, busy.max)
+        gpu_ms = "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
         rows.append(
             (
                 f"<span class='key {colors[stage.name]}'></span>{_text(stage.name)}",
                 _text(stage.thread),
                 f"{stage.items:,}",
                 "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}",
-                *([_gpu_ms(stage)] if on_gpu else []),
+                *([gpu_ms] if on_gpu else []),
                 *(f"{value:.2f}" for value in times),
                 f"{stage.wait_in_ms / 1e3:.2f}",
                 f"{stage.wait_out_ms / 1e3:.2f}",
@@ -334,10 +332,6 @@ def _stage_table(report: ReportFacts) -> str:
             "times of such a stage are those of the host: to launch the work, or to wait for it.</p>"
         )
     return _table(head, rows, texts=2) + note if rows else ""
-
-
-def _gpu_ms(stage: StageStats) -> str:
-    return "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
 
 
 def _copies(report: ReportFacts) -> str:
@@ -367,13 +361,6 @@ def _outputs(report: ReportFacts, folder: Path | None) -> str:
 def _link(path: str, folder: Path | None) -> str:
     if folder is None:
         return _text(path)
-    try:
-        relative = os.path.relpath(path, folder)
-    except ValueError:  # another drive
-        return _text(path)
+    relative = os.path.relpath(path, folder)
     text = "this folder" if relative == "." else relative
-    return f"<a href='{escape(quote(os.fsencode(relative.replace(os.sep, '/'))))}'>{_text(text)}</a>"
-
-
-def _environment(report: ReportFacts) -> str:
-    return _facts(report.environment.items()) if report.environment else ""
+    return f"<a href='{escape(quote(os.fsencode(relative)))}'>{_text(text)}</a>"

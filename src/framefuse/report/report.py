@@ -186,12 +186,10 @@ def environment() -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "Model")):
                 return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor() or "unknown"
     return platform.processor() or "unknown"
 
 

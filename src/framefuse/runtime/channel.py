@@ -167,7 +167,9 @@ class Threaded(Generic[Item]):
         except BaseException as caught:
             error = caught
         try:
-            _close(iterator)
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
         except BaseException as caught:
             error = error or caught
         if isinstance(error, FramefuseError):
@@ -197,9 +199,3 @@ class Threaded(Generic[Item]):
         if dropped is not None:
             self._on_drop(dropped, "superseded")
         return True
-
-
-def _close(iterable: object) -> None:
-    close = getattr(iterable, "close", None)
-    if close is not None:
-        close()

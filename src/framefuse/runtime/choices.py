@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from framefuse.common.names import nearest
 from framefuse.common.redact import brief
@@ -142,7 +141,8 @@ def check_cuda(gpu: int | None = None) -> None:
     runtime = device.cupy().cuda.runtime
     if gpu is None or gpu < (count := runtime.getDeviceCount()):
         return
-    found = ", ".join(f"cuda:{number} ({_name(runtime, number)})" for number in range(count))
+    names = [runtime.getDeviceProperties(number)["name"].decode() for number in range(count)]
+    found = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(names))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise CapabilityError(
         f"device cuda:{gpu} was asked for, but CUDA sees {found}"
@@ -162,10 +162,6 @@ def check_driver() -> None:
             "there is no NVIDIA driver on this machine (libcuda.so.1 is missing)",
             remedy="use --device cpu, or --device auto to use whatever is available",
         ) from error
-
-
-def _name(runtime: Any, number: int) -> str:
-    return str(runtime.getDeviceProperties(number)["name"].decode())
 
 
 def choose_preprocess(card: Card, settings: Settings, *, mixed: bool = False) -> tuple[Preprocess, str]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class Job:
     manifest: Manifest | None = None
     stems: Sequence[str] = ()
     """Base names of outputs that are complete."""
-    notes: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
 
 
 def plan_job(source: Any, settings: Settings, card: Card) -> Job:

@@ -24,7 +24,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._bytes: Counter[Copy] = Counter()
-        self._frames = 0
+        self.frames = 0
         self._lock = threading.Lock()
 
     def add(self, stage: str, direction: Direction, kind: Kind, size: int) -> None:
@@ -33,11 +33,7 @@ class Ledger:
 
     def frame(self, count: int = 1) -> None:
         with self._lock:
-            self._frames += count
-
-    @property
-    def frames(self) -> int:
-        return self._frames
+            self.frames += count
 
     def totals(self) -> dict[Copy, int]:
         with self._lock:

@@ -24,7 +24,8 @@ from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
 from framefuse.runtime.plan import plan_run
-from framefuse.runtime.program import CLOSE_SECONDS
+from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
+from framefuse.runtime.views import viewer_for
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.arrays import is_image, open_arrays
 from framefuse.sources.paths import is_image_path, open_path
@@ -69,6 +70,7 @@ class Model:
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self._program = plan.make_program(self.engine)
+        self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
 
@@ -111,14 +113,20 @@ class Model:
         return results if several else results[0]
 
     def _run(self, frames: Sequence[Frame]) -> Iterator[Result]:
+        if self._viewer is None:
+            return (found.result for found in self._run_rows(frames))
+        rows = [row for frame in frames for row in self._viewer.rows(frame)]
+        return (found.result for found in self._viewer.join(self._run_rows(rows)))
+
+    def _run_rows(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         program = self._program
         for _, alike in groupby(frames, lambda frame: (program.input_size(frame), frame.format)):
             rest = list(alike)
             while rest:
                 batch, rest = rest[: self._batch], rest[self._batch :]
-                yield from (found.result for found in program.submit(batch))
+                yield from program.submit(batch)
         while program.in_flight:
-            finished = [found.result for found in program.finish(self._timeout or None)]
+            finished = list(program.finish(self._timeout or None))
             if not finished:
                 raise EngineError(
                     f"engine {self.engine.name} has not answered for {self._timeout:g} s",
@@ -129,6 +137,8 @@ class Model:
     def _discard(self) -> None:
         """Drop what is still in flight after an error; a model whose engine does not answer is closed."""
         program = self._program
+        if self._viewer is not None:
+            self._viewer.forget()
         while program.in_flight:
             left = program.in_flight
             with suppress(FramefuseError):

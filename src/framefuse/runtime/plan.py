@@ -144,7 +144,12 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
         UsageError, CapabilityError: the model or this machine cannot do what the settings ask for.
         SourceError: a folder or glob is empty.
     """
-    refuses = cache(partial(_refuses, card, settings.precision))
+    precision, spec = settings.precision, card.preprocess
+
+    @cache
+    def refuses(backend: Backend) -> str | None:
+        return backend.refuses(card.path, precision, spec.height, spec.width)
+
     settings, device = choices.choose_device(settings, refuses, engine)
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
@@ -153,10 +158,4 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.number(settings.gpu) if settings.on_gpu else None
     reasons = {"device": device, "engine": why, "batch": grown}
-    return RunPlan(card, settings, source, name, batch, gpu, reasons, card.preprocess)
-
-
-def _refuses(card: Card, precision: str, backend: Backend) -> str | None:
-    """Why an engine cannot run a model, as far as that is known without opening it."""
-    spec = card.preprocess
-    return backend.refuses(card.path, precision, spec.height, spec.width)
+    return RunPlan(card, settings, source, name, batch, gpu, reasons, spec)

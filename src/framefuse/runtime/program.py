@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from framefuse.common.aside import aside
 from framefuse.engines import Engine, RequestPool, Slot
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.models.card import Card
 from framefuse.postprocess import postprocess
 from framefuse.postprocess.plausible import BoxCheck
@@ -63,8 +63,8 @@ class Program(Protocol):
     def input_size(self, frame: Frame) -> tuple[int, int]:
         """Height and width of the model input for this frame; frames of one batch share it."""
 
-    def prepare(self, width: int, height: int) -> None:
-        """Get ready for frames of this size, so that the first one does not wait for a compiler."""
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
+        """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
 
     def warm_up(self, frame: Frame) -> None:
         """Get ready for frames like this one, the first of a run; it is submitted later."""
@@ -156,9 +156,8 @@ class BatchTimer:
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
         self._postprocess.add(postprocess, items=count, cpu=ended.cpu - finished.cpu)
-        for clock, seconds in zip(
-            (self._preprocess, self._inference, self._postprocess), on_device or (), strict=False
-        ):
+        clocks = self._preprocess, self._inference, self._postprocess
+        for clock, seconds in zip(clocks, on_device or (), strict=False):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
         rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
@@ -218,13 +217,12 @@ class HostProgram(Program):
         self._timer = BatchTimer(recorder or Recorder(), f"{card.path.stem} {engine.name} {engine.precision}")
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        width, height = self._preprocess.place(frame.width, frame.height).size
-        return height, width
+        return self._preprocess.place_view(frame.width, frame.height, frame.view).size[::-1]
 
-    def prepare(self, width: int, height: int) -> None:
-        height, width = self._preprocess.place(width, height).size[::-1]
-        if (height, width) not in self._pools:
-            self._pools[height, width] = self._make_pool((height, width))
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
+        size = self._preprocess.place_view(width, height, view).size[::-1]
+        if size not in self._pools:
+            self._pools[size] = self._make_pool(size)
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""

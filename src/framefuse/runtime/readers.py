@@ -10,7 +10,8 @@ fewer videos each (`fleet`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,9 @@ def count(source: Any) -> int:
 
 def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     """Open what a run reads at the same time: the readers of a shared list, several live sources, or one source."""
+    shared = {field.name for field in fields(SourceOptions)} & Settings.model_fields.keys() - {"device"}
     options = SourceOptions(
-        vid_stride=settings.vid_stride,
-        start=settings.start,
-        end=settings.end,
-        decode_threads=settings.decode_threads,
-        max_pixels=settings.max_pixels,
-        low_latency=settings.low_latency,
-        max_age=settings.max_age,
-        timeout=settings.timeout,
-        reconnect=settings.reconnect,
-        tls_verify=settings.tls_verify,
+        **{name: getattr(settings, name) for name in shared},
         device="cuda" if settings.on_gpu else "cpu",
         held=1 if batch == 1 else batch * 3 + settings.queue,  # one batch in the batcher, two in flight
     )
@@ -67,10 +60,7 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
     if not _all_live(source):
         return [open_source(source, options)]
     with ExitStack() as opened:
-        sources = []
-        for item in source:
-            sources.append(open_source(item, options))
-            opened.callback(sources[-1].close)
+        sources = [opened.enter_context(closing(open_source(item, options))) for item in source]
         opened.pop_all()
     return sources
 

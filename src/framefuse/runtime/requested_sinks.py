@@ -41,20 +41,18 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
-    if settings.save:
-        if info.kind in STILLS:
-            sinks.append(open_sink("images"))
-        else:
-            sinks.append(
-                open_sink(
-                    "video",
-                    encoder=settings.encoder,
-                    crf=settings.crf,
-                    preset=settings.encode_preset,
-                    threads=settings.encode_threads,
-                    gpu=settings.gpu,
-                )
-            )
+    if settings.save and info.kind in STILLS:
+        sinks.append(open_sink("images"))
+    elif settings.save:
+        video = open_sink(
+            "video",
+            encoder=settings.encoder,
+            crf=settings.crf,
+            preset=settings.encode_preset,
+            threads=settings.encode_threads,
+            gpu=settings.gpu,
+        )
+        sinks.append(video)
     if settings.show:
         sinks.append(open_sink("show"))
     for make in factories:

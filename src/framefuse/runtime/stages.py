@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic, perf_counter, thread_time
+from typing import cast
 
 from framefuse.errors import FramefuseError
 from framefuse.frame import Frame
@@ -13,6 +14,7 @@ from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
+from framefuse.runtime.views import Viewer
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import Source, SourceInfo
 
@@ -20,7 +22,7 @@ POLL_SECONDS = 0.002
 """How often to look for a new frame while waiting for the engine."""
 
 
-def warm_up(source: Source, program: Program) -> Iterator[Frame]:
+def warm_up(source: Source, program: Program, viewer: Viewer | None = None) -> Iterator[Frame]:
     """Warm the program up with the first frame, in the calling thread, and return all frames of the source.
 
     Decoder threads start afterwards: one that sets itself up or allocates during a graph capture would invalidate it.
@@ -29,7 +31,7 @@ def warm_up(source: Source, program: Program) -> Iterator[Frame]:
         first = list(itertools.islice(source, 1))
         for frame in first:
             try:
-                program.warm_up(frame)
+                program.warm_up(viewer.example(frame) if viewer else frame)
             except FramefuseError as error:
                 error.stage = "program"  # not "decode", where it will be raised
                 raise
@@ -49,8 +51,23 @@ def decode(source: Iterable[Frame]) -> Iterator[Frame]:
         yield frame if frame.arrival is not None else frame.replace_unchecked(arrival=monotonic())
 
 
-def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) -> Iterator[FrameResult]:
-    """Run frames through the program in batches. In-flight batches are finished even if the source fails."""
+def infer(
+    frames: Threaded[Frame], program: Program, batcher: Batcher[Frame], viewer: Viewer | None = None
+) -> Iterator[FrameResult]:
+    """Run frames, or their views, through the program in batches. In-flight batches are finished even if the source
+    fails."""
+    if viewer is None:
+        return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [frame]))
+    return viewer.join(_infer(frames, program, batcher, viewer.rows))
+
+
+def _infer(
+    frames: Threaded[Frame],
+    program: Program,
+    batcher: Batcher[Frame],
+    rows_of: Callable[[Frame], Sequence[Frame]],
+) -> Iterator[FrameResult | None]:
+    """The result of each row; None where a frame has no row."""
     try:
         while True:
             frame = frames.get(_patience(program, batcher))
@@ -62,7 +79,14 @@ def infer(frames: Threaded[Frame], program: Program, batcher: Batcher[Frame]) ->
                 if not batches:
                     yield from program.finish(timeout=POLL_SECONDS)
             else:
-                batches = batcher.add(frame, shape=program.input_size(frame), reader=frames.turn, now=now)
+                rows = rows_of(frame)
+                batches = [
+                    batch
+                    for row in rows
+                    for batch in batcher.add(row, shape=program.input_size(row), reader=frames.turn, now=now)
+                ]
+                if not rows:
+                    yield None
             for batch in batches:
                 yield from program.submit(batch)
     except Exception:

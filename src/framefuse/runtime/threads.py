@@ -63,9 +63,7 @@ def _read_tasks() -> dict[int, tuple[str, float]] | None:
     tasks = {}
     for task in ids:
         try:
-            with open(f"{_TASKS}/{task}/comm") as file:
-                name = file.read().rstrip("\n")
-            tasks[int(task)] = name, _task_seconds(task)
+            tasks[int(task)] = (_TASKS / task / "comm").read_text().rstrip("\n"), _task_seconds(task)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended
     return tasks
@@ -73,12 +71,10 @@ def _read_tasks() -> dict[int, tuple[str, float]] | None:
 
 def _task_seconds(task: str) -> float:
     try:
-        with open(f"{_TASKS}/{task}/schedstat") as file:
-            return int(file.read().split()[0]) * 1e-9
+        return int((_TASKS / task / "schedstat").read_text().split()[0]) * 1e-9
     except FileNotFoundError:
         # Linux without scheduler statistics counts in ticks, usually of 10 ms.
-        with open(f"{_TASKS}/{task}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = (_TASKS / task / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,15 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def is_json(text: bytes) -> bool:
+    """Whether this is a whole JSON text."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def part_of(path: Path) -> Path:
     """What an output is called until it is complete."""
     return path.with_name(path.name + ".part")
@@ -35,15 +45,13 @@ def check_unmoved(path: Path, opened: os.stat_result) -> None:
     Raises:
         SinkError: it was deleted or replaced.
     """
-    try:
-        unmoved = os.path.samestat(path.stat(), opened)
-    except OSError:
-        unmoved = False
-    if not unmoved:
-        raise SinkError(
-            f"{path} was deleted or replaced while the run was writing it",
-            remedy="do not change the folder of a run before the run has ended",
-        )
+    with suppress(OSError):
+        if os.path.samestat(path.stat(), opened):
+            return
+    raise SinkError(
+        f"{path} was deleted or replaced while the run was writing it",
+        remedy="do not change the folder of a run before the run has ended",
+    )
 
 
 def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:

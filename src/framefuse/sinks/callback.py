@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
+from framefuse.sinks._base import BaseSink
 
 
-class CallbackSink:
+class CallbackSink(BaseSink):
     """Calls `function(result, frame)` in the sink's thread; its exceptions reach the user unchanged.
 
     Args:
@@ -28,16 +27,9 @@ class CallbackSink:
     def __init__(self, function: Callable[[Result, Frame | None], object], *, needs_frame: bool = False) -> None:
         if not callable(function):
             raise UsageError(f"the callback is {brief(function)}", remedy="pass a function of (result, frame)")
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self.needs_frame = needs_frame
         self._function = function
 
-    def open(self, context: SinkContext) -> None:
-        pass
-
     def write(self, result: Result, frame: Frame | None) -> None:
         self._function(result, frame if self.needs_frame else None)
-
-    def close(self) -> None:
-        pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import av
 import numpy as np
@@ -21,10 +21,9 @@ from framefuse.sources.planes import SWS_MATRIX
 Plane = NDArray[Any]
 
 
-class Yuv(NamedTuple):
-    """A frame as 8-bit 4:2:0 in the coded orientation, with the meaning of its values."""
+class Meaning(NamedTuple):
+    """What the values of a frame mean."""
 
-    planes: tuple[Plane, ...]
     matrix: Matrix
     full_range: bool
 
@@ -53,60 +52,36 @@ def to_av(frame: Frame) -> av.VideoFrame:
     return av_frame
 
 
-class Meaning(Protocol):
-    """What the values of 4:2:0 mean."""
-
-    @property
-    def matrix(self) -> Matrix: ...
-    @property
-    def full_range(self) -> bool: ...
-
-
 class FrameConverter:
     """Converts frames to 8-bit 4:2:0 or RGB; keeps swscale's tables between frames."""
 
     def __init__(self) -> None:
         self._scaler = VideoReformatter()
 
-    def yuv420p(self, frame: Frame) -> Yuv:
-        """The frame as 8-bit 4:2:0, without a copy if it is that already. RGB becomes BT.709, limited range."""
+    def yuv420p(self, frame: Frame) -> tuple[tuple[Plane, ...], Meaning]:
+        """The frame as 8-bit 4:2:0 in the coded orientation, without a copy if it is that already. RGB becomes BT.709,
+        limited range."""
         pixels = frame.format
         if pixels.name == "yuv420p":
-            return Yuv(frame.planes, frame.matrix, frame.full_range)
+            return frame.planes, Meaning(frame.matrix, frame.full_range)
         if pixels.layout == "gray":
             luma = frame.planes[0]
             if pixels.bits > 8:
                 luma = (luma >> (pixels.bits - 8)).astype(np.uint8)
             neutral = np.broadcast_to(np.uint8(128), (-(-luma.shape[0] // 2), -(-luma.shape[1] // 2)))
             matrix: Matrix = "bt709" if frame.matrix == "rgb" else frame.matrix
-            return Yuv((luma, neutral, neutral), matrix, frame.full_range)
+            return (luma, neutral, neutral), Meaning(matrix, frame.full_range)
         rgb = pixels.layout == "packed" or frame.matrix == "rgb"
-        matrix, full_range = ("bt709", False) if rgb else (frame.matrix, frame.full_range)
-        converted = self._scaler.reformat(
-            to_av(frame),
-            format="yuv420p",
-            src_colorspace=SWS_MATRIX[matrix],
-            dst_colorspace=SWS_MATRIX[matrix],
-            src_color_range=ColorRange.JPEG if rgb or full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG if full_range else ColorRange.MPEG,
-        )
-        return Yuv(planes_of(converted), matrix, full_range)
+        wanted = Meaning("bt709", False) if rgb else Meaning(frame.matrix, frame.full_range)
+        meaning = wanted._replace(full_range=rgb or frame.full_range)
+        return planes_of(self._reformat(to_av(frame), "yuv420p", meaning, wanted)), wanted
 
     def fit(self, source: av.VideoFrame, meaning: Meaning, target: tuple[Plane, ...], wanted: Meaning) -> None:
         """Scale 8-bit 4:2:0 of even size into the planes of another size, with black bars where the shapes differ."""
         height, width = target[0].shape
         scale = min(Fraction(width, source.width), Fraction(height, source.height))
         across, along = (max(2, int(side * scale) // 2 * 2) for side in (source.width, source.height))
-        scaled = self._scaler.reformat(
-            source,
-            width=across,
-            height=along,
-            format="yuv420p",
-            src_colorspace=SWS_MATRIX[meaning.matrix],
-            dst_colorspace=SWS_MATRIX[wanted.matrix],
-            src_color_range=ColorRange.JPEG if meaning.full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG if wanted.full_range else ColorRange.MPEG,
-        )
+        scaled = self._reformat(source, "yuv420p", meaning, wanted, width=across, height=along)
         left, top = (width - across) // 4, (height - along) // 4
         black = (0 if wanted.full_range else 16, 128, 128)
         for plane, into, value, step in zip(planes_of(scaled), target, black, (2, 1, 1), strict=True):
@@ -118,14 +93,21 @@ class FrameConverter:
         """An upright copy of the frame as RGB, (height, width, 3) in 0..255; transparency is dropped."""
         if frame.format.layout == "gray":
             # swscale treats all gray input as full range; as 4:2:0, the stated range is used.
-            planes, matrix, _ = self.yuv420p(frame)
+            planes, (matrix, _) = self.yuv420p(frame)
             frame = replace(frame, planes=planes, format=PIXEL_FORMATS["yuv420p"], matrix=matrix)
-        converted = self._scaler.reformat(
-            to_av(frame),
-            format="rgb24",
-            src_colorspace=SWS_MATRIX[frame.matrix],
-            dst_colorspace=SWS_MATRIX[frame.matrix],
-            src_color_range=ColorRange.JPEG if frame.full_range else ColorRange.MPEG,
-            dst_color_range=ColorRange.JPEG,
-        )
+        meaning = Meaning(frame.matrix, frame.full_range)
+        converted = self._reformat(to_av(frame), "rgb24", meaning, meaning._replace(full_range=True))
         return np.array(upright(converted.to_ndarray(), frame.rotation), order="C")
+
+    def _reformat(
+        self, source: av.VideoFrame, format: str, meaning: Meaning, wanted: Meaning, **size: int
+    ) -> av.VideoFrame:
+        return self._scaler.reformat(
+            source,
+            format=format,
+            src_colorspace=SWS_MATRIX[meaning.matrix],
+            dst_colorspace=SWS_MATRIX[wanted.matrix],
+            src_color_range=ColorRange.JPEG if meaning.full_range else ColorRange.MPEG,
+            dst_color_range=ColorRange.JPEG if wanted.full_range else ColorRange.MPEG,
+            **size,
+        )

@@ -16,7 +16,8 @@ from framefuse.frame import Frame
 from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, encode, make_durable, part_of, write_error
+from framefuse.sinks._base import BaseSink
+from framefuse.sinks._lines import RecordFile, encode, is_json, make_durable, part_of, write_error
 from framefuse.sinks.draw import UNTINTED
 
 CHUNK = 1 << 20
@@ -30,7 +31,7 @@ RESERVE = 8192
 """Bytes reserved for the end of the JSON, in case the disk is full by then."""
 
 
-class CocoSink:
+class CocoSink(BaseSink):
     """Writes <stem>.json with COCO annotations, each with a `score`. Category ids are the model's class ids plus FIRST.
     From a semantic segmenter, each class in a frame (except background) is one annotation with a run-length
     `segmentation`; of a box it is empty, since labelling tools require the key.
@@ -41,18 +42,16 @@ class CocoSink:
     """
 
     name = "coco"
-    needs_frame = False
 
     def __init__(self) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._image_count = 0
         self._annotation_count = 0
         self._open = False
         self._folder: str | None = None
 
     def open(self, context: SinkContext) -> None:
-        self._context = context
+        super().open(context)
         path = context.output(f"{context.stem}.json")
         categories = [{"id": number + FIRST, "name": name} for number, name in sorted(context.names.items())]
         self._images = RecordFile(context.output(f"{context.stem}{IMAGES_PART}"))
@@ -183,9 +182,7 @@ def _cut_to_rows(file: RecordFile, begin: int) -> None:
     start = max(begin, file.size - TAIL)
     tail = file.read(start)
     before, _, last = tail.rpartition(b"\n")
-    try:
-        json.loads(last.rstrip(b","))
-    except ValueError:
+    if not is_json(last.rstrip(b",")):
         tail = before
     file.truncate(start + len(tail.rstrip(b",\n")))
 

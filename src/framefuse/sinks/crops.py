@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result, cut
-from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_folder
+from framefuse.sinks._base import FolderSink
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.images import save_image
 from framefuse.sinks.run_folder import shorten
 
 
-class CropsSink:
+class CropsSink(FolderSink):
     """Writes crops/<class>/<stem>_<frame>_<number>.jpg, where the number counts the objects of a frame from 0.
 
     A crop covers every pixel that the box touches. Tools that train classifiers read such folders.
@@ -25,18 +22,13 @@ class CropsSink:
     """
 
     name = "crops"
+    folder = "crops"
     needs_frame = True
 
     def __init__(self, *, quality: int = 92) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._quality = quality
         self._converter = FrameConverter()
-        self._folders: dict[Path, os.stat_result] = {}
-
-    def open(self, context: SinkContext) -> None:
-        self._context = context
-        self.paths.append(self._folder("crops"))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink crops needs the frame"
@@ -49,17 +41,6 @@ class CropsSink:
             name = self._context.taken[f"{self.name} {folder}"].take(f"{stem}_{number}")
             path = self._context.output(f"{folder}/{name}.jpg")
             save_image(path, cut(image, found.xyxy), self._quality)
-
-    def _folder(self, name: str) -> Path:
-        path = self._context.folder / name
-        if path not in self._folders:
-            self._folders[path] = open_folder(path)
-        return path
-
-    def close(self) -> None:
-        for folder, opened in self._folders.items():
-            check_unmoved(folder, opened)
-            make_folder_durable(folder)
 
 
 def folder_of(name: str) -> str:

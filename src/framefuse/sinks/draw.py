@@ -10,8 +10,7 @@ import colorsys
 import functools
 import math
 import unicodedata
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -42,6 +41,10 @@ TILES_KEPT = 512
 """Maximum number of cached labels: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
 
 
+Place = tuple[int, int, int, int]
+"""Left, top, right and bottom of a label in pixels; the last two are exclusive."""
+
+
 class Inks(NamedTuple):
     """The colours of a class, as component values."""
 
@@ -49,15 +52,6 @@ class Inks(NamedTuple):
     """Component -> value."""
     ramps: dict[str, Plane]
     """Component -> its values at text coverage 0..255."""
-
-
-class _Place(NamedTuple):
-    """The rectangle of a label in pixels; `right` and `bottom` are exclusive."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
 
 
 class Component(NamedTuple):
@@ -129,15 +123,6 @@ def _font(size: int, ascii_only: bool) -> Any:
     return None
 
 
-def _readable(text: str, size: int) -> tuple[str, Any]:
-    """The text without characters that no available font can draw, and its font."""
-    font = _font(size, text.isascii())
-    if font is not None:
-        return text, font
-    plain = unicodedata.normalize("NFKD", text.replace("\N{LATIN SMALL LETTER SHARP S}", "ss"))
-    return plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
-
-
 @functools.lru_cache(maxsize=1024)
 def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, int]) -> tuple[Plane, Plane]:
     """Text of `size` pixels as coverage 0..255: per pixel, and per cell of the chroma grid.
@@ -147,7 +132,10 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
             whether the text is ASCII.
         grid: pixels per cell in x and y; the text's area is rounded up to whole cells.
     """
-    text, font = _readable(text, size)
+    font = _font(size, text.isascii())
+    if font is None:  # omit the characters that no available font can draw
+        plain = unicodedata.normalize("NFKD", text.replace("\N{LATIN SMALL LETTER SHARP S}", "ss"))
+        text, font = plain.encode("ascii", "ignore").decode().strip(), _font(size, True)
     ascent, descent = font.getmetrics()
     wanted = math.ceil(font.getlength(text)) + left + right, ascent + descent + size // 8
     width, height = (-(-side // step) * step for side, step in zip(wanted, grid, strict=True))
@@ -157,6 +145,31 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
     step_x, step_y = grid
     cells = fine.reshape(height // step_y, step_y, width // step_x, step_x)
     return fine, cells.mean((1, 3)).astype(np.uint8)
+
+
+def class_inks(class_id: int, *, roles: str, matrix: Matrix, full_range: bool) -> Inks:
+    """The colours of a class as values of the components `roles`."""
+    colour = class_colour(class_id)
+    line, text = (encode_colour(one, matrix, full_range) for one in (colour, text_colour(colour)))
+    ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in roles}
+    return Inks(line, ramps)
+
+
+def label_tile(
+    inks: Callable[[int], Inks], size: int, grid: tuple[int, int], class_id: int, name: str, score: str
+) -> dict[str, Plane]:
+    """The label's samples per component; the first component is never subsampled."""
+    # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
+    margin, words = size // 4, name.split()
+    if name.isascii():
+        parts = [
+            text_coverage(" ".join([*words, ""]), size, margin, 0, grid),
+            text_coverage(score, size, 0, margin, grid),
+        ]
+    else:
+        parts = [text_coverage(" ".join([*words, score]), size, margin, margin, grid)]
+    fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
+    return {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in inks(class_id).ramps.items()}
 
 
 class Annotator:
@@ -179,18 +192,21 @@ class Annotator:
                 f"cannot draw into {format.name}: {format.bits} bits per sample",
                 remedy="convert the frame to an 8-bit format first, such as yuv420p",
             )
-        self.format, self.matrix, self.full_range = format, matrix, full_range
+        self.format = format
         self._grid = format.subsample
         rgb = format.layout == "packed" or format.name.startswith("gbr")
-        self._roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
+        roles = "y" if format.layout == "gray" else "rgb" if rgb else "yuv"
+        self._is_yuv = roles == "yuv"
         self._size = width, height
         mean_side = (width + height) / 2
         self.text_size = max(12, round(mean_side * 0.015))
         # Lines cover whole chroma samples, otherwise their colour is diluted.
         unit = max(self._grid)
         self.line_width = max(2, unit, round(mean_side * 0.0025 / unit) * unit)
-        self._classes: dict[int, Inks] = {}
-        self._tiles: OrderedDict[tuple[int, str, str], dict[str, Plane]] = OrderedDict()
+        inks = functools.partial(class_inks, roles=roles, matrix=matrix, full_range=full_range)
+        self._inks = functools.cache(inks)
+        tile = functools.partial(label_tile, self._inks, self.text_size, self._grid)
+        self._tile = functools.lru_cache(TILES_KEPT)(tile)
 
     def draw(self, planes: Sequence[Plane], detections: Detections, masks: Masks | None = None) -> None:
         """Draw into `planes` in place: masks and legend, then boxes, then labels; the most confident detection on top.
@@ -214,7 +230,7 @@ class Annotator:
         scores = detections.confidence.tolist()
         trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
         labels: list[dict[str, Plane]] = []
-        places: list[_Place] = []
+        places: list[Place] = []
         for i, box in enumerate(boxes):
             number = "" if trackers[i] is None else f"#{trackers[i]} "
             labels.append(self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}"))
@@ -250,7 +266,7 @@ class Annotator:
             if count and masks.name(class_id).lower() != UNTINTED:
                 tile = self._tile(class_id, masks.name(class_id), f"{count / seen.size:.0%}")
                 high, wide = next(iter(tile.values())).shape
-                self._paste(parts, _Place(0, top, wide, top + high), tile)
+                self._paste(parts, (0, top, wide, top + high), tile)
                 top += high
                 if top >= self._size[1] // 2:
                     return
@@ -266,39 +282,24 @@ class Annotator:
         snapped: list[list[int]] = boxes.tolist()
         return snapped
 
-    def _inks(self, class_id: int) -> Inks:
-        found = self._classes.get(class_id)
-        if found is None:
-            colour = class_colour(class_id)
-            line = encode_colour(colour, self.matrix, self.full_range)
-            text = encode_colour(text_colour(colour), self.matrix, self.full_range)
-            ramps = {role: np.rint(np.linspace(line[role], text[role], 256)).astype(np.uint8) for role in self._roles}
-            found = self._classes[class_id] = Inks(line, ramps)
-        return found
-
     def _rectangles(
         self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int]
     ) -> None:
         """Draw the outlines of all boxes, the first on top."""
-        if self._roles == "yuv":
+        if self._is_yuv:
             inks = np.array([[self._inks(class_id).line[role] for role in "yuv"] for class_id in class_ids], np.uint8)
             drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=self.line_width)
             return
-        for i in range(len(boxes) - 1, -1, -1):
-            self._rectangle(parts, boxes[i], self._inks(class_ids[i]).line)
+        width = self.line_width
+        for (x1, y1, x2, y2), class_id in zip(reversed(boxes), reversed(class_ids), strict=True):
+            for role, samples, _, _ in parts:  # gray and RGB are not subsampled
+                value = self._inks(class_id).line[role]
+                samples[y1 : y1 + width, x1:x2] = value
+                samples[max(y1, y2 - width) : y2, x1:x2] = value
+                samples[y1:y2, x1 : x1 + width] = value
+                samples[y1:y2, max(x1, x2 - width) : x2] = value
 
-    def _rectangle(self, parts: list[Component], box: list[int], values: dict[str, int]) -> None:
-        left, top, right, bottom = box
-        for role, samples, sx, sy in parts:
-            value = values[role]
-            x1, y1, x2, y2 = left // sx, top // sy, right // sx, bottom // sy
-            wide, high = self.line_width // sx, self.line_width // sy
-            samples[y1 : y1 + high, x1:x2] = value
-            samples[max(y1, y2 - high) : y2, x1:x2] = value
-            samples[y1:y2, x1 : x1 + wide] = value
-            samples[y1:y2, max(x1, x2 - wide) : x2] = value
-
-    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[_Place]) -> _Place:
+    def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[Place]) -> Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,
         below, or next to a label in its way; if none of these is free, above. Labels stay inside the frame."""
         left, top, _, bottom = box
@@ -318,35 +319,12 @@ class Annotator:
             beside = [y for begin, end in near for y in (begin - high, end) if 0 <= y <= lowest]
             beside = sorted((y for y in beside if abs(y - tops[0]) <= 2 * high), key=lambda y: abs(y - tops[0]))
             found = next((y for y in beside if is_free(y)), tops[0])
-        return _Place(left, found, right, found + high)
+        return left, found, right, found + high
 
-    def _paste(self, parts: list[Component], place: _Place, tile: dict[str, Plane]) -> None:
+    def _paste(self, parts: list[Component], place: Place, tile: dict[str, Plane]) -> None:
         """Copy a label to its place, which lies on the chroma grid; clipped to the frame."""
         left, top, _, _ = place
         for role, samples, sx, sy in parts:
             target = samples[top // sy :, left // sx :]
             patch = tile[role][: target.shape[0], : target.shape[1]]
             target[: patch.shape[0], : patch.shape[1]] = patch
-
-    def _tile(self, class_id: int, name: str, score: str) -> dict[str, Plane]:
-        """The label's samples per component, cached; the first component is never subsampled."""
-        key = class_id, name, score
-        found = self._tiles.get(key)
-        if found is not None:
-            self._tiles.move_to_end(key)
-            return found
-        # Two parts, because names and scores are few but their pairs many; one part if their fonts would differ.
-        size, margin, words = self.text_size, self.text_size // 4, name.split()
-        if name.isascii():
-            parts = [
-                text_coverage(" ".join([*words, ""]), size, margin, 0, self._grid),
-                text_coverage(score, size, 0, margin, self._grid),
-            ]
-        else:
-            parts = [text_coverage(" ".join([*words, score]), size, margin, margin, self._grid)]
-        fine, coarse = (np.hstack(pieces) for pieces in zip(*parts, strict=True))
-        tile = {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in self._inks(class_id).ramps.items()}
-        self._tiles[key] = tile
-        if len(self._tiles) > TILES_KEPT:
-            self._tiles.popitem(last=False)
-        return tile

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_folder
+from framefuse.sinks._base import FolderSink
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.images import save_image
 
 
-class FramesSink:
+class FramesSink(FolderSink):
     """Writes images/<stem>_<frame>.jpg, or images/<image>.jpg for images: what the labels of the sink yolo_txt
     describe, so that both together are a data set.
 
@@ -22,19 +19,13 @@ class FramesSink:
     """
 
     name = "frames"
+    folder = "images"
     needs_frame = True
 
     def __init__(self, *, hits: bool = False, quality: int = 92) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._hits, self._quality = hits, quality
         self._converter = FrameConverter()
-
-    def open(self, context: SinkContext) -> None:
-        self._context = context
-        folder = context.folder / "images"
-        self._opened = open_folder(folder)
-        self.paths.append(folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink frames needs the frame"
@@ -42,8 +33,3 @@ class FramesSink:
             return
         path = self._context.output(f"images/{self._context.image_name(self.name, frame)}.jpg")
         save_image(path, self._converter.rgb(frame), self._quality)
-
-    def close(self) -> None:
-        for folder in self.paths:
-            check_unmoved(folder, self._opened)
-            make_folder_durable(folder)

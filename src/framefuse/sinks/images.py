@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image
 from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import check_unmoved, make_folder_durable, open_output, part_of, write_error
+from framefuse.sinks._base import FolderSink
+from framefuse.sinks._lines import open_output, part_of, write_error
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
 
@@ -25,15 +27,13 @@ class RgbAnnotator:
 
     def __init__(self) -> None:
         self._converter = FrameConverter()
-        self._annotator: tuple[tuple[int, int], Annotator] | None = None
+        annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
+        self._annotator_of = lru_cache(1)(annotator)
 
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
-        size = frame.width, frame.height
-        if self._annotator is None or self._annotator[0] != size:
-            self._annotator = size, Annotator(*size, PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
-        self._annotator[1].draw((image,), result.detections, result.masks)
+        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks)
         return image
 
 
@@ -49,7 +49,7 @@ def draw(result: Result, frame: Frame | None = None) -> NDArray[np.uint8]:
     return RgbAnnotator().draw(result.pixels_or(frame), result)
 
 
-class ImagesSink:
+class ImagesSink(FolderSink):
     """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
 
     Frames that do not come from image files are named <stem>_<frame>.png. A file gets its name once it is complete.
@@ -62,15 +62,14 @@ class ImagesSink:
     needs_frame = True
 
     def __init__(self, *, quality: int = 92) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._quality = quality
         self._annotator = RgbAnnotator()
 
     def open(self, context: SinkContext) -> None:
         self._context = context
         try:
-            self._opened = context.folder.stat()
+            self._folders[context.folder] = context.folder.stat()
         except OSError as error:
             raise write_error(context.folder, error) from error
         self.paths.append(context.folder)
@@ -84,11 +83,6 @@ class ImagesSink:
         stem = self._context.taken[self.name].take(self._context.frame_stem(frame))
         path = self._context.output(stem + suffix)
         save_image(path, image, self._quality)
-
-    def close(self) -> None:
-        for folder in self.paths:
-            check_unmoved(folder, self._opened)
-            make_folder_durable(folder)
 
 
 def save_image(path: Path, image: NDArray[np.uint8], quality: int) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import numpy as np
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, encode
+from framefuse.sinks._base import RecordSink, rounded
+from framefuse.sinks._lines import encode
 
 SCHEMA = 2
 """Version of a line; incremented when a field changes its meaning or is removed."""
@@ -21,20 +18,21 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
 
     {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
     "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
-    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. From a semantic segmenter also
+    "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
+    tag of the one that shows it. From a semantic segmenter also
     "shares": {class: the fraction of the frame that it covers, 4 decimals}.
 
     Args:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
     """
     found = result.detections
-    boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
-    scores = np.round(found.confidence.astype(np.float64), 4).tolist()
-    class_ids = found.class_id.tolist()
-    detections = [
+    detections: list[dict[str, object]] = [
         {"xyxy": box, "confidence": score, "class_id": class_id, "class": found.name(class_id)}
-        for box, score, class_id in zip(boxes, scores, class_ids, strict=True)
+        for box, score, class_id in rounded(found)
     ]
+    if found.view is not None:
+        for row, number in zip(detections, found.view.tolist(), strict=True):
+            row["view"] = result.views[number].tag
     frame = result.frame
     line: dict[str, object] = {"schema": SCHEMA} | ({"source": frame.source_id} if name_source else {})
     line |= {
@@ -51,29 +49,12 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 
-class JsonlSink:
+class JsonlSink(RecordSink):
     """Writes <stem>.jsonl, which ends with a complete line even after a crash or on a full disk. Lines of images name
     their file."""
 
     name = "jsonl"
-    needs_frame = False
-
-    def __init__(self) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
-
-    def open(self, context: SinkContext) -> None:
-        self._file = RecordFile(context.output(f"{context.stem}.jsonl"), part=context.ends)
-        self.paths.append(self._file.target)
-        self._name_source = context.source.kind == "images"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        self._file.append(encode(to_json(result, name_source=self._name_source) + "\n"))
-
-    def close(self) -> None:
-        if not self.paths:
-            return
-        if self._file.size:
-            self._file.close()
-        else:
-            self._file.discard()
+        name_source = self._context.source.kind == "images"
+        self._file.append(encode(to_json(result, name_source=name_source) + "\n"))

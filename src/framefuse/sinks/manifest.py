@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -33,11 +34,9 @@ class Manifest:
         """Key -> (stem, names of the outputs)."""
         path = folder / MANIFEST
         for line in path.read_bytes().splitlines() if resume and path.is_file() else ():
-            try:
+            with suppress(ValueError, KeyError, TypeError):  # the last line of a killed run, or not ours
                 entry = json.loads(line)
                 self._entries[entry["key"]] = entry["stem"], list(entry["outputs"])
-            except (ValueError, KeyError, TypeError):  # the last line of a killed run, or not ours
-                continue
 
     def key(self, files: Iterable[Path]) -> str:
         """

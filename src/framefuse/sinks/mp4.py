@@ -9,7 +9,7 @@ on a full disk, the fragmented file gets the name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +18,6 @@ from typing import Any
 
 import av
 import numpy as np
-from av.container import OutputContainer
 from av.video.frame import PictureType
 from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
@@ -217,13 +216,6 @@ def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str 
     return None
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether this is a fragmented MP4 that a run of framefuse writes or has left."""
-    with open(path, "rb") as file:
-        header = file.read(HEADER_BYTES)
-    return header[4:8] == b"ftyp" and UNFINISHED.encode() in header
-
-
 def finish_unfinished(path: Path) -> str:
     """Make a plain MP4 of a fragmented one that a killed run left; what was done, "" if it is another file.
 
@@ -237,7 +229,9 @@ def finish_unfinished(path: Path) -> str:
     if not path.stat().st_size:
         path.unlink()
         return "removed: it is empty"
-    if not is_unfinished(path):
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    if header[4:8] != b"ftyp" or UNFINISHED.encode() not in header:
         return ""
     cut_to_whole_boxes(path)
     if not path.exists():
@@ -256,42 +250,31 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
-        streams = {stream.index: _copy_of(stream, writer) for stream in reader.streams}
+        streams: dict[int, Any] = {}
+        for stream in reader.streams:
+            streams[stream.index] = writer.add_stream_from_template(stream)
+            streams[stream.index].time_base = stream.time_base
         for packet in reader.demux():
             if packet.dts is not None:
                 packet.stream = streams[packet.stream_index]
                 writer.mux(packet)
 
 
-def _copy_of(stream: Any, writer: OutputContainer) -> Any:
-    copy = writer.add_stream_from_template(stream)
-    copy.time_base = stream.time_base
-    return copy
-
-
-def boxes(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The kind and the end of each whole box at the top of an MP4."""
-    index = 0
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        while index + 8 <= size:
-            file.seek(index)
-            header = file.read(16)
-            length = int.from_bytes(header[:4], "big")
-            if length == 1:
-                length = int.from_bytes(header[8:], "big")
-            index += max(8, length)
-            if index <= size:
-                yield header[4:8], index
-
-
 def cut_to_whole_boxes(path: Path) -> None:
     """Truncate an unfinished fragmented MP4 after its last complete fragment; remove it if there is none."""
-    whole = fragments = 0
-    for kind, end in boxes(path):
-        if kind != b"moof":
-            whole = end
-            fragments += kind == b"mdat"
+    whole = fragments = end = 0
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while end + 8 <= size:
+            file.seek(end)
+            header = file.read(16)
+            kind, length = header[4:8], int.from_bytes(header[:4], "big")
+            if length == 1:
+                length = int.from_bytes(header[8:], "big")
+            end += max(8, length)
+            if end <= size and kind != b"moof":
+                whole = end
+                fragments += kind == b"mdat"
     os.truncate(path, whole)
     if not fragments:
         path.unlink()

@@ -7,7 +7,6 @@ ends in ".part", except where the source is live, and is never complete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco
-from framefuse.sinks._lines import make_durable, part_of, write_error
+from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
 from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished
 from framefuse.sinks.run_folder import FolderLock
@@ -61,7 +60,11 @@ def _repair(path: Path) -> str:
     if not path.is_file() or path.is_symlink():
         return ""
     if path.name.endswith(coco.IMAGES_PART):
-        return _used_images(path)
+        main = path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json")
+        if part_of(main).exists() or not main.exists():
+            return ""  # used with the annotations
+        path.unlink()
+        return f"removed: {main.name} is complete"
     if path.name.endswith(".json.part"):
         images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
         return images and f"completed as {path.with_suffix('').name}, {images}"
@@ -89,24 +92,8 @@ def _repair(path: Path) -> str:
     return done
 
 
-def _used_images(path: Path) -> str:
-    main = path.with_name(path.name.removesuffix(coco.IMAGES_PART) + ".json")
-    if part_of(main).exists() or not main.exists():
-        return ""  # used with the annotations
-    path.unlink()
-    return f"removed: {main.name} is complete"
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
 LINES = {
-    ".jsonl": (b'{"schema": ', _is_json),
+    ".jsonl": (b'{"schema": ', is_json),
     ".csv": (",".join(HEADER).encode() + b"\n", lambda line: line.count(b",") >= len(HEADER)),
 }
 """Suffix -> how our files begin, and whether a line without an end is a whole one all the same."""

@@ -125,10 +125,7 @@ class UniqueNames:
         return name.lower() in self._used
 
     def take(self, wanted: str) -> str:
-        name = wanted
-        for number in itertools.count(2):
-            if name not in self:
-                break
-            name = f"{wanted}_{number}"
+        numbered = (f"{wanted}_{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([wanted], numbered) if name not in self)
         self._used.add(name.lower())
         return name

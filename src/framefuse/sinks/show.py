@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from framefuse.errors import CapabilityError
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
+from framefuse.sinks._base import BaseSink
 from framefuse.sinks.images import RgbAnnotator
 from framefuse.sinks.window import REMEDY
 
@@ -17,7 +16,7 @@ CLOSE_KEYS = (ord("q"), 27)
 """q and Escape."""
 
 
-class ShowSink:
+class ShowSink(BaseSink):
     """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues.
 
     All calls must come from the main thread, as windows belong to it.
@@ -30,8 +29,7 @@ class ShowSink:
     needs_frame = True
 
     def __init__(self) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._annotator = RgbAnnotator()
         self._title = ""
 

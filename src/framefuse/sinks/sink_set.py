@@ -65,9 +65,7 @@ class SinkSet:
         self._inputs_of: dict[str, tuple[SourceInfo, str, str]] = {}
         """Source, key and stem of what the manifest will list."""
         paths = [output_path(folder, name, Files(self._inputs)) for name in beside]
-        for stem in {path.stem for path in paths}:
-            self._taken["stem"].take(stem)
-        for stem in stems:
+        for stem in (*{path.stem for path in paths}, *stems):
             self._taken["stem"].take(stem)
 
     def __enter__(self) -> SinkSet:
@@ -98,12 +96,9 @@ class SinkSet:
             self._open(key, source)
         errors: list[Exception] = []
         for sink in list(self._working[key]):
-            try:
-                sink.write(result, frame)
-            except Exception as error:
-                errors.append(error)
+            if failed := _errors_of(sink.write, result, frame):
                 self._working[key].remove(sink)
-                errors += _close([sink])
+                errors += failed + _close([sink])
         _raise_first(errors)
 
     def end(self, source_id: str) -> None:
@@ -140,22 +135,23 @@ class SinkSet:
         errors: list[Exception] = []
         for sink in self._make(source):
             self._all.append(sink)
-            try:
-                sink.open(context)
+            if failed := _errors_of(sink.open, context):
+                errors += failed
+            else:
                 self._working[key].append(sink)
-            except Exception as error:
-                errors.append(error)
         _raise_first(errors)
 
 
 def _close(sinks: Sequence[Sink]) -> list[Exception]:
-    errors: list[Exception] = []
-    for sink in sinks:
-        try:
-            sink.close()
-        except Exception as error:
-            errors.append(error)
-    return errors
+    return [error for sink in sinks for error in _errors_of(sink.close)]
+
+
+def _errors_of(call: Callable[..., None], *values: object) -> list[Exception]:
+    try:
+        call(*values)
+    except Exception as error:
+        return [error]
+    return []
 
 
 def _raise_first(errors: list[Exception]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import av
@@ -12,10 +11,11 @@ import numpy as np
 
 from framefuse.common.text import counted
 from framefuse.errors import SinkError
-from framefuse.frame import PIXEL_FORMATS, Frame, Matrix
+from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.canvas import FrameConverter, Plane, planes_of, upright
+from framefuse.sinks._base import BaseSink
+from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, upright
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
 from framefuse.sinks.mp4 import Encoding, Mp4File
@@ -49,8 +49,7 @@ class VideoFormat(NamedTuple):
 
     width: int
     height: int
-    matrix: Matrix
-    full_range: bool
+    meaning: Meaning
 
     @property
     def even(self) -> tuple[int, int]:
@@ -127,27 +126,22 @@ class Timeline:
         return self.source_seconds + self.ticks * self.time_base
 
     def notes(self, name: str) -> list[str]:
-        found = []
-        if self.inexact:
-            found.append(f"{name}: timestamps rounded to {self.time_base} s, as mpeg4 requires")
-        if self.offset and not self.jumps and not self.shortened:
-            found.append(f"{name}: starts at 0, all timestamps shifted by {float(self.offset):.3f} s")
-        if self.missing:
-            found.append(f"{name}: {counted(self.missing, 'frame')} without pts placed by the frame rate")
-        if self.moved:
-            found.append(f"{name}: {counted(self.moved, 'frame')} delayed, as the pts did not increase")
-        if self.jumps:
-            found.append(f"{name}: pts jumped back {counted(self.jumps, 'time')}; the video continues without the jump")
+        shifted = self.offset and not self.jumps and not self.shortened
         longest = float(self._longest * self.time_base)
-        if self.repeated:
-            what = counted(self.repeated, "repeated frame")
-            found.append(f"{name}: {what} to fill gaps over {longest:,.1f} s, as MP4 requires")
-        if self.shortened:
-            found.append(f"{name}: {counted(self.shortened, 'gap')} shortened to {(REPEATS + 1) * longest:,.1f} s")
-        return found
+        filled = f"to fill gaps over {longest:,.1f} s, as MP4 requires"
+        notes = [
+            (self.inexact, f"timestamps rounded to {self.time_base} s, as mpeg4 requires"),
+            (shifted, f"starts at 0, all timestamps shifted by {float(self.offset):.3f} s"),
+            (self.missing, f"{counted(self.missing, 'frame')} without pts placed by the frame rate"),
+            (self.moved, f"{counted(self.moved, 'frame')} delayed, as the pts did not increase"),
+            (self.jumps, f"pts jumped back {counted(self.jumps, 'time')}; the video continues without the jump"),
+            (self.repeated, f"{counted(self.repeated, 'repeated frame')} {filled}"),
+            (self.shortened, f"{counted(self.shortened, 'gap')} shortened to {(REPEATS + 1) * longest:,.1f} s"),
+        ]
+        return [f"{name}: {text}" for happened, text in notes if happened]
 
 
-class VideoSink:
+class VideoSink(BaseSink):
     """Writes <stem>.mp4, upright, with the source's timestamps (variable rates too) and audio packets.
 
     Frames of odd size are extended by a copy of the last column or row. If the size or the colour description changes
@@ -175,13 +169,12 @@ class VideoSink:
         audio: bool = True,
         gpu: int | None = None,
     ) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._encoder, self._audio = encoder, audio
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
-        self._largest = VideoFormat(0, 0, "bt601", False)
+        self._largest = VideoFormat(0, 0, Meaning("bt601", False))
         self._file: Mp4File | None = None
 
     def open(self, context: SinkContext) -> None:
@@ -191,15 +184,15 @@ class VideoSink:
                 f"this FFmpeg has no video encoder {self._encoder!r}", remedy=f"choose another --encoder: {found}"
             )
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
-        self._context = context
+        super().open(context)
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
-        planes, matrix, full_range = self._converter.yuv420p(frame)
-        format = VideoFormat(frame.width, frame.height, matrix, full_range)
+        planes, meaning = self._converter.yuv420p(frame)
+        format = VideoFormat(frame.width, frame.height, meaning)
         if self._file is None or (format != self._format and len(self.paths) < FILES):
             self._largest = max(self._largest, format, key=lambda one: one.width * one.height)
-            self._finish()
+            self.close()
             self._file = self._start(frame, format if len(self.paths) + 1 < FILES else self._largest)
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
@@ -212,11 +205,8 @@ class VideoSink:
             own = av.VideoFrame(*format.even, "yuv420p")
             fill(planes_of(own), planes, frame.rotation)
             annotator_of(format).draw(planes_of(own), result.detections, result.masks)
-            self._converter.fit(own, format, target, self._format)
+            self._converter.fit(own, meaning, target, self._format.meaning)
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
-
-    def close(self) -> None:
-        self._finish()
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
         number = len(self.paths) + 1
@@ -229,7 +219,7 @@ class VideoSink:
         if number == FILES:
             self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
         elif number > 1:
-            self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.matrix}")
+            self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.meaning.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
         source = self._context.source
@@ -252,8 +242,8 @@ class VideoSink:
                 threads=threads,
                 time_base=self._times.time_base,
                 rate=rate,
-                matrix=format.matrix,
-                full_range=format.full_range,
+                matrix=format.meaning.matrix,
+                full_range=format.meaning.full_range,
                 sample_aspect_ratio=aspect,
             ),
             part=self._context.ends,
@@ -264,18 +254,18 @@ class VideoSink:
             file.add_audio(source.path, start=start, offset=self._times.offset, notes=self.notes)
         return file
 
-    def _finish(self) -> None:
+    def close(self) -> None:
         if self._file is None:
             return
         file, self._file = self._file, None
         self.notes += self._times.notes(file.path.name)
-        problem = file.close(self._times.source_end)
-        if problem:
+        if problem := file.close(self._times.source_end):
             self.notes.append(problem)
 
 
 def annotator_of(format: VideoFormat) -> Annotator:
-    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=format.matrix, full_range=format.full_range)
+    matrix, full_range = format.meaning
+    return Annotator(*format.even, PIXEL_FORMATS["yuv420p"], matrix=matrix, full_range=full_range)
 
 
 def fill(targets: tuple[Plane, ...], planes: tuple[Plane, ...], rotation: int) -> None:

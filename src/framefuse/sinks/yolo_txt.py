@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks import SinkContext
-from framefuse.sinks._lines import RecordFile, check_unmoved, make_folder_durable, open_folder
+from framefuse.sinks._base import FolderSink
+from framefuse.sinks._lines import RecordFile
 
 
-class YoloTxtSink:
+class YoloTxtSink(FolderSink):
     """Writes labels/<stem>_<frame>.txt, or labels/<image>.txt for images: `class cx cy w h` in 0..1 of the frame size.
 
     A frame without objects gets an empty file, which training tools read as a background image.
@@ -22,18 +20,11 @@ class YoloTxtSink:
     """
 
     name = "yolo_txt"
-    needs_frame = False
+    folder = "labels"
 
     def __init__(self, *, confidence: bool = False) -> None:
-        self.paths: list[Path] = []
-        self.notes: list[str] = []
+        super().__init__()
         self._confidence = confidence
-
-    def open(self, context: SinkContext) -> None:
-        self._context = context
-        folder = context.folder / "labels"
-        self._opened = open_folder(folder)
-        self.paths.append(folder)
 
     def write(self, result: Result, frame: Frame | None) -> None:
         found, info = result.detections, result.frame
@@ -52,8 +43,3 @@ class YoloTxtSink:
             file.append("".join(lines).encode())
         finally:
             file.close(durable=False)
-
-    def close(self) -> None:
-        for folder in self.paths:
-            check_unmoved(folder, self._opened)
-            make_folder_durable(folder)

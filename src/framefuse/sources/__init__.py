@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from framefuse.common.redact import brief
@@ -41,8 +41,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if isinstance(source, (str, Path)):
         return _open_text(source, options)
     if isinstance(getattr(source, "info", None), SourceInfo) and hasattr(source, "close"):
-        opened: Source = source
-        return opened
+        return cast("Source", source)
     from framefuse.sources.arrays import is_image, open_arrays
     from framefuse.sources.paths import PathList, open_paths
 
@@ -88,8 +87,7 @@ def _local_path(address: str) -> Path:
 
 def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
     if scheme in SCHEMES:
-        opened: Source = importlib.import_module(SCHEMES[scheme]).open_live(uri, options)
-        return opened
+        return cast("Source", importlib.import_module(SCHEMES[scheme]).open_live(uri, options))
     if scheme == "synthetic":
         from framefuse.sources.synthetic import open_synthetic
 
@@ -100,8 +98,7 @@ def _open_address(scheme: str, uri: str, options: SourceOptions) -> Source:
     if scheme not in plugins:
         known = ", ".join(sorted({"file", "synthetic", *SCHEMES, *plugins}))
         raise UsageError(f"no source reads {scheme}:// addresses", remedy=f"choose one of {known}")
-    opened = plugins[scheme].load()(uri, options)
-    return opened
+    return cast("Source", plugins[scheme].load()(uri, options))
 
 
 __all__ = ["Source", "SourceInfo", "SourceOptions", "open_source"]

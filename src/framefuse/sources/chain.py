@@ -57,16 +57,10 @@ def chain(openers: Sequence[Opener], *, alone: bool = True) -> PullSource:
     Raises:
         SourceError: none can be opened (immediately), or none delivered a frame (at the end).
     """
-    chained = _Chain(
-        iter(openers),
-        counted(len(openers), "source"),
-        [name for name, _ in openers],
-        alone=alone,
-    )
-    source = chained.source()
-    if source is None and alone:
+    chained = _Chain(iter(openers), counted(len(openers), "source"), [name for name, _ in openers], alone=alone)
+    if chained.open_next() is None and alone:
         raise chained.nothing()
-    return source or chained.unread()
+    return chained.source()
 
 
 @dataclass(frozen=True)
@@ -100,10 +94,9 @@ class SharedList:
                 yield _name(item), partial(self.open_one, item, options)
 
         chains = [_Chain(openers(), f"reader {number + 1} of a list", alone=False) for number in range(self.readers)]
-        first = chains[0].source()
-        if first is None:
+        if chains[0].open_next() is None:
             raise chains[0].nothing()
-        return [first, *(chained.unread() for chained in chains[1:])]
+        return [chained.source() for chained in chains]
 
 
 class _Chain:
@@ -119,26 +112,19 @@ class _Chain:
         self._alone = alone
         self.failures: list[str] = []
         self._current: Source | None = None
-        self._info = SourceInfo(name, "unread")
-        self._info.files = [Path(name) for name in files if "://" not in name]
+        self._info = SourceInfo(name, "unread", files=[Path(file) for file in files if "://" not in file])
 
-    def source(self) -> PullSource | None:
-        """The whole chain with its first part open; None: no part can be opened."""
-        return None if self._open_next() is None else self.unread()
-
-    def unread(self) -> PullSource:
+    def source(self) -> PullSource:
         """The whole chain; its first part, if not yet open, is opened on the first frame."""
         return PullSource(self._info, self._frames, self._close_current, self._close_current)
 
-    def _open_next(self) -> Source | None:
+    def open_next(self) -> Source | None:
         """Open the next part that can be opened; None: there is none."""
         self._current = None
-        while self._current is None:
-            name, opener = next(self._openers, ("", None))
-            if opener is None:
-                break
+        for name, opener in self._openers:
             try:
                 self._current = opener()
+                break
             except Exception as error:
                 self._failed(name, error)
         if self._current is not None and self._info.kind == "unread":
@@ -150,7 +136,7 @@ class _Chain:
     def _frames(self, closed: threading.Event) -> Frames:
         delivered = 0
         if self._info.kind == "unread" and not closed.is_set():
-            self._open_next()
+            self.open_next()
         while (source := self._current) is not None and not closed.is_set():
             try:
                 for frame in source:
@@ -163,7 +149,7 @@ class _Chain:
                 source.close()
                 self._collect(source.info)
             if not closed.is_set():
-                self._open_next()
+                self.open_next()
         if self._alone and not delivered and self.failures and not closed.is_set():
             raise self.nothing()
 

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -62,18 +62,17 @@ EXIT_SECONDS = 1.0
 TRANSPORTS = ("tcp", "udp", "udp_multicast", "http", "https")
 
 
+@dataclass(repr=False, eq=False)
 class Address:
-    """The address of a stream. Its repr and `shown` contain no secret."""
+    """The address of a stream. Its repr contains no secret."""
 
-    def __init__(self, url: str, scheme: str, ffmpeg_options: dict[str, str]) -> None:
-        self.url = url
-        """With the credentials: for FFmpeg only."""
-        self.shown = redact(url)
-        self.scheme = scheme
-        self.ffmpeg_options = ffmpeg_options
+    url: str
+    """With the credentials: for FFmpeg only."""
+    scheme: str
+    ffmpeg_options: dict[str, str]
 
     def __repr__(self) -> str:
-        return self.shown
+        return redact(self.url)
 
     @classmethod
     def parse(cls, uri: str) -> Address:
@@ -313,10 +312,9 @@ class Connection:
 
     def _read(self) -> Ended:
         timeout = self._options.timeout
-        options = self._address.ffmpeg_options
         with av.open(
             self._address.url,
-            container_options=options,
+            container_options=self._address.ffmpeg_options,
             options=size_limit(self._options.max_pixels),
             timeout=(timeout, timeout),
             **TAGS,
@@ -328,7 +326,16 @@ class Connection:
             for other in container.streams:
                 if other is not stream:
                     other.discard = Discard.all  # otherwise every rendition of an HLS stream is downloaded
-            facts = _facts(container, stream)
+            context = stream.codec_context
+            facts = Facts(
+                context.name,
+                context.width,
+                context.height,
+                exact(stream.average_rate),
+                container.duration / 1_000_000 if container.duration else None,
+                exact(stream.sample_aspect_ratio) or Fraction(1),
+                container.format.name,
+            )
             low_latency = self._options.low_latency or facts.seconds is None
             last = self._last_packet = time.monotonic()
             with self._changed:
@@ -343,13 +350,7 @@ class Connection:
                 watch = Watch(time.monotonic(), patience)
                 self._on_change(before, after)
 
-            decoder = HostDecoder(
-                stream,
-                threads=self._options.decode_threads,
-                low_latency=low_latency,
-                max_pixels=self._options.max_pixels,
-                on_change=changed,
-            )
+            decoder = HostDecoder(stream, replace(self._options, low_latency=low_latency), changed)
             for packet in demuxed(container, stream):
                 arrival = self._last_packet = time.monotonic()
                 try:
@@ -407,16 +408,3 @@ def _abandon_all() -> None:
         connection.abandon()
     for connection in connections:
         connection.thread.join(EXIT_SECONDS)
-
-
-def _facts(container: Any, stream: Any) -> Facts:
-    context = stream.codec_context
-    return Facts(
-        context.name,
-        context.width,
-        context.height,
-        exact(stream.average_rate),
-        container.duration / 1_000_000 if container.duration else None,
-        exact(stream.sample_aspect_ratio) or Fraction(1),
-        container.format.name,
-    )

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 import av
@@ -14,7 +13,7 @@ from av.bitstream import BitStreamFilterContext
 
 from framefuse.frame import Frame
 from framefuse.sources.planes import wrap
-from framefuse.sources.source import SourceInfo
+from framefuse.sources.source import SourceInfo, SourceOptions
 
 FILTERS = {
     "h264": "h264_mp4toannexb",
@@ -61,21 +60,12 @@ class HostDecoder:
         on_change: called with the old and the new codec.
     """
 
-    def __init__(
-        self,
-        stream: Any,
-        *,
-        threads: int,
-        low_latency: bool,
-        max_pixels: int,
-        on_change: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, stream: Any, options: SourceOptions, on_change: Callable[[str, str], None]) -> None:
         self.codec: str = stream.codec_context.name
-        self._stream, self._context = stream, stream.codec_context
+        self._stream, self._context, self._options = stream, stream.codec_context, options
         self._follows = stream.container.format.name in ("mpegts", "hls")
-        self._configure = partial(_configure, threads=threads, low_latency=low_latency, max_pixels=max_pixels)
         self._on_change = on_change
-        self._configure(self._context)
+        self._configure()
 
     def decode(self, packet: Any, closed: threading.Event) -> Iterable[Any]:
         if self._follows and packet.size and (codec := changed_codec(self._stream, self.codec)):
@@ -89,11 +79,20 @@ class HostDecoder:
         frames: list[Any] = []
         self._on_change(self.codec, codec)
         before, self.codec, self._context = self._context, codec, av.CodecContext.create(codec, "r")
-        self._configure(self._context)
+        self._configure()
         for context, part in ((before, old), (before, None), (self._context, new)):
             with suppress(av.FFmpegError, EOFError):
                 frames += context.decode(part) if part is None or part.size else []
         return frames
+
+    def _configure(self) -> None:
+        """Set the threads of the decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
+        context, low_latency = self._context, self._options.low_latency
+        context.options = size_limit(self._options.max_pixels)
+        context.thread_count = self._options.decode_threads
+        context.thread_type = "SLICE" if low_latency else "AUTO"
+        if low_latency:
+            context.flags |= av.codec.context.Flags.low_delay
 
     def restart(self) -> None:
         """PyAV flushes the decoder when it seeks."""
@@ -105,15 +104,6 @@ class HostDecoder:
 def size_limit(max_pixels: int) -> dict[str, str]:
     """The option by which FFmpeg refuses larger frames before it allocates them, also while it probes a file."""
     return {"max_pixels": str(min(max_pixels, 2**31 - 1))}
-
-
-def _configure(context: Any, threads: int, low_latency: bool, max_pixels: int) -> None:
-    """Set the threads of a decoder. Frame threads delay a frame each, so low latency uses slice threads only."""
-    context.options = size_limit(max_pixels)
-    context.thread_count = threads
-    context.thread_type = "SLICE" if low_latency else "AUTO"
-    if low_latency:
-        context.flags |= av.codec.context.Flags.low_delay
 
 
 def _split(packet: Any, codec: str) -> tuple[Any, Any]:

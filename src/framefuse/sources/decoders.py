@@ -38,8 +38,7 @@ def choose_decoder(
         sample = first_frame()
     except FramefuseError as error:
         return on_host(f"the first frame cannot be decoded ({error.message})")
-    reason = refusal(module, CODECS[name], sample)
-    if reason:
+    if reason := refusal(module, CODECS[name], sample):
         return on_host(reason)
     from framefuse.sources.nvdec import NvDecoder
 

@@ -65,7 +65,7 @@ def open_file(path: Path, options: SourceOptions) -> PullSource:
     except BaseException:
         container.close()
         raise
-    return PullSource(video.info, video.frames, video.close)
+    return PullSource(video.info, video.frames, lambda: video.container.close())
 
 
 def _first_frame(path: Path, info: SourceInfo, max_pixels: int) -> Frame:
@@ -187,7 +187,9 @@ class _Video:
                 if begin and pts is not None and pts < start:
                     continue
                 if index % options.vid_stride == 0:
-                    self._note_size(decoded)
+                    self.sizes.add((decoded.width, decoded.height))
+                    if len(self.sizes) > 1:
+                        note(self.info, "the frame size changes in the video")
                     yield self.decoder.wrap(
                         decoded,
                         self.info,
@@ -323,18 +325,9 @@ class _Video:
             _note_codec(self.info, before, after)
         return True
 
-    def close(self) -> None:
-        self.container.close()
-
     def _host_decoder(self) -> HostDecoder:
         # Without a reference to this object: a cycle would keep the threads of a decoder after the end.
-        return HostDecoder(
-            self.stream,
-            threads=self.options.decode_threads,
-            low_latency=self.options.low_latency,
-            max_pixels=self.options.max_pixels,
-            on_change=partial(_note_codec, self.info),
-        )
+        return HostDecoder(self.stream, self.options, partial(_note_codec, self.info))
 
     @property
     def _codec(self) -> str:
@@ -365,11 +358,6 @@ class _Video:
             self.concealed += decoded.is_corrupt
             yield decoded, pts
         self.end = known + after * (step or Fraction(0)) - self.origin
-
-    def _note_size(self, decoded: Any) -> None:
-        self.sizes.add((decoded.width, decoded.height))
-        if len(self.sizes) > 1:
-            note(self.info, "the frame size changes in the video")
 
     def _note_counts(self, ended: bool) -> None:
         info = self.info

@@ -44,9 +44,8 @@ def open_images(paths: Sequence[Path], options: SourceOptions) -> PullSource:
     Raises:
         DecodeError: the only image cannot be read, or none of several (while reading).
     """
-    info = SourceInfo(str(paths[0]) if len(paths) == 1 else f"{len(paths)} images", "images", files=paths)
-    info.mixed = len(paths) > 1
-    info.frames = -(-len(paths) // options.vid_stride)
+    name = str(paths[0]) if len(paths) == 1 else f"{len(paths)} images"
+    info = SourceInfo(name, "images", frames=-(-len(paths) // options.vid_stride), mixed=len(paths) > 1, files=paths)
     if len(paths) == 1:
         with _opened(paths[0]) as image:
             check_size(*image.size, str(paths[0]), options.max_pixels)
@@ -90,7 +89,12 @@ def _frames(paths: Sequence[Path], info: SourceInfo, options: SourceOptions, clo
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The open image; any error inside the block becomes a SourceError that names the path."""
     try:
-        with _identified(path) as image:
+        Image.init()  # without it, a format that this Pillow lacks is a KeyError
+        formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
+        # Pillow's warning of a large size is left out: `max_pixels` decides.
+        with _filters, warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            identified = Image.open(path, formats=formats)
+        with identified as image:
             yield image
     except SourceError:
         raise
@@ -105,14 +109,6 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             reason = "not an image of a supported format, or damaged"
             remedy += f", and save it as one of {', '.join(IMAGE_FORMATS)}"
         raise DecodeError(f"{path}: {reason}", remedy=remedy) from error
-
-
-def _identified(path: Path) -> Image.Image:
-    """The image with its header read. Pillow's warning of a large size is left out: `max_pixels` decides."""
-    Image.init()  # without it, a format that this Pillow lacks is a KeyError
-    formats = [name for name in IMAGE_FORMATS if name in Image.OPEN]
-    with _filters, warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
-        return Image.open(path, formats=formats)
 
 
 def _is_sequence(image: Image.Image) -> bool:
@@ -142,11 +138,10 @@ def _frame(image: Image.Image, info: SourceInfo, index: int, source_id: str, pts
     image.load()
     # After load, because for some formats Pillow then rotates the pixels itself and removes the tag.
     orientation = image.getexif().get(ORIENTATION_TAG, 1)
-    upright = image
     if orientation in MIRRORED:
         note(info, "mirrored by EXIF: flipped in a copy")
-        upright = ImageOps.exif_transpose(image)
-    name, pixels = to_array(upright, info, source_id)
+        image = ImageOps.exif_transpose(image)
+    name, pixels = to_array(image, info, source_id)
     return Frame(
         (pixels,),
         PIXEL_FORMATS[name],

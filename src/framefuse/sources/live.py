@@ -71,7 +71,7 @@ class _Live:
     """The stream across all its connections."""
 
     def __init__(self, address: Address, options: SourceOptions, random: Random) -> None:
-        self.info = SourceInfo(address.shown, "live")
+        self.info = SourceInfo(str(address), "live")
         self._address, self._options = address, options
         self._backoff = Backoff(options.reconnect, options.reconnect_max_delay, random)
         self._connection: Connection | None = None
@@ -111,9 +111,7 @@ class _Live:
         if connection.facts is not None:
             self._learn(connection.facts)
         elif connection.ended is not None:
-            error = self._final(connection.ended)
-            if error is not None:
-                raise error
+            self._check_retryable(connection.ended)
 
     def frames(self, closed: threading.Event) -> Frames:
         """The frames from `start` to `end`; index counts from 0, including frames skipped by the stride."""
@@ -193,9 +191,7 @@ class _Live:
         if ended.error is None and self._delivered and (finite or not self._options.reconnect):
             return False
         self._unreadable += ended.error is av.error.InvalidDataError
-        error = self._final(ended)
-        if error is not None:
-            raise error
+        self._check_retryable(ended)
         if not self._backoff.failures:
             self._losses += self._delivered
             self._note(f"loss {self._losses}: {ended.reason}" if self._delivered else f"no frame yet: {ended.reason}")
@@ -214,26 +210,25 @@ class _Live:
             self._warn(f"{what}: {ended.reason}; retrying {limit} (option reconnect)")
         return not closed.wait(delay)
 
-    def _final(self, ended: Ended) -> FramefuseError | None:
-        """The error to raise if retrying cannot help."""
+    def _check_retryable(self, ended: Ended) -> None:
+        """Raise the error that ends the stream if retrying cannot help."""
         kind, text = ended.error or EOFError, f"{self._address}: {ended.reason}"
         if issubclass(kind, (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)):
-            return AuthenticationError(text, remedy="check the name and password in the address; it is not retried")
+            raise AuthenticationError(text, remedy="check the name and password in the address; it is not retried")
         if issubclass(kind, FramefuseError):
-            return SourceError(text)
+            raise SourceError(text)
         if self._delivered:
-            return None
+            return
         if issubclass(kind, ssl.SSLCertVerificationError):
-            return SourceError(text, remedy="set tls_verify to a PEM file with it or its authority, or to off")
+            raise SourceError(text, remedy="set tls_verify to a PEM file with it or its authority, or to off")
         if issubclass(kind, av.error.ProtocolNotFoundError):
-            return CapabilityError(text, remedy=f"the installed FFmpeg cannot read {self._address.scheme}:// addresses")
+            raise CapabilityError(text, remedy=f"the installed FFmpeg cannot read {self._address.scheme}:// addresses")
         if issubclass(kind, av.error.HTTPClientError) and not issubclass(kind, av.error.HTTPTooManyRequestsError):
-            return SourceError(text, remedy="check the path of the address")
+            raise SourceError(text, remedy="check the path of the address")
         if issubclass(kind, av.error.ArgumentError):
-            return SourceError(text, remedy="check the address")
+            raise SourceError(text, remedy="check the address")
         if self._unreadable >= UNREADABLE_IN_A_ROW:
-            return DecodeError(text, remedy="check that the address is that of a video stream, not of a web page")
-        return None
+            raise DecodeError(text, remedy="check that the address is that of a video stream, not of a web page")
 
     def _learn(self, facts: Facts) -> None:
         info, options = self.info, self._options

@@ -64,10 +64,10 @@ def refusal(module: Any, codec: str, sample: Frame) -> str | None:
         return f"NVDEC on this GPU has no {format.bits}-bit {codec} ({limits})"
     if not limits.get("num_decoder_engines"):
         return f"NVDEC on this GPU has no {format.bits}-bit {codec}"
-    if not (limits["width_min"] <= width <= limits["width_max"]):
-        return f"width {width} is outside NVDEC's range {limits['width_min']}..{limits['width_max']}"
-    if not (limits["height_min"] <= height <= limits["height_max"]):
-        return f"height {height} is outside NVDEC's range {limits['height_min']}..{limits['height_max']}"
+    for name, side in (("width", width), ("height", height)):
+        least, most = limits[f"{name}_min"], limits[f"{name}_max"]
+        if not least <= side <= most:
+            return f"{name} {side} is outside NVDEC's range {least}..{most}"
     if width * height > limits["mb_num_max"] * 256:
         return f"{width}x{height} is more than {limits['mb_num_max']} macroblocks"
     return None

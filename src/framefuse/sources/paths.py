@@ -45,23 +45,20 @@ def find(text: str) -> list[str]:
     Raises:
         SourceError: no such file, or it cannot be read.
     """
+    path = Path(text)
     try:
-        return _named(text)
+        if path.is_dir():
+            return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
+        if path.exists():
+            return [text]
+        # After the check for a file, whose name may contain glob characters.
+        if glob.has_magic(text):
+            files = (item for item in glob.iglob(text, recursive=True) if Path(item).is_file())
+            return _media(text, sorted_naturally(files))
+        raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(text, path))
     except (OSError, ValueError, RecursionError) as error:  # a character that no file name has, hundreds of folders
         reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(f"cannot read {redact_source(text)}: {reason}", remedy="check the path") from error
-
-
-def _named(text: str) -> list[str]:
-    path = Path(text)
-    if path.is_dir():
-        return _media(text, sorted_naturally(str(item) for item in path.iterdir()))
-    if path.exists():
-        return [text]
-    # After the check for a file, whose name may contain glob characters.
-    if glob.has_magic(text):
-        return _media(text, sorted_naturally(item for item in glob.iglob(text, recursive=True) if Path(item).is_file()))
-    raise SourceError(f"no such file: {redact_source(text)}", remedy=_suggestion(text, path))
 
 
 def open_paths(paths: Sequence[str], options: SourceOptions) -> Source:

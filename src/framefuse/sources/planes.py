@@ -20,12 +20,17 @@ MAX_SIDE = 16384
 """Pixels; a larger side is treated as a damaged header."""
 
 # AVColorSpace, AVColorRange and AVColorTransferCharacteristic of FFmpeg; the numbers are those of ITU-T H.273.
-MATRICES: dict[int, Matrix] = {1: "bt709", 5: "bt601", 6: "bt601", 9: "bt2020"}
-SIMILAR_MATRICES: dict[int, tuple[str, Matrix]] = {
-    4: ("FCC", "bt601"),
-    7: ("SMPTE 240M", "bt709"),
-    10: ("BT.2020 constant luminance", "bt2020"),
+MATRICES: dict[int, tuple[Matrix, str]] = {
+    1: ("bt709", ""),
+    2: ("bt601", "colour matrix not stated: BT.601 assumed"),
+    4: ("bt601", "colour matrix FCC is read as bt601"),
+    5: ("bt601", ""),
+    6: ("bt601", ""),
+    7: ("bt709", "colour matrix SMPTE 240M is read as bt709"),
+    9: ("bt2020", ""),
+    10: ("bt2020", "colour matrix BT.2020 constant luminance is read as bt2020"),
 }
+"""Colour matrix, and what the user should know about it."""
 SWS_MATRIX = {
     "bt601": Colorspace.ITU601,
     "bt709": Colorspace.ITU709,
@@ -33,7 +38,6 @@ SWS_MATRIX = {
     "rgb": Colorspace.ITU709,
 }
 """Colour matrix -> that of swscale; RGB is converted to and from BT.709."""
-UNSPECIFIED_MATRIX = 2
 LIMITED, FULL = 1, 2
 HDR_TRANSFER = {16: "PQ", 18: "HLG"}
 
@@ -53,25 +57,17 @@ class Meaning(NamedTuple):
 
 
 def wrap(
-    av_frame: av.VideoFrame,
-    info: SourceInfo,
-    *,
-    index: int,
-    source_id: str,
-    pts: int | None,
-    time_base: Fraction,
-    sample_aspect_ratio: Fraction = Fraction(1),
-    arrival: float | None = None,
+    av_frame: av.VideoFrame, info: SourceInfo, *, index: int, sample_aspect_ratio: Fraction = Fraction(1), **facts: Any
 ) -> Frame:
     """A Frame over the planes of a decoded frame, without a copy if the pixel format is in PIXEL_FORMATS.
 
     The arrays are writable because DLPack demands it, yet the decoder may still read them: never draw into them.
-    Assumptions and conversions are added to `info.notes`.
+    Assumptions and conversions are added to `info.notes`. `facts` are further fields of the Frame.
 
     Raises:
         SourceError: the frame has no pixels, or a side longer than MAX_SIDE.
     """
-    check_size(av_frame.width, av_frame.height, source_id)
+    check_size(av_frame.width, av_frame.height, info.uri)
     meaning = _meaning(
         av_frame.format.name,
         av_frame.colorspace,
@@ -99,15 +95,12 @@ def wrap(
         planes,
         meaning.format,
         index=index,
-        pts=pts,
-        time_base=time_base,
-        source_id=source_id,
         matrix="rgb" if packed else meaning.matrix,
         full_range=packed or meaning.full_range,
         rotation=_rotation(av_frame, info, first=index == 0),
         sample_aspect_ratio=sample_aspect_ratio,
-        arrival=arrival,
         owner=av_frame,
+        **facts,
     )
 
 
@@ -160,7 +153,8 @@ def _meaning(
         # As in swscale, untagged gray is full range: it mostly comes from cameras and images.
         matrix, full_range = "bt601", color_range != LIMITED
     else:
-        matrix, remark = _matrix(colorspace)
+        unsupported = f"colour matrix {colorspace} (H.273) is not supported: read as BT.601, colours are wrong"
+        matrix, remark = MATRICES.get(colorspace, ("bt601", unsupported))
         notes += [remark] if remark else []
         if color_range not in (LIMITED, FULL) and not full_range:
             notes.append("colour range not stated: limited (16-235) assumed")
@@ -171,17 +165,6 @@ def _meaning(
     if aspect != 1:
         notes.append(f"anamorphic video (pixel aspect {aspect}): used as coded, boxes are in coded pixels")
     return Meaning(found, convert, matrix, full_range, tuple(notes))
-
-
-def _matrix(colorspace: int) -> tuple[Matrix, str]:
-    if colorspace in MATRICES:
-        return MATRICES[colorspace], ""
-    if colorspace in SIMILAR_MATRICES:
-        name, matrix = SIMILAR_MATRICES[colorspace]
-        return matrix, f"colour matrix {name} is read as {matrix}"
-    if colorspace == UNSPECIFIED_MATRIX:
-        return "bt601", "colour matrix not stated: BT.601 assumed"
-    return "bt601", f"colour matrix {colorspace} (H.273) is not supported: read as BT.601, colours are wrong"
 
 
 def _plane(plane: Any, shape: tuple[int, ...], dtype: np.dtype[Any], info: SourceInfo) -> NDArray[Any]:

@@ -11,10 +11,6 @@ from framefuse.sources.source import SourceInfo
 Frames = Generator[Frame, None, None]
 
 
-def nothing() -> None:
-    """For sources without resources."""
-
-
 class PullSource:
     """Runs a generator in the iterating thread, and ends it safely when another thread calls `close`.
 
@@ -30,8 +26,8 @@ class PullSource:
         self,
         info: SourceInfo,
         frames: Callable[[threading.Event], Frames],
-        release: Callable[[], None] = nothing,
-        interrupt: Callable[[], None] = nothing,
+        release: Callable[[], None] = lambda: None,
+        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.info = info
         self._closed = threading.Event()
@@ -68,7 +64,7 @@ class PullSource:
         if self._running.acquire(blocking=False):
             try:
                 self._frames.close()
-                release, self._release = self._release, nothing
+                release, self._release = self._release, lambda: None
                 release()
             finally:
                 self._running.release()

@@ -17,10 +17,9 @@ from framefuse.common.redact import brief
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 
-SCHEMES: dict[str, str] = {
-    scheme: "framefuse.sources.live"
-    for scheme in ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt")
-}
+SCHEMES = dict.fromkeys(
+    ("rtsp", "rtsps", "http", "https", "udp", "tcp", "rtp", "rtmp", "srt"), "framefuse.sources.live"
+)
 """Scheme of an address -> module with `open_live(uri, options)`, imported on use.
 
 Entry points of the group `framefuse.sources` add schemes: the name is the scheme, the value a function of the same
@@ -82,14 +81,8 @@ class SourceOptions:
     megapixels; an image needs about ten bytes a pixel while it is read."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("vid_stride", 1),
-            ("decode_threads", 1),
-            ("held", 1),
-            ("max_pixels", 1),
-            ("reconnect", -1),
-        ):
-            value = getattr(self, name)
+        for name in ("vid_stride", "decode_threads", "held", "max_pixels", "reconnect"):
+            value, least = getattr(self, name), -1 if name == "reconnect" else 1
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise UsageError(f"{name} is {brief(value)}", remedy=f"{name} takes a whole number from {least}")
         for name in ("max_age", "timeout", "reconnect_max_delay"):

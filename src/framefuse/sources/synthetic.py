@@ -30,16 +30,13 @@ def open_synthetic(uri: str, options: SourceOptions) -> PullSource:
     numbers = range(first, last, options.vid_stride)
     info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(numbers), synthetic=True)
     info.notes.append(f"synthetic world, version {world.version}")
-    return PullSource(info, lambda closed: _frames(world, info, numbers, closed))
 
+    def frames(closed: threading.Event) -> Frames:
+        for number in numbers:
+            av_frame, index = to_video(world[number].image), number - first
+            yield wrap(av_frame, info, index=index, source_id=uri, pts=number, time_base=1 / world.fps)
 
-def _frames(world: World, info: SourceInfo, numbers: range, closed: threading.Event) -> Frames:
-    for number in numbers:
-        if closed.is_set():
-            return
-        av_frame = to_video(world[number].image)
-        index = number - numbers.start
-        yield wrap(av_frame, info, index=index, source_id=info.uri, pts=number, time_base=1 / world.fps)
+    return PullSource(info, frames)
 
 
 def to_video(image: Any) -> av.VideoFrame:

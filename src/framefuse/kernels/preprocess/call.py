@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, Region
 from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess import cuda as preprocess_cuda
 from framefuse.kernels.preprocess.filters import Interpolation
@@ -19,7 +19,6 @@ from framefuse.kernels.preprocess.plan import (
     ChannelOrder,
     Content,
     MemoryFormat,
-    Region,
     Request,
     Triple,
     plan,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
-from framefuse.frame import Frame, Matrix, PixelFormat, Rotation
+from framefuse.frame import Frame, Matrix, PixelFormat, Region, Rotation
 from framefuse.kernels.cpu import byte_level
 from framefuse.kernels.preprocess.filters import (
     Interpolation,
@@ -31,7 +31,6 @@ from framefuse.kernels.preprocess.windows import NONE, SHORT, WIDE, Axis, window
 ChannelOrder = Literal["rgb", "bgr"]
 MemoryFormat = Literal["nchw", "nhwc"]
 Content = tuple[int, int, int, int]
-Region = tuple[int, int, int, int]
 Triple = tuple[float, float, float]
 
 STRIP = 16

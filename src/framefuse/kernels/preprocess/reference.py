@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.frame import Frame
+from framefuse.frame import Frame, Region
 from framefuse.kernels.preprocess.filters import Interpolation
-from framefuse.kernels.preprocess.plan import LEVELS, ChannelOrder, Content, MemoryFormat, Region, Request, Triple
+from framefuse.kernels.preprocess.plan import LEVELS, ChannelOrder, Content, MemoryFormat, Request, Triple
 
 Array = NDArray[np.float64]
 

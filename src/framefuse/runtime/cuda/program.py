@@ -19,7 +19,7 @@ from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
 from framefuse.engines import DeviceExecution, Engine
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda
 from framefuse.models.card import Card
 from framefuse.postprocess.plausible import BoxCheck
@@ -33,7 +33,7 @@ from framefuse.runtime.program import CLOSE_SECONDS, Batch, BatchTimer, FrameRes
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 MAX_SIZES = 64
-"""Frame sizes whose placement in the model input is cached."""
+"""Frame sizes and views whose placement in the model input is cached."""
 IN_FLIGHT = 2
 """Default number of batches in flight: one runs while the results of the other are read."""
 
@@ -88,7 +88,7 @@ class CudaProgram(Program):
         self._captured: OrderedDict[tuple[Any, ...], list[CapturedBatch]] = OrderedDict()
         self._executions: dict[tuple[int, int], list[DeviceExecution]] = {}
         self._in_flight: deque[InFlightBatch] = deque()
-        self._placements: dict[tuple[int, int], Placement] = {}
+        self._placements: dict[tuple[int, int, View | None], Placement] = {}
         self._largest = (0, 0)
         self.checked = BoxCheck(card.names, card.path.with_suffix(".yaml").name)
         self._closing, self._closed, self._gpu_lost = threading.RLock(), False, False
@@ -101,16 +101,16 @@ class CudaProgram(Program):
 
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
-        size = frame.width, frame.height
+        size = frame.width, frame.height, frame.view
         if size not in self._placements:
             if len(self._placements) >= MAX_SIZES:
                 self._placements.clear()
-            self._placements[size] = self._preprocess.place(*size)
+            self._placements[size] = self._preprocess.place_view(*size)
         return self._placements[size]
 
-    def prepare(self, width: int, height: int) -> None:
+    def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
-        self._models(self._preprocess.place(width, height).size[::-1])
+        self._models(self._preprocess.place_view(width, height, view).size[::-1])
 
     def warm_up(self, frame: Frame) -> None:
         deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
@@ -233,7 +233,7 @@ class CudaProgram(Program):
 
     def _capture(self, size: tuple[int, int], frame: Frame) -> list[CapturedBatch]:
         """One captured batch for each execution of that size; executions that do not fit with theirs are freed."""
-        placement = self._preprocess.place(frame.width, frame.height)
+        placement = self._place(frame)
         models, batches = self._models(size), list[CapturedBatch]()
         while len(batches) < len(models):
             try:

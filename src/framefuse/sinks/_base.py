@@ -1,0 +1,82 @@
+"""What several sinks have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from framefuse.prediction import Detections
+from framefuse.sinks import SinkContext
+from framefuse.sinks._lines import RecordFile, check_unmoved, make_folder_durable, open_folder
+
+
+class BaseSink:
+    """A sink without outputs."""
+
+    needs_frame = False
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.notes: list[str] = []
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+
+    def close(self) -> None:
+        pass
+
+
+class FolderSink(BaseSink):
+    """Writes files that are complete one by one into folders, which `close` writes through to the disk."""
+
+    folder: str
+    """Name of the folder inside the run's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folders: dict[Path, os.stat_result] = {}
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self.paths.append(self._folder(self.folder))
+
+    def _folder(self, name: str) -> Path:
+        """A folder inside the run's, created at its first use."""
+        path = self._context.folder / name
+        if path not in self._folders:
+            self._folders[path] = open_folder(path)
+        return path
+
+    def close(self) -> None:
+        for folder, opened in self._folders.items():
+            check_unmoved(folder, opened)
+            make_folder_durable(folder)
+
+
+class RecordSink(BaseSink):
+    """Appends records to <stem>.<name of the sink>; without any, it leaves no file."""
+
+    name: str
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._file = RecordFile(context.output(f"{context.stem}.{self.name}"), part=context.ends)
+        self.paths.append(self._file.target)
+
+    def close(self) -> None:
+        if not self.paths:
+            return
+        if self._file.size:
+            self._file.close()
+        else:
+            self._file.discard()
+
+
+def rounded(found: Detections) -> Iterator[tuple[list[float], float, int]]:
+    """Box (2 decimals), confidence (4 decimals) and class id of each detection."""
+    boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
+    scores = np.round(found.confidence.astype(np.float64), 4).tolist()
+    return zip(boxes, scores, found.class_id.tolist(), strict=True)

@@ -1,0 +1,238 @@
+"""Views: a part of a frame gives what its crop would give, whatever the batch, and odd requests get an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import media
+from framefuse import Frame, Model, Pipeline, Result, View, open_source
+from framefuse.errors import CapabilityError, FramefuseError, UsageError
+from framefuse.runtime.views import parse_roi, parse_tiles
+from training.squares_clip import squares_clip, squares_scene
+
+
+def scene(frames: int = 1, size: tuple[int, int] = (960, 540), seed: int = 1) -> list[NDArray[np.uint8]]:
+    """Frames (height, width, 3) BGR with six squares each."""
+    return [image[..., ::-1].copy() for image, _ in squares_scene(frames, size, seed=seed)]
+
+
+def rows(result: Result) -> list[list[float]]:
+    found = result.detections
+    table = np.concatenate((found.xyxy, found.confidence[:, None], found.class_id[:, None]), axis=1)
+    listed: list[list[float]] = table.tolist()
+    return listed
+
+
+def moved(table: list[list[float]], x: int, y: int) -> NDArray[np.float64]:
+    return np.add(table, (x, y, x, y, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "count"),
+    [
+        ("2x3", (1920, 1080), 6),
+        ("1x1", (640, 480), 1),
+        ("640", (1920, 1080), 8),
+        ("640:0", (1920, 1080), 6),
+        ("640:0.5", (1921, 1079), 18),
+        ("640", (320, 200), 1),
+        ("3x5:0.1", (3840, 2160), 15),
+        ("17", (99, 33), 24),
+    ],
+)
+def test_tiles_cover_the_frame_and_overlap(text: str, size: tuple[int, int], count: int) -> None:
+    tiles = parse_tiles(text)
+    found = tiles.of((0, 0, *size))
+    assert len(found) == count
+    covered = np.zeros(size[::-1], np.int64)
+    for x, y, width, height in found:
+        assert x >= 0 <= y and x + width <= size[0] and y + height <= size[1]
+        covered[y : y + height, x : x + width] += 1
+    assert covered.min() == 1
+    starts = sorted({(x, width) for x, _, width, _ in found})
+    for (left, width), (right, _) in pairwise(starts):
+        assert left + width - right >= tiles.overlap * width - 1
+
+
+def test_regions_are_read_in_pixels_and_shares() -> None:
+    assert parse_roi("10,20,30,40; 0.5,0,0.5,1") == [(10, 20, 30, 40), (0.5, 0, 0.5, 1)]
+    assert parse_roi("0,0,9,0,9,9") == [(0, 0, 9, 0, 9, 9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tiles": "2by3"}, "tiles is '2by3'"),
+        ({"tiles": "0x3"}, "tiles is '0x3'"),
+        ({"tiles": "4000x4000"}, "1 to 256 tiles"),
+        ({"tiles": "640:1"}, "overlap below 0.9"),
+        ({"tiles": "640:1.5"}, "overlap below 0.9"),
+        ({"tiles": "8"}, "16 pixels or more"),
+        ({"roi": "1,2,3"}, "roi is '1,2,3'"),
+        ({"roi": "1,2,3,4;"}, "roi is ''"),
+        ({"roi": "1,2,-3,4"}, "roi is '1,2,-3,4'"),
+        ({"roi": "1,2,nan,4"}, "roi is '1,2,nan,4'"),
+        ({"roi": "1,2,0,4"}, "no area"),
+        ({"roi": "1,2,3,4", "stereo": "sbs"}, "choose one of them"),
+        ({"stereo": "both"}, "one of sbs, tb, left, right"),
+        ({"views": 3}, "views is 3"),
+        ({"views": lambda frame, latest: [], "tiles": "2x2"}, "let the function return all views"),
+    ],
+)
+def test_what_cannot_be_a_view_is_refused_before_anything_runs(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Pipeline(scene(), "squares", **options)
+    assert says in f"{error.value.message} {error.value.remedy}"
+
+
+def test_a_frame_within_one_tile_is_looked_at_once() -> None:
+    frames = scene(3)
+    plain, tiled = list(Pipeline(frames, "squares")), list(Pipeline(frames, "squares", tiles="960"))
+    assert [rows(result) for result in tiled] == [rows(result) for result in plain]
+    assert [view.tag for view in tiled[0].views] == ["whole"]
+    assert plain[0].views == () and plain[0].detections.view is None
+
+
+@pytest.mark.parametrize("region", [(320, 180, 640, 360), (301, 77, 513, 333), (0, 0, 961, 540), (2, 1, 961, 539)])
+def test_a_region_gives_what_its_crop_gives(region: tuple[int, int, int, int]) -> None:
+    frame = scene(size=(963, 541))[0]
+    x, y, width, height = region
+    with Model("squares", precision="fp32") as model:
+        expected = rows(model(np.ascontiguousarray(frame[y : y + height, x : x + width])))
+    (found,) = Pipeline([frame], "squares", precision="fp32", roi=",".join(map(str, region)))
+    assert len(expected) and np.allclose(rows(found), moved(expected, x, y), atol=0.01)
+
+
+def test_regions_of_a_rotated_image_are_those_of_the_image_as_shown(tmp_path: Path) -> None:
+    image, exif = Image.fromarray(scene()[0][..., ::-1]), Image.Exif()
+    exif[0x0112] = 6  # orientation: turn it clockwise
+    image.save(tmp_path / "turned.png", exif=exif)
+    (shown,) = open_source(tmp_path / "turned.png")
+    assert (shown.width, shown.height) == (540, 960) and shown.rotation == 90
+    with Model("squares", precision="fp32") as model:
+        expected = rows(model(np.ascontiguousarray(shown.to_bgr()[480:])))
+    (found,) = Pipeline(tmp_path / "turned.png", "squares", precision="fp32", roi="0,0.5,1,0.5")
+    assert len(expected) and np.allclose(rows(found), moved(expected, 0, 480), atol=0.01)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 16])
+def test_views_are_spread_over_batches_and_frames_stay_in_order(batch: int) -> None:
+    frames = scene(9)
+    expected = [rows(result) for result in Pipeline(frames, "squares", tiles="2x3", precision="fp32")]
+    results = list(Pipeline(frames, "squares", tiles="2x3", precision="fp32", batch=batch))
+    assert [result.frame.index for result in results] == list(range(9))
+    for result, wanted in zip(results, expected, strict=True):
+        assert len(result.views) == 7
+        np.testing.assert_allclose(rows(result), wanted, atol=0.01)
+
+
+def test_small_objects_are_found_in_tiles() -> None:
+    frame = np.full((2160, 3840, 3), 110, np.uint8)
+    small = scene(size=(480, 270))[0]
+    for x, y in ((100, 100), (1900, 900), (3300, 1800)):
+        frame[y : y + 270, x : x + 480] = small
+    (whole,), (tiled,) = Pipeline([frame], "squares"), Pipeline([frame], "squares", tiles="3x5")
+    assert len(tiled.detections) == 18
+    assert len(whole.detections) < 18
+
+
+def test_sizes_that_change_and_results_of_several_files(tmp_path: Path) -> None:
+    clips = [tmp_path / "a.mp4", tmp_path / "b.mp4"]
+    for clip, size in zip(clips, ((640, 360), (360, 640)), strict=True):
+        squares_clip(clip, frames=5, size=size)
+    results = list(Pipeline(clips, "squares", tiles="2x2", batch=3, save_jsonl=True, project=tmp_path))
+    assert [(Path(r.frame.source_id).stem, r.frame.index) for r in results] == [(s, n) for s in "ab" for n in range(5)]
+    lines = [json.loads(line) for line in next(tmp_path.rglob("b.jsonl")).read_text().splitlines()]
+    named = {row["view"] for line in lines for row in line["detections"]}
+    assert named and named <= {"whole", "tile 1", "tile 2", "tile 3", "tile 4"}
+
+
+def test_eyes_are_named_and_kept_apart() -> None:
+    left, right = scene(seed=1)[0], scene(seed=2)[0]
+    (found,) = Pipeline([np.hstack([left, right])], "squares", stereo="sbs", precision="fp32")
+    with Model("squares", precision="fp32") as model:
+        alone = [rows(model(eye)) for eye in (left, right)]
+    assert [view.tag for view in found.views] == ["left", "right"]
+    for number, (expected, offset) in enumerate(zip(alone, (0, 960), strict=True)):
+        eye = found.detections[np.asarray(found.detections.view) == number]
+        assert np.allclose(np.sort(eye.xyxy[:, 0]), np.sort([row[0] + offset for row in expected]), atol=0.01)
+    (one,) = Pipeline([np.hstack([left, right])], "squares", stereo="right")
+    assert len(one.detections) == len(alone[1]) and one.detections.xyxy[:, 0].min() >= 960
+
+
+def test_a_region_beyond_the_frame_is_clipped_and_said() -> None:
+    pipeline = Pipeline(scene(2), "squares", roi="480,0,4000,540")
+    assert [result.views[0].region for result in pipeline] == [(480, 0, 480, 540)] * 2
+    assert pipeline.report.warnings.count("view 'roi 1' was clipped to the frame of 960x540") == 1
+
+
+def test_a_region_outside_of_the_frame_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing of it is inside"):
+        list(Pipeline(scene(), "squares", roi="2000,0,100,100"))
+
+
+def test_a_function_chooses_the_views_of_each_frame() -> None:
+    given: list[int] = []
+
+    def around(frame: Frame, latest: Sequence[Result]) -> list[View]:
+        given.append(len(latest))
+        if frame.index % 3 == 2:
+            return []
+        return [View((0, 0, 480, 540), "first half")] if frame.index % 3 else [View()]
+
+    pipeline = Pipeline(scene(6), "squares", views=around)
+    results = list(pipeline)
+    assert [[view.tag for view in result.views] for result in results] == [["whole"], ["first half"], []] * 2
+    assert [len(result.detections) for result in results][2::3] == [0, 0]
+    assert all(results[n].detections.xyxy[:, 2].max() <= 480 for n in (1, 4))
+    assert given[0] == 0 and len(given) == 6
+    assert "views: 0.667 a frame, together 0.5 times its pixels" in pipeline.report.choices
+
+
+@pytest.mark.parametrize(
+    ("rubbish", "says"),
+    [
+        (None, "views returned None"),
+        (["left"], "return a list of framefuse.View"),
+        ([View(("a", 0, 1, 1))], "has the region"),  # type: ignore[arg-type]
+        ([View((0, 0, 0, 5), "thin")], "nothing of it is inside"),
+        ([View()] * 300, "at most 256"),
+        (ZeroDivisionError("by zero"), "views raised ZeroDivisionError"),
+    ],
+    ids=str,
+)
+def test_rubbish_from_the_function_names_the_frame_and_loses_nothing(rubbish: Any, says: str, tmp_path: Path) -> None:
+    def choose(frame: Frame, latest: Sequence[Result]) -> Any:
+        if frame.index == 3 and isinstance(rubbish, Exception):
+            raise rubbish
+        return rubbish if frame.index == 3 else [View()]
+
+    clip = media.clip(tmp_path / "clip.mp4", frames=6)
+    with pytest.raises(FramefuseError) as error:
+        Pipeline(clip, "squares", views=choose, save_jsonl=True, project=tmp_path).run()
+    assert says in f"{error.value.message} {error.value.remedy}" and "frame 3" in error.value.message
+    assert len(next(tmp_path.rglob("clip.jsonl")).read_text().splitlines()) == 3
+
+
+def test_segmenters_say_that_they_cannot_yet() -> None:
+    with pytest.raises(CapabilityError, match="detectors only"):
+        Pipeline(scene(), "body-n", tiles="2x2")
+
+
+def test_a_model_looks_at_views_of_each_image() -> None:
+    images = scene(3)
+    with Model("squares", tiles="2x3", precision="fp32") as model:
+        found, alone = model(images), model(images[1])
+        listed = [rows(result) for result in Pipeline(images, model)]
+    assert [len(result.views) for result in found] == [7, 7, 7]
+    assert [rows(result) for result in found] == listed
+    assert rows(alone) == listed[1]

@@ -1,0 +1,98 @@
+"""Merging the boxes of views on CUDA: `postprocess.merge` on what a batch of `detections` has left on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from framefuse.cuda import device, kernel
+from framefuse.cuda.workspace import Workspace
+from framefuse.kernels.boxes import cuda
+from framefuse.kernels.boxes.reference import Found
+
+BLOCKS = 64
+"""Blocks that write the objects of a frame, 8 at a time each."""
+LEAST = 2.0**-40
+"""Where the ranks of boxes that an edge cuts end, which is to share out work evenly and nothing else."""
+LOOK = 8
+"""Integers that describe the view of a row of the batch: `Look` in merge.cu."""
+
+
+class Merged(NamedTuple):
+    """Objects of frames, padded to K = max_det rows; rows at and beyond counts[b] are undefined."""
+
+    boxes: Any
+    """(frames, K, 4) float32: x1, y1, x2, y2 in pixels."""
+    scores: Any
+    """(frames, K) float32, descending."""
+    classes: Any
+    """(frames, K) int32."""
+    views: Any
+    """(frames, K) int32: number of the view in which each was found."""
+    counts: Any
+    """(frames,) int32."""
+
+    @classmethod
+    def make(cls, frames: int, max_det: int, new: Callable[..., Any]) -> Merged:
+        """Arrays made by `new(shape, dtype)`."""
+        rows = (frames, max_det)
+        return cls(*(new(shape, dtype) for shape, dtype in cls.shapes(*rows)))
+
+    @staticmethod
+    def shapes(frames: int, max_det: int) -> list[tuple[tuple[int, ...], type[np.generic]]]:
+        rows = (frames, max_det)
+        return [((*rows, 4), np.float32), (rows, np.float32), (rows, np.int32), (rows, np.int32), ((frames,), np.int32)]
+
+
+def merge_views(
+    found: Found, looks: Any, views: int, *, agnostic: bool, out: Merged, workspace: Workspace | None = None
+) -> None:
+    """Join the objects of each frame's views, on CuPy's current device and stream. Reads nothing back.
+
+    Args:
+        found: objects of the rows of a batch, in pixels of their frame.
+        looks: (batch, LOOK) int32 on the GPU: left, top, right and bottom of the row's view in pixels of the frame; the
+            sides that lie inside the frame (1 left, 2 top, 4 right, 8 bottom); the frame's number in `out`, -1: the row
+            is not merged; the number of the view in its frame; 0. Views of a frame are neighbours, in order from 0.
+        views: most views that a frame has.
+        agnostic: whether boxes of different classes may be one object.
+        out: the objects of each frame, on the GPU.
+    """
+    (batch, detections), frames = found.scores.shape, len(out.counts)
+    room, stream = views * detections, device.current_stream()
+    work = cuda._scratch(workspace, device.current_gpu(), stream, frames, room, room, room, True, 8)
+    new = device.cupy().empty
+    make = lambda: (new((frames, room), np.int32), new(frames, np.int32))  # noqa: E731
+    kept, counts = make() if workspace is None else workspace.once("views", (stream, frames, room), make)
+    candidates = cuda._candidates(work, frames, room)
+    rows = {
+        "looks": looks,
+        "found_boxes": found.boxes,
+        "found_scores": found.scores,
+        "found_classes": found.classes,
+        "found_counts": found.counts,
+        "detections": detections,
+        "batch": batch,
+    }
+    kernel.launch("gather_views", stream=stream, **rows, **{k: v for k, v in candidates.items() if k != "batch"})
+    results = {"maps": 0, "out_boxes": 0, "out_scores": 0, "out_classes": kept, "out_counts": counts}
+    results |= {"out_non_finite": 0, "indices": 1}
+    cuda._select(work, frames, room, room, room, LEAST, 0.5, agnostic, True, results, stream, "_views")
+    kernel.launch(
+        "merge_views",
+        stream=stream,
+        blocks=BLOCKS,
+        images=frames,
+        room=room,
+        agnostic=int(agnostic),
+        kept=kept,
+        kept_counts=counts,
+        out_boxes=out.boxes,
+        out_scores=out.scores,
+        out_classes=out.classes,
+        out_views=out.views,
+        out_counts=out.counts,
+        **rows,
+    )

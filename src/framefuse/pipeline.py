@@ -37,7 +37,7 @@ from framefuse.runtime.channel import JOIN_SECONDS, Threaded
 from framefuse.runtime.job import plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
-from framefuse.runtime.plan import RunPlan, plan_run
+from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.readers import is_live, open_sources
@@ -52,8 +52,6 @@ from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
-LIKELY = 1920, 1080
-"""Frame size for which the model is loaded before a camera tells its own: most have these proportions."""
 _open: WeakSet[Pipeline] = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
@@ -136,7 +134,6 @@ class Pipeline:
         job = plan_job(source, settings, self.card)
         plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
         self._manifest, self._complete = job.manifest, job.stems
-        self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
         with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
             # A live source is opened last, or anew: its frames would be lost while the model loads.
             live = is_live(plan.source)
@@ -147,6 +144,9 @@ class Pipeline:
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
+            if self._viewer:
+                plan = plan.for_views(self._viewer, info)
+            self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
             self._program = plan.make_program(
                 self.engine,

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, Array, Gpu
+from framefuse.config import Settings
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
 from framefuse.preprocess import Preprocess
@@ -25,6 +26,7 @@ from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
 from framefuse.runtime.stages import warm_up
+from framefuse.runtime.views import viewer_for
 from training.squares import write_squares
 
 SIZE = 96, 64
@@ -284,3 +286,61 @@ def test_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path) -> None:
         np.testing.assert_array_equal(expected.result.detections.class_id, found.result.detections.class_id)
     program.close()
     assert [item for item in gc.get_objects() if isinstance(item, Scratch) and item not in scratch] == []
+
+
+def overlapping(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+    """Sixty boxes of three classes in each row, other ones in each; many meet or end at an edge."""
+    random = np.random.default_rng(5)
+    centres, sides = random.uniform(0, 1, (batch, 2, 60)), random.uniform(0.05, 0.6, (batch, 2, 60))
+    boxes = np.concatenate((centres, sides), 1) * np.array((width, height, width, height))[:, None]
+    return [np.concatenate((boxes, random.uniform(0, 0.7, (batch, 3, 60))), 1).astype(np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("views", "batch", "merges"),
+    [
+        ([View(), View((0, 0, 50, 61), "left"), View((30, 7, 50, 54), "right")], 3, 3),
+        ([View((0, 0, 40, 61), "left"), View((40, 0, 40, 61), "right")], 5, 2),
+        ([View((3, 5, 70, 50), "roi")], 2, 1),
+        ([View((0, 0, 40, 61)), View((20, 0, 60, 61))], 2, 1),  # more than are merged: as on the host
+    ],
+)
+def test_views_are_merged_on_the_gpu_as_on_the_host(
+    gpu: Gpu, tmp_path: Path, views: list[View], batch: int, merges: int
+) -> None:
+    card, settings = read_card(write_squares(tmp_path / "squares.onnx")), Settings(iou=0.9, max_det=40)
+    spec, frames = Preprocess(*SIZE), pictures(4)
+    host = HostProgram(
+        NullEngine(lambda pixels: overlapping(batch, *pixels.shape[2:])),
+        card,
+        spec,
+        Selection(iou=0.9, max_det=40),
+        batch=batch,
+    )
+    program = CudaProgram(
+        CudaNullEngine(overlapping),
+        card,
+        spec,
+        Selection(iou=0.9, max_det=40),
+        batch=batch,
+        merges=merges,
+        keep_frames=True,
+    )
+    found = []
+    for place, runner in ((0, host), (merges, program)):
+        viewer = viewer_for(settings, card, spec, lambda frame, latest: views)
+        assert viewer is not None
+        viewer.merges = place
+        rows = [row for frame in frames for group, _ in viewer.rows(frame) for row in group]
+        whole = batch // len(views) * len(views)  # frames of a batch are whole, so that rows get the same outputs
+        found.append([item.result for item in viewer.join(run(runner, rows, whole))])
+    assert len(found[0]) == len(found[1]) == len(frames)
+    for expected, here in zip(*found, strict=True):
+        assert here.frame == expected.frame and here.views == expected.views
+        assert 5 < len(here.detections) == len(expected.detections)
+        assert here.detections.class_id.tolist() == expected.detections.class_id.tolist()
+        assert here.detections.view is not None and expected.detections.view is not None
+        assert here.detections.view.tolist() == expected.detections.view.tolist()
+        np.testing.assert_array_equal(here.detections.confidence, expected.detections.confidence)
+        np.testing.assert_array_equal(here.detections.xyxy, expected.detections.xyxy)
+    program.close()

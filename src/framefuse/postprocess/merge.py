@@ -1,7 +1,7 @@
 """Merge: what several views of one frame show becomes one list of objects.
 
-Each view has had its own suppression, so two boxes of one view never suppress each other here. Boxes are taken whole ones
-first, each group by descending confidence. One hides a later one of another view and the same class if
+Each view has had its own suppression, so two boxes of one view never suppress each other here. Whole boxes come first,
+then those that an edge cuts, each by descending confidence. One hides a later one of another view and the same class if
 
 - they overlap by more than DUPLICATE (IoU), or
 - the later one ends at an edge inside the frame, where it is probably cut, and more than PART of it is covered, or
@@ -149,8 +149,8 @@ def _overlaps(
 def _continue(
     a: NDArray[Any], b: NDArray[Any], cut_a: NDArray[np.int32], cut_b: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """Which overlapping pairs are two parts of one object: one ends at the right (or bottom) of its view where the other
-    ends at the left (or top) of its own, and along that edge they are of one length."""
+    """Which overlapping pairs are two parts of one object: one ends at the right (or bottom) of its view, the other at
+    the left (or top) of its own, and along that edge they are of one length."""
     overlap = np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])
     union = np.maximum(a[:, 2:], b[:, 2:]) - np.minimum(a[:, :2], b[:, :2])
     alike = overlap > CONTINUES * union

@@ -181,6 +181,7 @@ class Viewer:
 
     Attributes:
         notes: what was unusual, such as a region that was clipped; each once.
+        merges: most views of a frame that the program merges, if they run in one batch; 0: it merges none.
     """
 
     def __init__(
@@ -194,19 +195,26 @@ class Viewer:
         self.notes: dict[str, None] = {}
         self._frames = self._views = 0
         self._share = 0.0
+        self.merges = 0
 
-    def rows(self, frame: Frame) -> list[Frame]:
-        """The frame once for each view. A lease stays with the viewer until all of them have been read.
+    def rows(self, frame: Frame) -> list[tuple[list[Frame], int]]:
+        """The frame once for each view: rows that run in one batch, and the places that are kept for them in it. A
+        lease stays with the viewer until all of them have been read, unless one batch reads them.
 
         Raises:
             UsageError: the callable failed, or returned something that is not views of this frame.
         """
         views = self._views_of(frame)
-        self._pending.append(_Pending(frame, views, []))
         self._frames, self._views = self._frames + 1, self._views + len(views)
         pixels = frame.width * frame.height
         self._share += sum(view.region[2] * view.region[3] if view.region else pixels for view in views) / pixels
-        return [frame.replace_unchecked(view=view, lease=None) for view in views]
+        joined = len(views) if len(views) <= self.merges and not any(view.outline for view in views) else 0
+        rows = [frame.replace_unchecked(view=view, lease=None, joined=joined) for view in views]
+        if joined:  # one batch reads all of them, so that the program can release the lease
+            rows[-1] = rows[-1].replace_unchecked(lease=frame.lease)
+            frame = frame.replace_unchecked(lease=None)
+        self._pending.append(_Pending(frame, views, []))
+        return [(rows, self.merges)] if joined else [([row], 1) for row in rows]
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
         """One result for each frame from those of its views. None: a frame without views may be due."""
@@ -231,6 +239,10 @@ class Viewer:
             return None
         views = [self._clipped(view, (width, height), "a frame") for view in self._fixed(width, height)]
         return self._sized(views, width, height)[0]
+
+    def most(self, width: int, height: int, batch: int) -> int:
+        """Views of a frame of this size; as many as a batch has if the frame decides."""
+        return len(self._fixed(width, height)) if self._fixed else batch
 
     def example(self, frame: Frame) -> Frame:
         """The frame with a view of it as `expected`, for warming up."""
@@ -291,7 +303,9 @@ class Viewer:
         result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
             parts, size = [row.result.detections for row in found], (frame.width, frame.height)
-            merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
+            merged = parts[0]
+            if merged.view is None:  # the program has not merged them
+                merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
             result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
         self._latest[frame.source_id].append(result)
         if kept is not None and kept.planes is frame.planes:

@@ -38,12 +38,13 @@ class Merged(NamedTuple):
     def make(cls, frames: int, max_det: int, new: Callable[..., Any]) -> Merged:
         """Arrays made by `new(shape, dtype)`."""
         rows = (frames, max_det)
-        return cls(*(new(shape, dtype) for shape, dtype in cls.shapes(*rows)))
-
-    @staticmethod
-    def shapes(frames: int, max_det: int) -> list[tuple[tuple[int, ...], type[np.generic]]]:
-        rows = (frames, max_det)
-        return [((*rows, 4), np.float32), (rows, np.float32), (rows, np.int32), (rows, np.int32), ((frames,), np.int32)]
+        return cls(
+            new((*rows, 4), np.float32),
+            new(rows, np.float32),
+            new(rows, np.int32),
+            new(rows, np.int32),
+            new((frames,), np.int32),
+        )
 
 
 def merge_views(
@@ -63,9 +64,9 @@ def merge_views(
     (batch, detections), frames = found.scores.shape, len(out.counts)
     room, stream = views * detections, device.current_stream()
     work = cuda._scratch(workspace, device.current_gpu(), stream, frames, room, room, room, True, 8)
-    new = device.cupy().empty
-    make = lambda: (new((frames, room), np.int32), new(frames, np.int32))  # noqa: E731
-    kept, counts = make() if workspace is None else workspace.once("views", (stream, frames, room), make)
+    workspace = workspace or Workspace()
+    kept = workspace.get("views_kept", (frames, room), np.int32)
+    counts = workspace.get("views_counts", (frames,), np.int32)
     candidates = cuda._candidates(work, frames, room)
     rows = {
         "looks": looks,

@@ -60,6 +60,7 @@ class CudaProgram(Program):
         keep_frames: a sink needs the frames, so they are copied to the host.
         closes_engine: `close` closes the engine, too.
         mode: how host frames reach the GPU (`choose_upload_mode`).
+        merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
 
     Attributes:
         reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
@@ -78,10 +79,11 @@ class CudaProgram(Program):
         recorder: Recorder | None = None,
         closes_engine: bool = True,
         mode: memory.UploadMode = "copy",
+        merges: int = 0,
     ) -> None:
         device.cupy()
         self._closes_engine = closes_engine
-        self._mode = mode
+        self._mode, self._merges = mode, merges
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or IN_FLIGHT, keep_frames
@@ -128,14 +130,17 @@ class CudaProgram(Program):
             captured.launch()
         flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
+        # Rows that are views of one frame follow each other.
+        new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
             with self._translating_errors("copy frames to the host"):
-                kept = [self._to_host(frame) for frame in frames]
+                for row, frame in enumerate(frames):
+                    kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=captured.ended)
-        self.ledger.frame(len(frames))
+        self.ledger.frame(sum(new))
         flight.batch = self._timer.submitted(frames, kept, started, submitted)
 
     @property
@@ -241,7 +246,15 @@ class CudaProgram(Program):
                     model = models[len(batches)]
                     batches.append(
                         CapturedBatch(
-                            model, frame, placement, self._card, self._selection, self.checked, self.ledger, self._mode
+                            model,
+                            frame,
+                            placement,
+                            self._card,
+                            self._selection,
+                            self.checked,
+                            self.ledger,
+                            self._mode,
+                            self._merges,
                         )
                     )
                 continue

@@ -152,6 +152,7 @@ class Settings(BaseModel):
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
     encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: its default")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
+    show_views: bool = Field(False, description="--save and --show: outline the tiles, regions and eyes, dashed")
 
     if not TYPE_CHECKING:  # type checkers and editors see the fields instead
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import media
-from framefuse import Frame, Model, Pipeline, Result, View, open_source
+from framefuse import Frame, Model, Pipeline, Result, View, draw, open_source
 from framefuse.errors import CapabilityError, FramefuseError, UsageError
 from framefuse.runtime.views import parse_roi, parse_tiles
 from training.squares_clip import squares_clip, squares_scene
@@ -154,6 +154,28 @@ def test_sizes_that_change_and_results_of_several_files(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in next(tmp_path.rglob("b.jsonl")).read_text().splitlines()]
     named = {row["view"] for line in lines for row in line["detections"]}
     assert named and named <= {"whole", "tile 1", "tile 2", "tile 3", "tile 4"}
+
+
+def test_views_are_shown_if_asked(tmp_path: Path) -> None:
+    image = np.full((360, 640, 3), 60, np.uint8)
+    Image.fromarray(image).save(tmp_path / "grey.png")
+    squares_clip(tmp_path / "clip.mp4", frames=2, size=(640, 360))
+    shown = []
+    for show in (False, True):
+        options = {"save": True, "show_views": show, "tiles": "1x2", "project": tmp_path / "runs"}
+        still, clip = (Pipeline(tmp_path / name, "squares", **options) for name in ("grey.png", "clip.mp4"))
+        still.run()
+        clip.run()
+        assert still.folder is not None and clip.folder is not None
+        (frame, _) = open_source(clip.folder / "clip.mp4")
+        shown.append((np.asarray(Image.open(still.folder / "grey.png")), frame.to_rgb()))
+    (plain, before), (outlined, after) = shown
+    assert (plain == 60).all() and 0.002 < (outlined == 255).mean() < 0.02
+    white = (before.min(axis=2) < 200) & (after.min(axis=2) > 220)
+    assert white.mean() > 0.002
+    (result,) = Pipeline([image], "squares", tiles="1x2")
+    frame = Frame.from_array(image)
+    assert (draw(result, frame) == 60).all() and (draw(result, frame, views=True) == 255).any()
 
 
 def test_eyes_are_named_and_kept_apart() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 import media
 from framefuse import Frame, Model, Pipeline, Result, View, draw, open_source
-from framefuse.errors import CapabilityError, FramefuseError, UsageError
+from framefuse.errors import FramefuseError, UsageError
 from framefuse.runtime.views import parse_roi, parse_tiles
 from training.squares_clip import squares_clip, squares_scene
 
@@ -245,9 +245,58 @@ def test_rubbish_from_the_function_names_the_frame_and_loses_nothing(rubbish: An
     assert len(next(tmp_path.rglob("clip.jsonl")).read_text().splitlines()) == 3
 
 
-def test_segmenters_say_that_they_cannot_yet() -> None:
-    with pytest.raises(CapabilityError, match="detectors only"):
-        Pipeline(scene(), "body-n", tiles="2x2")
+@pytest.fixture(scope="module")
+def bodies() -> NDArray[np.uint8]:
+    """A BGR image with people, 641 x 363."""
+    (frame,) = open_source("synthetic://bodies?frames=1&size=642x364&seed=5")
+    return np.ascontiguousarray(frame.to_bgr()[1:, 1:])
+
+
+def mask_of(result: Result) -> NDArray[np.uint8]:
+    assert result.masks is not None
+    found: NDArray[np.uint8] = result.masks.class_id
+    return found
+
+
+@pytest.mark.parametrize("region", [(301, 77, 213, 233), (0, 1, 641, 361), (2, 0, 639, 363), (0, 0, 641, 363)])
+def test_the_mask_of_a_region_is_that_of_its_crop(bodies: NDArray[np.uint8], region: tuple[int, int, int, int]) -> None:
+    x, y, width, height = region
+    with Model("body-n", precision="fp32") as model:
+        expected = mask_of(model(np.ascontiguousarray(bodies[y : y + height, x : x + width])))
+    (found,) = Pipeline([bodies], "body-n", precision="fp32", roi=",".join(map(str, region)))
+    assert (expected > 0).mean() > 0.01
+    np.testing.assert_array_equal(mask_of(found)[y : y + height, x : x + width], expected)
+    assert mask_of(found).shape == (363, 641) and np.count_nonzero(mask_of(found)) == np.count_nonzero(expected)
+
+
+def test_masks_of_a_rotated_image_are_those_of_the_image_as_shown(bodies: NDArray[np.uint8], tmp_path: Path) -> None:
+    image, exif = Image.fromarray(np.rot90(bodies)[..., ::-1]), Image.Exif()
+    exif[0x0112] = 6  # orientation: turn it clockwise
+    image.save(tmp_path / "turned.png", exif=exif)
+    with Model("body-n", precision="fp32") as model:
+        expected = mask_of(model(np.ascontiguousarray(bodies[31:, 101:])))
+    (found,) = Pipeline(tmp_path / "turned.png", "body-n", precision="fp32", roi="101,31,540,332")
+    assert np.array_equal(np.rot90(bodies).shape[:2], (641, 363)) and (expected > 0).mean() > 0.01
+    np.testing.assert_array_equal(mask_of(found)[31:, 101:], expected)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_masks_of_tiles_and_of_both_eyes_are_joined(bodies: NDArray[np.uint8], batch: int) -> None:
+    options: dict[str, Any] = {"precision": "fp32", "batch": batch}
+    with Model("body-n", precision="fp32") as model:
+        whole, mirrored = mask_of(model(bodies)), mask_of(model(np.ascontiguousarray(bodies[:, ::-1])))
+    stereo = np.hstack([bodies, bodies[:, ::-1]])
+    (eyes,) = Pipeline([stereo], "body-n", stereo="sbs", **options)
+    np.testing.assert_array_equal(mask_of(eyes), np.hstack([whole, mirrored]))
+    (right,) = Pipeline([stereo], "body-n", stereo="right", **options)
+    np.testing.assert_array_equal(mask_of(right), np.hstack([np.zeros_like(whole), mirrored]))
+    tiled = list(Pipeline([bodies, bodies[:200], bodies], "body-n", tiles="1x2", **options))
+    assert [len(result.views) for result in tiled] == [3, 3, 3]
+    assert [mask_of(result).shape for result in tiled] == [(363, 641), (200, 641), (363, 641)]
+    for result in tiled[::2]:
+        assert ((mask_of(result) > 0) == (whole > 0)).mean() > 0.97
+    (none,) = Pipeline([bodies], "body-n", views=lambda frame, latest: [], **options)
+    assert mask_of(none).shape == (363, 641) and not mask_of(none).any()
 
 
 def test_a_model_looks_at_views_of_each_image() -> None:

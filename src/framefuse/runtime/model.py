@@ -120,7 +120,7 @@ class Model:
 
     def _run_rows(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         program = self._program
-        for _, alike in groupby(frames, lambda frame: (program.input_size(frame), frame.format)):
+        for _, alike in groupby(frames, lambda frame: (program.batch_key(frame), frame.format)):
             rest = list(alike)
             while rest:
                 batch, rest = rest[: self._batch], rest[self._batch :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter, sleep, thread_time
@@ -61,7 +61,11 @@ class Program(Protocol):
     """Makes detections of boxes, and counts those that it dropped."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        """Height and width of the model input for this frame; frames of one batch share it."""
+        """Height and width of the model input for this frame."""
+
+    def batch_key(self, frame: Frame) -> Hashable:
+        """What the frames of one batch have in common."""
+        return self.input_size(frame)
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""

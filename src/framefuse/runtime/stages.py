@@ -83,7 +83,7 @@ def _infer(
                 batches = [
                     batch
                     for row in rows
-                    for batch in batcher.add(row, shape=program.input_size(row), reader=frames.turn, now=now)
+                    for batch in batcher.add(row, shape=program.batch_key(row), reader=frames.turn, now=now)
                 ]
                 if not rows:
                     yield None

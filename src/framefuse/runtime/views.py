@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from framefuse.common.redact import brief
 from framefuse.config import Settings
-from framefuse.errors import CapabilityError, FramefuseError, UsageError
+from framefuse.errors import FramefuseError, UsageError
 from framefuse.frame import Frame, Region, View
 from framefuse.models.card import Card
 from framefuse.postprocess.merge import merge
-from framefuse.prediction import Detections, FrameInfo, Result
+from framefuse.postprocess.mosaic import join
+from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import FrameResult
 
@@ -151,7 +152,7 @@ def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: C
     """What splits frames into views, by the settings or by a function of the caller; None: nothing does.
 
     Raises:
-        UsageError, CapabilityError: a setting cannot be used, or contradicts another one or the model.
+        UsageError: a setting cannot be used, or contradicts another one.
     """
     fixed = fixed_views(settings)
     if fixed is None and choose is None:
@@ -160,11 +161,6 @@ def viewer_for(settings: Settings, card: Card, preprocess: Preprocess, choose: C
         raise UsageError("views was given beside tiles, roi or stereo", remedy="let the function return all views")
     if choose is not None and not callable(choose):
         raise UsageError(f"views is {brief(choose)}", remedy="pass a function of a frame and the latest results")
-    if card.task != "detect":
-        raise CapabilityError(
-            f"{card.path.name} segments, and views are joined for detectors only",
-            remedy="leave out tiles, roi, stereo and views",
-        )
     return Viewer(choose, fixed, card, preprocess, settings)
 
 
@@ -188,6 +184,7 @@ class Viewer:
     ) -> None:
         """One of `choose` and `fixed` is given."""
         self._choose, self._fixed, self._preprocess, self._names = choose, fixed, preprocess, card.names
+        self._segments = card.task == "semantic"
         self._max_det, self._agnostic = settings.max_det, settings.agnostic_nms
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
@@ -288,11 +285,15 @@ class Viewer:
 
     def _merged(self, frame: Frame, views: tuple[View, ...], found: Sequence[FrameResult]) -> FrameResult:
         kept: Frame | None = frame
+        size = frame.width, frame.height
         result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
-            parts, size = [row.result.detections for row in found], (frame.width, frame.height)
+            parts = [row.result.detections for row in found]
             merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
             result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
+        if self._segments:
+            masks = [row.result.masks for row in found if row.result.masks is not None]
+            result = replace(result, masks=Masks(join(masks, views, size), self._names))
         self._latest[frame.source_id].append(result)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases

@@ -99,6 +99,11 @@ class CudaProgram(Program):
         width, height = self._place(frame).size
         return height, width
 
+    def batch_key(self, frame: Frame) -> tuple[Any, ...]:
+        key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
+        # Masks have the size of what the model saw.
+        return (*key, *self._place(frame).shown) if self._card.task == "semantic" else key
+
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
         size = frame.width, frame.height, frame.view
@@ -200,10 +205,7 @@ class CudaProgram(Program):
 
     def _captured_for(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
         """The captured batches for frames like this one; yields the results of batches that had to finish for them."""
-        size = self.input_size(frame)
-        key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
-        if self._card.task == "semantic":  # masks have the size of the frame
-            key = *key, frame.width, frame.height
+        size, key = self.input_size(frame), self.batch_key(frame)
         self._refuse_closed()
         batches = self._captured.pop(key, None)
         if batches is None:

@@ -1,4 +1,4 @@
-"""Post-processing of semantic segmentation: class scores of the model -> class masks in source pixels, of an image or of a part of it."""
+"""Post-processing of semantic segmentation: class scores of the model -> class masks in pixels of the source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from framefuse.preprocess import Placement
 
 
 class ClassMasks:
-    """Upsamples scores to the pixels that the model saw, then takes the argmax of each pixel, as training frameworks do.
+    """Upsamples scores to what the model saw, then takes the argmax of each pixel, as training frameworks do.
 
     The buffer of upsampled scores, classes x height x width float32 of the largest part, is reused between calls, so
     instances are not thread-safe.

@@ -75,7 +75,8 @@ def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detec
         cut = np.zeros(boxes.shape, np.bool_)
     counts: NDArray[np.bool_] = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     if view.outline:
-        counts &= within(*((boxes[:, :2] + boxes[:, 2:]) / 2).T, view.outline)
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        counts &= within(centres[:, 0], centres[:, 1], view.outline)
     if counts.all() and boxes is found.xyxy:
         return found, cut
     return replace(found, xyxy=boxes)[counts], cut[counts]

@@ -92,9 +92,17 @@ class Settings(BaseModel):
     tiles: str | None = Field(
         None,
         min_length=1,
-        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap",
+        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap; auto: as many as "
+        "the size of the frame and the measured time of the model suggest",
     )
     tiles_whole: bool = Field(True, description="look at the whole frame besides its tiles")
+    target_fps: float | None = Field(
+        None,
+        gt=0,
+        le=100000,
+        description="--tiles auto: frames per second that the tiles leave time for, all sources together; default: the "
+        "rate of live sources, no limit for files",
+    )
     roi: str | None = Field(
         None,
         min_length=1,

@@ -70,7 +70,9 @@ class Model:
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
             self._program = plan.make_program(self.engine)
-        self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
+            self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
+            if self._viewer is not None:
+                self._viewer.keep_up(self._program, plan.settings.target_fps)
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
 

@@ -168,7 +168,9 @@ class StageClock:
             self.device.add(seconds / items, items)
 
 
-_THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
+PROGRAM = "program"
+"""Thread of the stages that work on batches of frames, or of views of frames."""
+_THREADS = {"decode": "decode", "preprocess": PROGRAM, "inference": PROGRAM, "postprocess": PROGRAM}
 _HELPERS = {
     "decode": ("ff-decode", "av:"),
     "encode": ("ff-encode", "ff-write"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple, Protocol
 
@@ -67,6 +68,10 @@ class Program(Protocol):
         """What the frames of one batch have in common."""
         return self.input_size(frame)
 
+    def row_seconds(self) -> float:
+        """Seconds that the model takes for a row of a batch at its full input size, with as many requests in flight as
+        it runs at once. Measured; nothing else may be in flight."""
+
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
 
@@ -109,6 +114,17 @@ class WallCpuTime(NamedTuple):
     @classmethod
     def now(cls) -> WallCpuTime:
         return cls(perf_counter(), thread_time())
+
+
+def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0) -> float:
+    """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
+    run()
+    times: list[float] = []
+    while len(times) < rounds and sum(times) < limit:
+        started = perf_counter()
+        run()
+        times.append(perf_counter() - started)
+    return median(times)
 
 
 @dataclass(eq=False)
@@ -227,6 +243,25 @@ class HostProgram(Program):
         size = self._preprocess.place_view(width, height, view).size[::-1]
         if size not in self._pools:
             self._pools[size] = self._make_pool(size)
+
+    def row_seconds(self) -> float:
+        spec = self._preprocess
+        self.prepare(spec.width, spec.height, View(size=(spec.width, spec.height)))
+        pool = self._pools[spec.height, spec.width]
+        slots = list(iter(pool.acquire, None))
+        busy = slots[: self._engine.streams]
+
+        def run() -> None:
+            for slot in busy:
+                pool.submit(slot)
+            for slot in busy:
+                pool.wait(slot)
+
+        try:
+            return median_seconds(run) / (len(busy) * self._batch)
+        finally:
+            for slot in slots:
+                pool.release(slot)
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""

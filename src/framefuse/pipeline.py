@@ -157,13 +157,12 @@ class Pipeline:
                 closes_engine=opens,
             )
             opened.callback(self._program.close)
-            self._keep_up(plan.settings, UNKNOWN_FPS if live else None)
+            self._keep_up(plan.settings, [info])
             self._prepare(info)
             if live:
                 ready = self._input_size(plan, *LIKELY)
                 found = self._open(plan, opened)
-                rates = (float(source.info.fps or UNKNOWN_FPS) for source in self.sources)
-                self._keep_up(plan.settings, sum(rates) / plan.settings.vid_stride)
+                self._keep_up(plan.settings, [source.info for source in self.sources])
                 width, height = found.width or LIKELY[0], found.height or LIKELY[1]
                 if self._input_size(plan, width, height) != ready:
                     self._close_sources()
@@ -360,9 +359,10 @@ class Pipeline:
         self._count(self._untaken.pop(id(result)))
         self._drop(None, result.frame.source_id, NOT_TAKEN)
 
-    def _keep_up(self, settings: Settings, rate: float | None) -> None:
+    def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
         if self._viewer is not None:
-            self._viewer.keep_up(self._program, settings.target_fps or rate)
+            rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+            self._viewer.keep_up(self._program, settings.target_fps or rate or None)
 
     def _view(self, width: int, height: int) -> View | None:
         return self._viewer.expected(width, height) if self._viewer else None

@@ -16,6 +16,7 @@ from PIL import Image
 import media
 from framefuse import Frame, Model, Pipeline, Result, View, draw, open_source
 from framefuse.errors import FramefuseError, UsageError
+from framefuse.report.report import Report
 from framefuse.runtime.views import parse_roi, parse_tiles
 from training.squares_clip import squares_clip, squares_scene
 
@@ -178,6 +179,18 @@ def test_views_are_shown_if_asked(tmp_path: Path) -> None:
     assert (draw(result, frame) == 60).all() and (draw(result, frame, views=True) == 255).any()
 
 
+def test_a_video_whose_size_changes_has_other_tiles_from_there_on(tmp_path: Path) -> None:
+    for name, size in (("a", (640, 360)), ("b", (480, 272))):
+        squares_clip(tmp_path / f"{name}.ts", frames=3, size=size)
+    (tmp_path / "both.ts").write_bytes(b"".join((tmp_path / f"{name}.ts").read_bytes() for name in "ab"))
+    options: dict[str, Any] = {"tiles": "1x2", "batch": 4, "save": True, "show_views": True, "project": tmp_path}
+    pipeline = Pipeline(tmp_path / "both.ts", "squares", **options)
+    results = list(pipeline)
+    assert [result.views[2].region for result in results[:1] + results[-1:]] == [(284, 0, 356, 360), (213, 0, 267, 272)]
+    assert len(results) == 6 and all(len(result.views) == 3 for result in results)
+    assert pipeline.folder is not None and len(list(pipeline.folder.glob("*.mp4"))) == 2
+
+
 def test_eyes_are_named_and_kept_apart() -> None:
     left, right = scene(seed=1)[0], scene(seed=2)[0]
     (found,) = Pipeline([np.hstack([left, right])], "squares", stereo="sbs", precision="fp32")
@@ -195,6 +208,16 @@ def test_a_region_beyond_the_frame_is_clipped_and_said() -> None:
     pipeline = Pipeline(scene(2), "squares", roi="480,0,4000,540")
     assert [result.views[0].region for result in pipeline] == [(480, 0, 480, 540)] * 2
     assert pipeline.report.warnings.count("view 'roi 1' was clipped to the frame of 960x540") == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_region_beyond_the_frame_is_divided_where_it_is_inside(whole: bool) -> None:
+    pipeline = Pipeline(scene(), "squares", roi="480,0,4000,4000", tiles="1x2:0", tiles_whole=whole)
+    (result,) = pipeline
+    assert [view.region for view in result.views][-2:] == [(480, 0, 240, 540), (720, 0, 240, 540)]
+    assert len(result.views) == 2 + whole
+    with pytest.raises(UsageError, match=r"4000x40 at \(2000, 0\).*nothing of it is inside"):
+        list(Pipeline(scene(), "squares", roi="2000,0,4000,40", tiles="1x2", tiles_whole=whole))
 
 
 def test_a_region_outside_of_the_frame_is_refused() -> None:
@@ -221,13 +244,44 @@ def test_a_function_chooses_the_views_of_each_frame() -> None:
     assert views is not None and (views.per_frame, views.pixels) == (pytest.approx(4 / 6), pytest.approx(0.5))
 
 
+def test_the_report_says_what_views_cost(tmp_path: Path) -> None:
+    pipeline = Pipeline(squares(tmp_path), "squares", tiles="2x2", save_jsonl=True, project=tmp_path)
+    pipeline.run()
+    assert pipeline.folder is not None
+    report = Report.from_json((pipeline.folder / "report.json").read_text())
+    views, stages = report.views, {stage.name: stage for stage in report.stages}
+    assert views is not None and views.per_frame == 5 and 2.2 < views.pixels < 2.3
+    timed = [stages[name].busy_ms.mean for name in ("preprocess", "inference", "postprocess")]
+    assert stages["inference"].items == 5 * report.frames and views.ms == pytest.approx(sum(timed))
+    said = f"5 a frame, {views.ms:.3g} ms a view, {views.pixels:.3g} times the pixels of the frame"
+    assert f"views    {said}" in report.table()
+    page = (pipeline.folder / "report.html").read_text()
+    assert all(part in page for part in ("<h2>Views</h2>", *said.split(", "), "each view is a frame"))
+    plain = Pipeline(scene(), "squares")
+    plain.run()
+    assert plain.report.views is None and "<h2>Views</h2>" not in plain.report.to_html()
+
+
+def squares(folder: Path) -> Path:
+    """A clip of four frames of 640 x 360."""
+    squares_clip(folder / "clip.mp4", frames=4, size=(640, 360))
+    return folder / "clip.mp4"
+
+
 @pytest.mark.parametrize(
     ("rubbish", "says"),
     [
         (None, "views returned None"),
         (["left"], "return a list of framefuse.View"),
         ([View(("a", 0, 1, 1))], "has the region"),  # type: ignore[arg-type]
+        ([View((0, 0, 1))], "has the region"),  # type: ignore[arg-type]
+        ([View((0, 0, float("inf"), 1))], "has the region"),  # type: ignore[arg-type]
+        ([View((0, 0, 9, 9), outline=((0, 0), (9, 9)))], "three corners"),
+        ([View(outline=((0, 0), (9, 9), (float("nan"), 1)))], "has the outline"),
+        ([View(outline="abc")], "has the outline"),  # type: ignore[arg-type]
         ([View((0, 0, 0, 5), "thin")], "nothing of it is inside"),
+        ([View((-9, 0, 5, 5), "beside")], "nothing of it is inside"),
+        ({View()}, "views returned"),
         ([View()] * 300, "at most 256"),
         (ZeroDivisionError("by zero"), "views raised ZeroDivisionError"),
     ],

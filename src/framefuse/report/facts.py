@@ -73,7 +73,7 @@ class ViewFacts:
         return [
             ("views", f"{self.per_frame:.3g} a frame"),
             ("time", f"{self.ms:.3g} ms a view"),
-            ("pixels", f"{self.pixels:.3g} times those of the frame"),
+            ("area", f"{self.pixels:.3g} times the pixels of the frame"),
         ]
 
 

@@ -120,7 +120,7 @@ def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0)
     """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
     run()
     times: list[float] = []
-    while len(times) < rounds and sum(times) < limit:
+    while not times or (len(times) < rounds and sum(times) < limit):
         started = perf_counter()
         run()
         times.append(perf_counter() - started)

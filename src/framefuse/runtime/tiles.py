@@ -110,10 +110,10 @@ def choose_tiles(
         each = "" if parts == 1 else f" for each of {parts} regions"
         if rate is None:
             return f"{views} views{each}, of at most {limit} without target_fps"
-        return f"{views * parts * seconds * 1e3:.3g} ms for {views} views{each} of {seconds * 1e3:.3g} ms"
+        return f"{views * parts * seconds * 1e3:.3g} ms for {views} views of {seconds * 1e3:.3g} ms{each}"
 
     if most < 2:
-        return None, f"{none} {within(2 + whole)} are more than 1/{rate or 1:.4g} s"
+        return None, f"{none} {within(2 + whole)}" + ("" if rate is None else f" is more than 1/{rate:.4g} s")
     counts = needed(height, down, OVERLAP), needed(width, across, OVERLAP)
     grids = [Tiles(0, 0, across, OVERLAP)] if across == down and counts[0] * counts[1] <= most else []
     grids += [

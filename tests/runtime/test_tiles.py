@@ -16,7 +16,8 @@ from framefuse.lab.evaluation import validate
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.cuda.program import CudaProgram
-from framefuse.runtime.program import HostProgram, Selection, median_seconds
+from framefuse.runtime.profiling import median_seconds
+from framefuse.runtime.program import HostProgram, Selection
 from framefuse.runtime.tiles import AutoTiles, Tiles, choose_tiles
 from framefuse.sources import SourceInfo
 
@@ -29,14 +30,14 @@ UHD, HD, SQUARE = (3840, 2160), (1920, 1080), (640, 640)
         (UHD, {"seconds": 0.00344, "rate": 30}, (2, 4), "31 ms for 9 views of 3.44 ms within 1/30 s"),
         (UHD, {"seconds": 0.0047, "rate": 30}, (2, 3), "the finest that fit, 32.9 ms for 7 views of 4.7 ms"),
         (UHD, {"seconds": 0.0001, "rate": 30}, (4, 8), "they show every pixel, 3.3 ms for 33 views"),
-        (UHD, {"seconds": 0.0112, "rate": 30}, None, "none at 3840x2160: 33.6 ms for 3 views of 11.2 ms is more"),
+        (UHD, {"seconds": 0.0112, "rate": 30}, None, "none at 3840x2160: 3 views of 11.2 ms within 1/30 s do not fit"),
         (UHD, {"seconds": 0.0111, "rate": 30}, (1, 2), "33.3 ms for 3 views"),
         (UHD, {"seconds": 0.0112, "rate": 30, "whole": False}, (1, 2), "22.4 ms for 2 views of 11.2 ms"),
-        (UHD, {"seconds": 0.0023, "rate": 30, "parts": 2}, (2, 3), "for 7 views of 2.3 ms for each of 2 regions"),
-        (UHD, {}, (3, 5), "16 views, of at most 16 without target_fps"),
+        (UHD, {"seconds": 0.0023, "rate": 30, "parts": 2}, (2, 3), "32.2 ms for 14 views of 2.3 ms"),
+        (UHD, {}, (3, 5), "the finest that fit, 16 views without target_fps"),
         (HD, {}, (2, 4), "2x4 of 640x640 at 1920x1080: they show every pixel, 9 views"),
         (HD, {"seconds": 0.0, "rate": 1000}, (2, 4), "they show every pixel"),
-        (HD, {"parts": 8}, None, "none at 1920x1080: 3 views for each of 8 regions, of at most 16"),
+        (HD, {"parts": 8}, None, "none at 1920x1080: 24 views without target_fps do not fit"),
         ((832, 832), {}, None, "hardly larger than the model's input of 640x640"),
         ((833, 400), {}, (1, 2), "1x2 of 640x400"),
         ((99, 5000), {}, (10, 1), "10x1 of 99x640"),

@@ -69,12 +69,8 @@ class ViewFacts:
         spreads = [stage.device_ms or stage.busy_ms for stage in stages if stage.thread == PROGRAM]
         return cls(per_frame, sum(spread.mean for spread in spreads), pixels)
 
-    def rows(self) -> list[tuple[str, str]]:
-        return [
-            ("views", f"{self.per_frame:.3g} a frame"),
-            ("time", f"{self.ms:.3g} ms a view"),
-            ("area", f"{self.pixels:.3g} times the pixels of the frame"),
-        ]
+    def line(self) -> str:
+        return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,7 @@ class ReportFacts:
         if self.model:
             model = self.model
             lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
-        if self.views:
-            lines.append("views    " + ", ".join(text for _, text in self.views.rows()))
+        lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
         if self.frames:
             lines += self._stage_lines()

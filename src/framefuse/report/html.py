@@ -40,7 +40,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         + "</div>",
         _section("Detections per class", _classes(report)),
         _section("Stages", _stage_table(report)),
-        _section("Views", _facts(report.views.rows() if report.views else ())),
+        _section("Views", f"<p>{report.views.line()}</p>" if report.views else ""),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
         '<div class="pair">'
         + _section("Automatic choices", _list(report.choices))

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from statistics import median
 
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
 
@@ -93,6 +94,17 @@ class Spread:
             seconds.total,
         )
         return cls(*(value * 1e3 for value in values))
+
+
+def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0) -> float:
+    """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
+    run()
+    times: list[float] = []
+    while not times or (len(times) < rounds and sum(times) < limit):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return median(times)
 
 
 @dataclass(frozen=True)

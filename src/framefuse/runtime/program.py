@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +22,7 @@ from framefuse.postprocess.semantic import ClassMasks
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.profiling import Recorder, median_seconds
 from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
@@ -114,17 +113,6 @@ class WallCpuTime(NamedTuple):
     @classmethod
     def now(cls) -> WallCpuTime:
         return cls(perf_counter(), thread_time())
-
-
-def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0) -> float:
-    """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
-    run()
-    times: list[float] = []
-    while not times or (len(times) < rounds and sum(times) < limit):
-        started = perf_counter()
-        run()
-        times.append(perf_counter() - started)
-    return median(times)
 
 
 @dataclass(eq=False)

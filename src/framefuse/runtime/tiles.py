@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import product
 from typing import NamedTuple
 
 from framefuse.common.redact import brief
@@ -100,42 +101,29 @@ def choose_tiles(
         whole: what is divided is looked at as a whole, too.
     """
     (width, height), (across, down) = size, model_input
-    none = f"tiles: none at {width}x{height}:"
     if width <= CLEARLY * across and height <= CLEARLY * down:
-        return None, f"{none} it is hardly larger than the model's input of {across}x{down}"
+        return None, f"tiles: none at {width}x{height}: it is hardly larger than the model's input of {across}x{down}"
     limit = MOST_UNTIMED if rate is None else min(MOST_VIEWS, int(1 / (rate * max(seconds, 1e-9)) + 1e-9))
-    most = limit // parts - whole
-
-    def within(views: int) -> str:
-        each = "" if parts == 1 else f" for each of {parts} regions"
-        if rate is None:
-            return f"{views} views{each}, of at most {limit} without target_fps"
-        return f"{views * parts * seconds * 1e3:.3g} ms for {views} views of {seconds * 1e3:.3g} ms{each}"
-
-    if most < 2:
-        return None, f"{none} {within(2 + whole)}" + ("" if rate is None else f" is more than 1/{rate:.4g} s")
-    counts = needed(height, down, OVERLAP), needed(width, across, OVERLAP)
-    grids = [Tiles(0, 0, across, OVERLAP)] if across == down and counts[0] * counts[1] <= most else []
-    grids += [
-        Tiles(rows, columns, 0, OVERLAP)
-        for rows in range(1, counts[0] + 1)
-        for columns in range(1, counts[1] + 1)
-        if 2 <= rows * columns <= most
-    ]
-    divided = {grid: grid.of((0, 0, width, height)) for grid in grids}
-
-    def shrinks(grid: Tiles) -> tuple[float, int]:
-        _, _, wide, high = divided[grid][0]
-        return max(1.0, wide / across, high / down), len(divided[grid])
-
-    best = min(grids, key=shrinks)
-    tiles = divided[best]
-    _, _, wide, high = tiles[0]
-    rows = len({y for _, y, _, _ in tiles})
-    why = "they show every pixel" if shrinks(best)[0] == 1 else "the finest that fit"
-    time = "" if rate is None else f" within 1/{rate:.4g} s"
-    grid = f"{rows}x{len(tiles) // rows} of {wide}x{high} at {width}x{height}"
-    return best, f"tiles: {grid}: {why}, {within(len(tiles) + whole)}{time}"
+    time = " without target_fps" if rate is None else f" of {seconds * 1e3:.3g} ms within 1/{rate:.4g} s"
+    rows, columns = (needed(length, side, OVERLAP) for length, side in ((height, down), (width, across)))
+    grids = [Tiles(0, 0, across, OVERLAP)] if across == down else []
+    counts = product(range(1, rows + 1), range(1, columns + 1))
+    grids += [Tiles(r, c, 0, OVERLAP) for r, c in counts if 1 < r * c <= limit]
+    best, shrunk, fewest = None, math.inf, 0
+    tiles: list[Region] = []
+    for grid in grids:
+        found = grid.of((0, 0, width, height))
+        if (len(found) + whole) * parts <= limit:
+            scale = max(1.0, found[0][2] / across, found[0][3] / down)
+            if (scale, len(found)) < (shrunk, fewest):
+                best, shrunk, fewest, tiles = grid, scale, len(found), found
+    if best is None:
+        return None, f"tiles: none at {width}x{height}: {(2 + whole) * parts} views{time} do not fit"
+    views, high = (len(tiles) + whole) * parts, len({y for _, y, _, _ in tiles})
+    took = "" if rate is None else f"{views * seconds * 1e3:.3g} ms for "
+    why = "they show every pixel" if shrunk == 1 else "the finest that fit"
+    what = f"{high}x{len(tiles) // high} of {tiles[0][2]}x{tiles[0][3]} at {width}x{height}"
+    return best, f"tiles: {what}: {why}, {took}{views} views{time}"
 
 
 class AutoTiles:

@@ -181,14 +181,11 @@ def label_tile(
 
 @functools.lru_cache(maxsize=64)
 def dashes(view: View, size: tuple[int, int], line: int) -> NDArray[np.float64]:
-    """The dashed outline of a view, just inside it, as filled boxes (n, 4) in pixels of a frame of that size; of its
-    polygon, if the view has all of it."""
+    """The dashed outlines of a view, just inside it, and of its polygon, as filled boxes (n, 4) in pixels."""
     left, top, width, height = view.region or (0, 0, *size)
     right, bottom = left + width - line, top + height - line
     lines: list[tuple[tuple[float, float], ...]] = [view.outline] if view.outline else []
-    if view.region and not (
-        lines and all(left <= x <= left + width and top <= y <= top + height for x, y in view.outline)
-    ):
+    if view.region:
         lines.append(((left, top), (right, top), (right, bottom), (left, bottom)))
     found, period = [np.empty((0, 4))], 2 * DASH * line
     for corners in lines:

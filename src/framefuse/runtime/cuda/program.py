@@ -29,17 +29,8 @@ from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import (
-    CLOSE_SECONDS,
-    Batch,
-    BatchTimer,
-    FrameResult,
-    Program,
-    Selection,
-    WallCpuTime,
-    median_seconds,
-)
+from framefuse.runtime.profiling import Recorder, median_seconds
+from framefuse.runtime.program import CLOSE_SECONDS, Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""

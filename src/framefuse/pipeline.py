@@ -25,7 +25,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
 from framefuse.engines import Engine, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
@@ -52,6 +52,8 @@ from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
+UNKNOWN_FPS = 30.0
+"""Rate of a live source that does not tell its own."""
 _open: WeakSet[Pipeline] = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
@@ -155,11 +157,14 @@ class Pipeline:
                 closes_engine=opens,
             )
             opened.callback(self._program.close)
+            self._keep_up(plan.settings, [info])
             self._prepare(info)
             if live:
+                ready = self._input_size(plan, *LIKELY)
                 found = self._open(plan, opened)
+                self._keep_up(plan.settings, [source.info for source in self.sources])
                 width, height = found.width or LIKELY[0], found.height or LIKELY[1]
-                if plan.preprocess.place(width, height).size != plan.preprocess.place(*LIKELY).size:
+                if self._input_size(plan, width, height) != ready:
                     self._close_sources()
                     self._prepare(found)
                     self._open(plan, opened)
@@ -247,7 +252,7 @@ class Pipeline:
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
-        looked = self._viewer.summary() if self._viewer else []
+        viewer = self._viewer
         infos, ledger = self._infos(), self._program.ledger
         copied = ledger.totals()
         if decoded := sum(info.copied for info in infos):
@@ -258,7 +263,8 @@ class Pipeline:
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
-            choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
+            looked=viewer.looked if viewer else None,
+            choices=dict.fromkeys([*self._choices, *(viewer.reasons if viewer else ()), *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
@@ -266,7 +272,7 @@ class Pipeline:
             warnings=[
                 *self._warnings,
                 *self._strange(),
-                *(self._viewer.notes if self._viewer else ()),
+                *(viewer.notes if viewer else ()),
                 *self._program.checked.warnings,
                 *(sinks.notes if sinks else ()),
             ],
@@ -353,11 +359,21 @@ class Pipeline:
         self._count(self._untaken.pop(id(result)))
         self._drop(None, result.frame.source_id, NOT_TAKEN)
 
+    def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
+        if self._viewer is not None:
+            rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+            self._viewer.keep_up(self._program, settings.target_fps or rate or None)
+
+    def _view(self, width: int, height: int) -> View | None:
+        return self._viewer.expected(width, height) if self._viewer else None
+
+    def _input_size(self, plan: RunPlan, width: int, height: int) -> tuple[int, int]:
+        return plan.preprocess.place_view(width, height, self._view(width, height)).size
+
     def _prepare(self, info: SourceInfo) -> None:
         if info.width and info.height:
             try:
-                view = self._viewer.expected(info.width, info.height) if self._viewer else None
-                self._program.prepare(info.width, info.height, view)
+                self._program.prepare(info.width, info.height, self._view(info.width, info.height))
             except MemoryError as error:
                 raise self._explained(error) from error
 

@@ -101,4 +101,4 @@ def test_nothing_found() -> None:
 def test_points_within_a_polygon() -> None:
     ring = ((0.0, 0.0), (10.0, 0.0), (10.0, 10.0), (5.0, 4.0), (0.0, 10.0))
     points = np.array([(1, 1), (5, 3), (5, 8), (9, 8), (11, 5), (-1, 5)], np.float32)
-    assert within(points, ring).tolist() == [True, True, False, True, False, False]
+    assert within(*points.T, ring).tolist() == [True, True, False, True, False, False]

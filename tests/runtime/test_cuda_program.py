@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +21,15 @@ from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
 from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
+from framefuse.prediction import Result
 from framefuse.preprocess import Preprocess
+from framefuse.runtime.batching import Batcher
+from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
-from framefuse.runtime.stages import warm_up
+from framefuse.runtime.stages import infer, warm_up
 from framefuse.runtime.views import viewer_for
 from training.squares import write_squares
 
@@ -83,6 +87,49 @@ def test_masks_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
             assert same.shape == (part[0].height, part[0].width)
             assert same.mean() > 0.999  # two classes may be equal but for the order of additions
     program.close()
+
+
+def test_masks_of_views_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
+    """Both eyes, and tiles of one size, share what was captured; the whole frame, whose mask is larger, does not."""
+    regions = [(0, 0, 40, 61), (40, 0, 40, 61), None, (0, 0, 33, 31), (47, 30, 33, 31), (3, 7, 33, 31)]
+    (picture,) = pictures(1)
+    rows = [picture.replace_unchecked(view=View(region, size=SIZE)) for region in regions]
+    host = HostProgram(
+        NullEngine(lambda pixels: scores(2, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=2
+    )
+    program = on_cuda(segmenter)
+    assert [program.batch_key(one) == program.batch_key(other) for one, other in pairwise(rows)] == [
+        *(True, False, False, True, True)
+    ]
+    for part in (rows[:2], rows[2:3], rows[3:]):
+        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+            assert expected.result.masks is not None and found.result.masks is not None
+            same = expected.result.masks.class_id == found.result.masks.class_id
+            view = part[0].view
+            assert view is not None and same.shape[::-1] == (view.region[2:] if view.region else (80, 61))
+            assert same.mean() > 0.999
+    assert len(program._captured) == 3
+    program.close()
+
+
+def test_a_segmenter_with_views_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
+    """Frames of two sizes through the stages: no batch holds masks of different sizes."""
+    frames = [*pictures(2), *pictures(3, 50, 70)]
+    settings, spec, found = Settings(tiles="1x2", roi="0,0,0.8,1"), Preprocess(*SIZE), list[list[Result]]()
+
+    def alike(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        return [scores(1, height, width)[0].repeat(batch, axis=0)]
+
+    host = HostProgram(NullEngine(lambda pixels: alike(2, *pixels.shape[2:])), segmenter, spec, Selection(), batch=2)
+    for program in (host, on_cuda(segmenter, answer=alike)):
+        viewer = viewer_for(settings, segmenter, spec)
+        read = Threaded([iter(frames)], name="decode", capacity=1)
+        found.append([item.result for item in infer(read, program, Batcher(2, 1.0), viewer)])
+        program.close()
+    for one, other, frame in zip(*found, frames, strict=True):
+        assert one.masks is not None and other.masks is not None and len(other.views) == 3
+        assert other.masks.class_id.shape == (frame.height, frame.width)
+        assert (one.masks.class_id == other.masks.class_id).mean() > 0.99
 
 
 def test_stages_are_timed_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:

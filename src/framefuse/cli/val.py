@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
-    *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "roi", "stereo"),
+    *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "target_fps"),
+    *("roi", "stereo"),
     *("decode_threads", "queue", "project", "name", "exist_ok"),
 )
 

@@ -88,17 +88,17 @@ def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detec
         cut = (np.abs(boxes - limits) <= margin).astype(np.int32) @ SIDES & inner
     counts: NDArray[np.bool_] = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     if view.outline:
-        counts &= within((boxes[:, :2] + boxes[:, 2:]) / 2, view.outline)
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        counts &= within(centres[:, 0], centres[:, 1], view.outline)
     if counts.all() and boxes is found.xyxy:
         return found, cut
     return replace(found, xyxy=boxes)[counts], cut[counts]
 
 
-def within(points: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDArray[np.bool_]:
-    """Which points (n, 2) lie inside a polygon: those from which a ray to the right crosses its sides an odd number of
-    times."""
-    inside = np.zeros(len(points), np.bool_)
-    x, y = points[:, 0], points[:, 1]
+def within(x: NDArray[Any], y: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDArray[np.bool_]:
+    """Which points lie inside a polygon: those from which a ray to the right crosses its sides an odd number of times.
+    Their coordinates are broadcast, so that a column of y and a row of x are those of an image."""
+    inside = np.zeros(np.broadcast_shapes(x.shape, y.shape), np.bool_)
     for (x1, y1), (x2, y2) in zip(outline, (*outline[1:], outline[0]), strict=True):
         if y1 != y2:
             inside ^= ((y1 > y) != (y2 > y)) & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
-from framefuse.runtime.profiling import Spread, StageStats
+from framefuse.runtime.profiling import PROGRAM, Spread, StageStats
 from framefuse.sources import SourceInfo
 
 SCHEMA = 1
@@ -52,6 +52,25 @@ class ModelFacts:
     """Width x height of the largest model input: "640x384"."""
     engine: str
     precision: str
+
+
+@dataclass(frozen=True)
+class ViewFacts:
+    """The parts of the frames that the model saw."""
+
+    per_frame: float
+    ms: float
+    """From preprocessing to the result of one view; several are in progress at once."""
+    pixels: float
+    """Pixels of the views of a frame over those of the frame."""
+
+    @classmethod
+    def of(cls, per_frame: float, pixels: float, stages: Sequence[StageStats]) -> ViewFacts:
+        spreads = [stage.device_ms or stage.busy_ms for stage in stages if stage.thread == PROGRAM]
+        return cls(per_frame, sum(spread.mean for spread in spreads), pixels)
+
+    def line(self) -> str:
+        return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,8 @@ class ReportFacts:
     detections_per_class: dict[str, int] = field(default_factory=dict)
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
+    views: ViewFacts | None = None
+    """None: the model saw whole frames."""
     choices: list[str] = field(default_factory=list)
     """Automatic choices, each with its reason."""
     copies: list[CopyFacts] = field(default_factory=list)
@@ -147,6 +168,7 @@ class ReportFacts:
         if self.model:
             model = self.model
             lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
+        lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
         if self.frames:
             lines += self._stage_lines()

@@ -40,6 +40,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         + "</div>",
         _section("Detections per class", _classes(report)),
         _section("Stages", _stage_table(report)),
+        _section("Views", f"<p>{report.views.line()}</p>" if report.views else ""),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
         '<div class="pair">'
         + _section("Automatic choices", _list(report.choices))
@@ -331,6 +332,8 @@ def _stage_table(report: ReportFacts) -> str:
             "<p class='note'>GPU ms is the time on the GPU, measured by CUDA events in some of the batches. The other "
             "times of such a stage are those of the host: to launch the work, or to wait for it.</p>"
         )
+    if report.views:
+        note += "<p class='note'>To preprocess, inference and postprocess, each view is a frame.</p>"
     return _table(head, rows, texts=2) + note if rows else ""
 
 

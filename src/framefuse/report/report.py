@@ -21,6 +21,7 @@ from framefuse.report.facts import (
     ModelFacts,
     ReportFacts,
     SourceFacts,
+    ViewFacts,
     printable,
     skipped,
 )
@@ -98,6 +99,7 @@ def build_report(
     *,
     sources: Iterable[SourceInfo] = (),
     model: ModelFacts | None = None,
+    looked: tuple[float, float] | None = None,
     choices: Iterable[str] = (),
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
@@ -110,6 +112,7 @@ def build_report(
 
     Args:
         measured: `Recorder.snapshot()`.
+        looked: views a frame, and their pixels over those of the frame; None: the model saw whole frames.
         detections: class name -> count.
         error: what ended the run early.
     """
@@ -151,6 +154,7 @@ def build_report(
         detections_per_class=per_class,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
+        views=ViewFacts.of(*looked, measured.stages) if looked else None,
         choices=list(choices),
         copies=list(copies),
         peak_rss_mb=measured.peak_rss_mb,

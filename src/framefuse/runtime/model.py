@@ -73,6 +73,8 @@ class Model:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             self._program = plan.make_program(self.engine)
+            if self._viewer:
+                self._viewer.keep_up(self._program, plan.settings.target_fps)
         self._batch = plan.batch
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
@@ -125,7 +127,7 @@ class Model:
         """The results of groups of rows that run together, each with the places that it takes in a batch."""
         program, batcher = self._program, Batcher[Frame](self._batch, 0)
         for group, places in rows:
-            shape = program.input_size(group[0]), group[0].format
+            shape = program.batch_key(group[0]), group[0].format
             for batch in batcher.add(*group, shape=shape, reader=None, now=0, places=places):
                 yield from program.submit(batch)
         for batch in batcher.flush():

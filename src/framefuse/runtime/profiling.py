@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from statistics import median
 
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
 
@@ -95,6 +96,17 @@ class Spread:
         return cls(*(value * 1e3 for value in values))
 
 
+def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0) -> float:
+    """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
+    run()
+    times: list[float] = []
+    while not times or (len(times) < rounds and sum(times) < limit):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
 @dataclass(frozen=True)
 class StageStats:
     """One stage of a run."""
@@ -168,7 +180,9 @@ class StageClock:
             self.device.add(seconds / items, items)
 
 
-_THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
+PROGRAM = "program"
+"""Thread of the stages that work on batches of frames, or of views of frames."""
+_THREADS = {"decode": "decode", "preprocess": PROGRAM, "inference": PROGRAM, "postprocess": PROGRAM}
 _HELPERS = {
     "decode": ("ff-decode", "av:"),
     "encode": ("ff-encode", "ff-write"),

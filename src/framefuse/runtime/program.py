@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter, sleep, thread_time
@@ -22,7 +22,7 @@ from framefuse.postprocess.semantic import ClassMasks
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.profiling import Recorder, median_seconds
 from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
@@ -61,7 +61,15 @@ class Program(Protocol):
     """Makes detections of boxes, and counts those that it dropped."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        """Height and width of the model input for this frame; frames of one batch share it."""
+        """Height and width of the model input for this frame."""
+
+    def batch_key(self, frame: Frame) -> Hashable:
+        """What the frames of one batch have in common."""
+        return self.input_size(frame)
+
+    def row_seconds(self) -> float:
+        """Seconds that the model takes for a row of a batch at its full input size, with as many requests in flight as
+        it runs at once. Measured; nothing else may be in flight."""
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
@@ -223,6 +231,25 @@ class HostProgram(Program):
         size = self._preprocess.place_view(width, height, view).size[::-1]
         if size not in self._pools:
             self._pools[size] = self._make_pool(size)
+
+    def row_seconds(self) -> float:
+        spec = self._preprocess
+        self.prepare(spec.width, spec.height, View(size=(spec.width, spec.height)))
+        pool = self._pools[spec.height, spec.width]
+        slots = list(iter(pool.acquire, None))
+        busy = slots[: self._engine.streams]
+
+        def run() -> None:
+            for slot in busy:
+                pool.submit(slot)
+            for slot in busy:
+                pool.wait(slot)
+
+        try:
+            return median_seconds(run) / (len(busy) * self._batch)
+        finally:
+            for slot in slots:
+                pool.release(slot)
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""

@@ -42,7 +42,7 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images"))
+        sinks.append(open_sink("images", views=settings.show_views))
     elif settings.save:
         video = open_sink(
             "video",
@@ -51,10 +51,11 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
             preset=settings.encode_preset,
             threads=settings.encode_threads,
             gpu=settings.gpu,
+            views=settings.show_views,
         )
         sinks.append(video)
     if settings.show:
-        sinks.append(open_sink("show"))
+        sinks.append(open_sink("show", views=settings.show_views))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

@@ -88,7 +88,7 @@ def _infer(
                     batch
                     for group, places in rows
                     for batch in batcher.add(
-                        *group, shape=program.input_size(group[0]), reader=frames.turn, now=now, places=places
+                        *group, shape=program.batch_key(group[0]), reader=frames.turn, now=now, places=places
                     )
                 ]
                 if not rows:

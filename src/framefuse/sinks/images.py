@@ -23,9 +23,10 @@ JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
 class RgbAnnotator:
-    """Converts frames to upright RGB images and draws their results."""
+    """Converts frames to upright RGB images and draws their results, with the outlines of their views if asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, views: bool = False) -> None:
+        self._views = views
         self._converter = FrameConverter()
         annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
         self._annotator_of = lru_cache(1)(annotator)
@@ -33,20 +34,22 @@ class RgbAnnotator:
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
-        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks)
+        views = result.views if self._views else ()
+        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks, views)
         return image
 
 
-def draw(result: Result, frame: Frame | None = None) -> NDArray[np.uint8]:
+def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> NDArray[np.uint8]:
     """A frame with the boxes and masks of its result: (height, width, 3) uint8 RGB.
 
     Args:
         frame: where `result.pixels` is None: the frame that a callback gets, see `CallbackSink`.
+        views: outline the views of the frame.
 
     Raises:
         UsageError: there is no frame.
     """
-    return RgbAnnotator().draw(result.pixels_or(frame), result)
+    return RgbAnnotator(views=views).draw(result.pixels_or(frame), result)
 
 
 class ImagesSink(FolderSink):
@@ -56,15 +59,16 @@ class ImagesSink(FolderSink):
 
     Args:
         quality: of JPEG, 1..95.
+        views: outline the views of each frame.
     """
 
     name = "images"
     needs_frame = True
 
-    def __init__(self, *, quality: int = 92) -> None:
+    def __init__(self, *, quality: int = 92, views: bool = False) -> None:
         super().__init__()
         self._quality = quality
-        self._annotator = RgbAnnotator()
+        self._annotator = RgbAnnotator(views=views)
 
     def open(self, context: SinkContext) -> None:
         self._context = context

@@ -154,6 +154,7 @@ class VideoSink(BaseSink):
         crf, preset, gpu: see `encoders.encoder_options`.
         threads: of the encoder; 0: its default.
         audio: copy the audio of a source that is a file.
+        views: outline the views of each frame.
     """
 
     name = "video"
@@ -168,9 +169,10 @@ class VideoSink(BaseSink):
         threads: int = 0,
         audio: bool = True,
         gpu: int | None = None,
+        views: bool = False,
     ) -> None:
         super().__init__()
-        self._encoder, self._audio = encoder, audio
+        self._encoder, self._audio, self._views = encoder, audio, views
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
@@ -197,14 +199,14 @@ class VideoSink(BaseSink):
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds, alone=True)
-        target = self._file.planes()
+        target, drawn = self._file.planes(), (result.detections, result.masks, result.views if self._views else ())
         if self._format is None or format == self._format:
             fill(target, planes, frame.rotation)
-            self._annotator.draw(target, result.detections, result.masks)
+            self._annotator.draw(target, *drawn)
         else:
             own = av.VideoFrame(*format.even, "yuv420p")
             fill(planes_of(own), planes, frame.rotation)
-            annotator_of(format).draw(planes_of(own), result.detections, result.masks)
+            annotator_of(format).draw(planes_of(own), *drawn)
             self._converter.fit(own, meaning, target, self._format.meaning)
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 

@@ -137,13 +137,13 @@ class BoxOutputs:
 
 
 class MaskOutputs:
-    """The class of every pixel: scores are resized to the frame, then the best class is taken.
+    """The class of every pixel: scores are resized to what the model saw, then the best class is taken.
 
-    All frames have the size that the graph is captured for.
+    All frames, or their views, have the size that the graph is captured for.
 
     Args:
         shape: classes, height and width of the model's scores.
-        placement: where every frame lies in the model input.
+        placement: where every frame, or its view, lies in the model input.
 
     Raises:
         CardError: the scores have another aspect ratio than the model input.
@@ -160,10 +160,10 @@ class MaskOutputs:
                 f"the model returns {width}x{height} scores for an input of {wide}x{high}",
                 remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
             )
-        self._card, self._placement, self._batch = card, placement, batch
+        self._card, self._placed, self._batch = card, _place_of(placement), batch
         left, top, across, down = (side * width / wide for side in placement.content)
         self._content = left, top, across, down
-        self._size = placement.source[1], placement.source[0]
+        self._size = placement.shown[1], placement.shown[0]
         self._resized = cp.empty((1, classes, *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
         (self._labels, self._non_finite), self._device_bytes = packed_allocation(shapes, _device_bytes)
@@ -171,7 +171,7 @@ class MaskOutputs:
         self.downloaded_bytes = self._host_bytes.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
-        assert all(placement == self._placement for placement in placements)
+        assert all(_place_of(placement) == self._placed for placement in placements)
 
     def upload(self, stream: Any) -> None:
         """Nothing to do: the placement is part of the graph."""
@@ -198,6 +198,11 @@ def _pinned_bytes(size: int) -> Any:
 
 def _device_bytes(size: int) -> Any:
     return device.cupy().zeros(size, np.uint8)
+
+
+def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
+    """What has to be the same for two views, wherever they lie in their frames."""
+    return placement.shown, placement.size, placement.content[:2], placement.content[2:]
 
 
 def _download(source: Any, target: Any, stream: Any) -> None:

@@ -5,6 +5,9 @@ Each view has had its own suppression, so two boxes of one view never suppress e
 - boxes that overlap by more than DUPLICATE (IoU) are one object: the better one stays;
 - a box that ends at an edge inside the frame is probably cut there. It yields to a whole box that covers more than PART
   of it, and two cut boxes that continue each other become their union.
+
+Where a larger view contains another, it has the last word on what is large: it sees whole what a tile sees in parts. A box
+of the inner view that is cut, or that lies within a much larger box, counts only if the larger view shows it too.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.frame import View
+from framefuse.frame import Region, View
 from framefuse.prediction import Detections
 
 Boxes = NDArray[np.float32]
@@ -27,6 +30,10 @@ EDGE = 0.01
 """A box within this share of the view's side from its edge ends there."""
 CONTINUES = 0.6
 """Overlap (IoU) along the common edge of two cut boxes that are parts of one object."""
+WITHIN, LARGER = 0.8, 2.0
+"""A box lies within a much larger one if that covers more than WITHIN of it and has more than LARGER times its area."""
+SEEN = 1 / 24
+"""A view shows what is this long, as a share of its longer side: 27 pixels of an input of 640."""
 
 
 def merge(
@@ -58,7 +65,10 @@ def merge(
     columns = ([getattr(part, name) for part in parts] for name in ("xyxy", "confidence", "class_id", "view"))
     xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
     everything = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)
-    everything = everything[_kept(everything, np.concatenate(cuts), agnostic)]
+    cut = np.concatenate(cuts)
+    counts = _credible(everything, np.any(cut, axis=1), [view.region or (0, 0, *size) for view in views], agnostic)
+    everything = everything[counts]
+    everything = everything[_kept(everything, cut[counts], agnostic)]
     return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
 
 
@@ -90,6 +100,41 @@ def within(points: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDAr
         if y1 != y2:
             inside ^= ((y1 > y) != (y2 > y)) & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
     return inside
+
+
+def _credible(
+    found: Detections, ends: NDArray[np.bool_], regions: Sequence[Region], agnostic: bool
+) -> NDArray[np.bool_]:
+    """Which rows no larger view contradicts.
+
+    Args:
+        ends: which of them an edge of their view cuts.
+        regions: of each view.
+    """
+    counts = np.ones(len(found), np.bool_)
+    for number, outer in enumerate(regions):
+        inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
+        rows, others = np.flatnonzero(np.isin(found.view, inner)), np.flatnonzero(found.view == number)
+        if not len(rows):
+            continue
+        a, b = found.xyxy[rows], found.xyxy[others]
+        shared = (np.minimum(a[:, None, 2:], b[:, 2:]) - np.maximum(a[:, None, :2], b[:, :2])).clip(0).prod(axis=2)
+        sides = a[:, 2:] - a[:, :2]
+        own, theirs = sides.prod(axis=1)[:, None], (b[:, 2:] - b[:, :2]).prod(axis=1)
+        alike = found.class_id[rows, None] == found.class_id[others]
+        alike |= agnostic
+        shown = (alike & (shared > DUPLICATE * (own + theirs - shared))).any(axis=1)
+        alone = ends[rows] & ~(alike & (shared > PART * own)).any(axis=1)
+        part = ((shared > WITHIN * own) & (theirs > LARGER * own)).any(axis=1)
+        part &= sides.max(axis=1) >= SEEN * max(outer[2:])
+        counts[rows] &= shown | ~(alone | part)
+    return counts
+
+
+def _contains(outer: Region, inner: Region) -> bool:
+    """Whether a region is larger than another and has all of it."""
+    starts = zip(outer[:2], inner[:2], outer[2:], inner[2:], strict=True)
+    return outer != inner and all(o <= i and i + size <= o + room for o, i, room, size in starts)
 
 
 def _kept(found: Detections, cut: NDArray[np.bool_], agnostic: bool) -> NDArray[np.intp]:

@@ -18,9 +18,7 @@ MARGIN = 0.08
 """Margin above and below the frame for the camera's movement, in frame heights."""
 
 
-def paint_backdrop(
-    split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float
-) -> Image.Image:
+def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float) -> Image.Image:
     """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, extended on the right by its first `width` columns.
 
     Args:

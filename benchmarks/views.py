@@ -3,16 +3,16 @@
     python -m benchmarks.views [--peer-python PYTHON] [--parts accuracy sahi preprocess eyes whole]
 
 - `accuracy`: mAP by size of object, of the whole frame alone and with tiles of 640 pixels at native resolution, on two
-  synthetic streets of 3840x2160. In `far` most objects are 8 to 64 pixels long, as large in a tile as those on which the
-  models were trained; in `near` most are larger than a tile, so that merging could lose them.
+  synthetic streets of 3840x2160. In `far` most objects are 8 to 64 pixels long, as large in a tile as those on which
+  the models were trained; in `near` most are larger than the overlap, so that merging could lose them.
 - `sahi`: frames/s of a clip of `far`, from file to merged boxes, and the mAP of these boxes (confidence 0.25 and more)
 - `preprocess`: a 4K frame into one model input, and tiles of it into eight
 - `eyes`: both eyes of a 3840x1920 side-by-side frame, against two crops of it one after the other
 - `whole`: a frame with one view of all of it, against no views: time and allocations
 
-What is compared takes turns within each round, in a new order each time; ratios are medians over rounds. Peers of SAHI are
-processes that wait between their turns, in an environment that benchmarks/peers/env.sh makes on first use. The record is
-views; the last line of the output is JSON.
+What is compared takes turns within each round, in a new order each time; ratios are medians over rounds. SAHI and its
+peers are processes that wait between their turns, in an environment that benchmarks/peers/env.sh makes on first use.
+The record is views; the last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WORLDS = {"far": (FAR, 4, 2), "near": (NEAR, 8, 2)}
 """Address, seeds, and frames of each seed."""
 FIRST_SEED = 9001
 LOOKS: dict[str, dict[str, Any]] = {"whole frame": {}, "tiles and whole frame": {"tiles": f"{TILE}:{OVERLAP}"}}
-CLIP = f"{FAR.replace('frames=300', 'frames=5')}&seed={FIRST_SEED}"
+CLIP = f"{FAR.replace('frames=300', 'frames=9')}&seed={FIRST_SEED}"
 EYES = "synthetic://bodies?size=3840x1920&stereo=sbs&frames=300&split=test"
 MODELS = ("scout-n", "scout-s")
 GROUPS = ("model", "CPU kernel", "program", "pipeline", "model call", "views", "engine openvino", "evaluation",
@@ -197,7 +197,7 @@ def sahi(python: Path, model: str, rounds: int) -> Row:
 
 
 def preprocess(runs: int) -> Row:
-    """Milliseconds of one 4K frame into a model input and of eight tiles of it, and what copying as many bytes takes."""
+    """Milliseconds of one 4K frame into a model input, of eight tiles of it, and of copying as many bytes."""
     frame = next(iter(open_source(CLIP)))
     spec = Preprocess(TILE, TILE)
     with Model("scout-n") as model:

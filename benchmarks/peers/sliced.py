@@ -2,12 +2,12 @@
 
     python -m benchmarks.peers.sliced PEER --clip CLIP --model MODEL      # then a line on standard input for each run
 
-The answer to a line is one of JSON: `fps` and `cpu_ms_per_frame` from the result of the first frame to that of the last,
-so that loading and warming up are outside, and `boxes`: of each frame the rows x1, y1, x2, y2, confidence, class.
+The answer to a line is one of JSON: `fps` and `cpu_ms_per_frame` from the result of the first frame to that of the
+last, so that loading and warming up are outside, and `boxes`: of each frame the rows x1, y1, x2, y2, confidence, class.
 
 SAHI is called as its documentation does, `get_sliced_prediction` with its default merging, over the frames that OpenCV
-decodes; its model is ultralytics', which runs the ONNX file in ONNX Runtime. Tiles, overlap, the whole frame besides them,
-confidence and suppression are those of framefuse. It lives in the environment of the peers (env.sh).
+decodes; its model is ultralytics', which runs the ONNX file in ONNX Runtime. Tiles, overlap, the whole frame besides
+them, confidence and suppression are those of framefuse. It lives in the environment of the peers (env.sh).
 """
 
 import argparse
@@ -60,6 +60,7 @@ def sahi(model: Path) -> Run:
 def framefuse(model: Path, **options: Any) -> Run:
     """`Pipeline(clip, model, tiles=...)` with its defaults."""
     import numpy as np
+
     from framefuse import Pipeline
 
     def run(clip: Path) -> Iterator[Rows]:

@@ -35,9 +35,9 @@ def accuracy(records: Records) -> list[str]:
     for row in {row["world"]: row for row in rows}.values():
         low, middle, high = row["sides"]
         lines.append(
-            f"- {row['world']}: {row['frames']} frames of {row['seeds']} seeds of `{row['address']}`, {row['objects']:,} "
-            f"objects, {row['small']:,} of them small and {row['large']:,} large; the longer side of half of them is below "
-            f"{middle:.0f} pixels, of one in ten below {low:.0f}, of nine in ten below {high:.0f}"
+            f"- {row['world']}: {row['frames']} frames of {row['seeds']} seeds of `{row['address']}`, "
+            f"{row['objects']:,} objects, {row['small']:,} of them small and {row['large']:,} large; the longer side "
+            f"of half of them is below {middle:.0f} pixels, of a tenth below {low:.0f}, of nine tenths below {high:.0f}"
         )
     return lines
 
@@ -45,7 +45,8 @@ def accuracy(records: Records) -> list[str]:
 def sahi(records: Records) -> list[str]:
     found = records("views")["sahi"]
     lines = [
-        "| peer | frames/s | times SAHI with ONNX Runtime | CPU ms a frame | mAP50-95 | small | medium | large | P | R |",
+        "| peer | frames/s | times SAHI with ONNX Runtime | CPU ms a frame | mAP50-95 | small | medium | large | P "
+        "| R |",
         "|---" * 10 + "|",
     ]
     for name, row in found["peers"].items():
@@ -54,7 +55,11 @@ def sahi(records: Records) -> list[str]:
         lines.append(f"| {' | '.join([*cells, percent(row['precision']), percent(row['recall'])])} |")
     versions = found["peers"]["SAHI, ONNX Runtime"]["packages"]
     named = ", ".join(f"{name} {versions[name]}" for name in ("sahi", "ultralytics", "onnxruntime", "openvino"))
-    return [*lines, "", f"{found['model']} on `{found['clip']}`, tiles `{found['tiles']}`. Versions of the peers: {named}."]
+    return [
+        *lines,
+        "",
+        f"{found['model']} on `{found['clip']}`, tiles `{found['tiles']}`. Versions of the peers: {named}.",
+    ]
 
 
 def preprocess(records: Records) -> list[str]:

@@ -6,8 +6,9 @@ Each view has had its own suppression, so two boxes of one view never suppress e
 - a box that ends at an edge inside the frame is probably cut there. It yields to a whole box that covers more than PART
   of it, and two cut boxes that continue each other become their union.
 
-Where a larger view contains another, it has the last word on what is large: it sees whole what a tile sees in parts. A box
-of the inner view that is cut, or that lies within a much larger box, counts only if the larger view shows it too.
+A view that contains another sees whole what that sees in parts, a wheel of a bus or the half of one. So a box of the
+inner view that lies within a much larger box, of whatever class, counts only if the larger view shows it too; and so
+does a cut box that no other one continues.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ CONTINUES = 0.6
 """Overlap (IoU) along the common edge of two cut boxes that are parts of one object."""
 WITHIN, LARGER = 0.8, 2.0
 """A box lies within a much larger one if that covers more than WITHIN of it and has more than LARGER times its area."""
+SURE = 0.5
+"""A box says nothing about another unless it has more than this share of its confidence."""
 SEEN = 1 / 24
 """A view shows what is this long, as a share of its longer side: 27 pixels of an input of 640."""
 
@@ -66,9 +69,10 @@ def merge(
     xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
     everything = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)
     cut = np.concatenate(cuts)
-    counts = _credible(everything, np.any(cut, axis=1), [view.region or (0, 0, *size) for view in views], agnostic)
+    regions = [view.region or (0, 0, *size) for view in views]
+    counts, doubtful = _credible(everything, np.any(cut, axis=1), regions, agnostic)
     everything = everything[counts]
-    everything = everything[_kept(everything, cut[counts], agnostic)]
+    everything = everything[_kept(everything, cut[counts], doubtful[counts], agnostic)]
     return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
 
 
@@ -104,17 +108,18 @@ def within(points: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDAr
 
 def _credible(
     found: Detections, ends: NDArray[np.bool_], regions: Sequence[Region], agnostic: bool
-) -> NDArray[np.bool_]:
-    """Which rows no larger view contradicts.
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows no larger view contradicts; and which of those that are cut it does not show.
 
     Args:
         ends: which of them an edge of their view cuts.
         regions: of each view.
     """
-    counts = np.ones(len(found), np.bool_)
+    view = np.asarray(found.view)
+    counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
     for number, outer in enumerate(regions):
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
-        rows, others = np.flatnonzero(np.isin(found.view, inner)), np.flatnonzero(found.view == number)
+        rows, others = np.flatnonzero(np.isin(view, inner)), np.flatnonzero(view == number)
         if not len(rows):
             continue
         a, b = found.xyxy[rows], found.xyxy[others]
@@ -125,10 +130,12 @@ def _credible(
         alike |= agnostic
         shown = (alike & (shared > DUPLICATE * (own + theirs - shared))).any(axis=1)
         alone = ends[rows] & ~(alike & (shared > PART * own)).any(axis=1)
-        part = ((shared > WITHIN * own) & (theirs > LARGER * own)).any(axis=1)
+        sure = found.confidence[others] > SURE * found.confidence[rows, None]
+        part = (sure & (shared > WITHIN * own) & (theirs > LARGER * own)).any(axis=1)
         part &= sides.max(axis=1) >= SEEN * max(outer[2:])
-        counts[rows] &= shown | ~(alone | part)
-    return counts
+        counts[rows] &= shown | ~part
+        doubtful[rows] |= alone & ~shown
+    return counts, doubtful
 
 
 def _contains(outer: Region, inner: Region) -> bool:
@@ -137,8 +144,8 @@ def _contains(outer: Region, inner: Region) -> bool:
     return outer != inner and all(o <= i and i + size <= o + room for o, i, room, size in starts)
 
 
-def _kept(found: Detections, cut: NDArray[np.bool_], agnostic: bool) -> NDArray[np.intp]:
-    """Rows that stay. Boxes that are joined from two parts are changed in place."""
+def _kept(found: Detections, cut: NDArray[np.bool_], doubtful: NDArray[np.bool_], agnostic: bool) -> NDArray[np.intp]:
+    """Rows that stay. Boxes that are joined from two parts are changed in place; the doubtful stay only so."""
     boxes: Boxes = found.xyxy
     ends: NDArray[Any] = np.any(cut, axis=1)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
@@ -166,6 +173,8 @@ def _kept(found: Detections, cut: NDArray[np.bool_], agnostic: bool) -> NDArray[
                 facing = (cut[row, axis] & cut[rest, axis + 2]) | (cut[row, axis + 2] & cut[rest, axis])
                 same |= facing & (shared > 0) & (along[:, other] > CONTINUES)
             joined = rest[same & ends[rest]]
+            if doubtful[row] and not np.any(found.confidence[joined] > SURE * found.confidence[row]):
+                kept.pop()
             if len(joined):
                 boxes[row, :2] = np.minimum(boxes[row, :2], boxes[joined, :2].min(axis=0))
                 boxes[row, 2:] = np.maximum(boxes[row, 2:], boxes[joined, 2:].max(axis=0))

@@ -100,7 +100,7 @@ def check(world: WorldSpec) -> None:
         raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
     for name, most in (("far", FARTHEST), ("density", DENSEST)):
         value = getattr(world, name)
-        if not (isinstance(value, Real) and 1 <= value <= most):
+        if not (isinstance(value, Real) and 1 <= float(value) <= most):
             raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
         if value != 1 and world.scene != "street":
             raise UsageError(f"{name}={value} is not possible for scene {world.scene}", remedy="use synthetic://street")

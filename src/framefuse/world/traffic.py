@@ -1,7 +1,7 @@
 """Which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
 
-Positions are in frame heights: x from the left edge, y from the top; a camera that is `far` times as far away sees `far` of
-these heights. Nothing here depends on pixels.
+Positions are in frame heights: x from the left edge, y from the top. A camera that is `far` times as far away sees
+`far` of these heights. Nothing here depends on pixels.
 """
 
 from __future__ import annotations

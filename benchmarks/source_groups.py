@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                  "runtime/choices.py", "runtime/plan.py", "runtime/requested_sinks.py", "runtime/threads.py",
                  "sources/*.py"),
     "model call": ("runtime/model.py",),
+    "views": ("runtime/views.py",),
     "sink": ("sinks/*.py",),
     "fleet": ("fleet/*.py",),
     "engine openvino": ("engines/openvino/*.py", "!selftest.py"),

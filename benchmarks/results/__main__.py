@@ -12,10 +12,12 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, hardening, kernels
+from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, views
 from benchmarks.results.pages import Table, load, render, stale
 
-TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES, **hardening.TABLES}
+TABLES: dict[str, Table] = {
+    **cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES, **hardening.TABLES, **views.TABLES
+}  # fmt: skip
 """By the name in a marker."""
 
 

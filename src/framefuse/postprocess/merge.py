@@ -7,6 +7,10 @@ then those that an edge cuts, each by descending confidence. One hides a later o
 - the later one ends at an edge inside the frame, where it is probably cut, and more than PART of it is covered, or
 - both are cut and continue each other across their common edge; the first then grows around the other.
 
+A view that contains another sees whole what that sees in parts, a wheel of a bus or the half of one. So a box of the
+inner view that lies within a much larger box, of whatever class, counts only if the larger view shows it too; and so
+does a cut box that no other one continues.
+
 `kernels/boxes/merge.cu` does the same on a GPU.
 """
 
@@ -19,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.frame import View
+from framefuse.frame import Region, View
 from framefuse.prediction import Detections
 
 DUPLICATE = 0.5
@@ -28,6 +32,12 @@ EDGE = np.float32(0.01)
 """A box within this share of the view's side from its edge ends there."""
 CONTINUES = np.float32(0.6)
 """Overlap (IoU) along the common edge of two cut boxes that are parts of one object."""
+WITHIN, LARGER = 0.8, 2.0
+"""A box lies within a much larger one if that covers more than WITHIN of it and has more than LARGER times its area."""
+SURE = 0.5
+"""A box says nothing about another unless it has more than this share of its confidence."""
+SEEN = 1 / 24
+"""A view shows what is this long, as a share of its longer side: 27 pixels of an input of 640."""
 SIDES = np.array((1, 2, 4, 8), np.int32)
 """Bit of each side (left, top, right, bottom) in the inner sides of a view and in the cuts of a box."""
 
@@ -70,8 +80,11 @@ def merge(
     xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
     cut = np.concatenate(cuts)
     order = np.lexsort((-confidence, cut > 0))  # whole boxes first
-    everything = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)[order]
-    everything = everything[_kept(everything, cut[order], agnostic)]
+    everything, cut = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)[order], cut[order]
+    regions = [view.region or (0, 0, *size) for view in views]
+    counts, doubtful = _credible(everything, cut > 0, regions, agnostic)
+    everything = everything[counts]
+    everything = everything[_kept(everything, cut[counts], doubtful[counts], agnostic)]
     return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
 
 
@@ -105,8 +118,45 @@ def within(x: NDArray[Any], y: NDArray[Any], outline: Sequence[tuple[float, floa
     return inside
 
 
-def _kept(found: Detections, cut: NDArray[np.int32], agnostic: bool) -> NDArray[np.bool_]:
-    """Which rows, in their order, stay. Those that are joined from parts grow in place."""
+def _credible(
+    found: Detections, ends: NDArray[np.bool_], regions: Sequence[Region], agnostic: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows no larger view contradicts; and which of those that are cut it does not show.
+
+    Args:
+        ends: which of them an edge of their view cuts.
+        regions: of each view.
+    """
+    counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
+    for number, outer in enumerate(regions):
+        inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
+        rows, others = np.flatnonzero(np.isin(found.view, inner)), np.flatnonzero(found.view == number)
+        if not len(rows):
+            continue
+        a, b = found.xyxy[rows], found.xyxy[others]
+        shared = (np.minimum(a[:, None, 2:], b[:, 2:]) - np.maximum(a[:, None, :2], b[:, :2])).clip(0).prod(axis=2)
+        sides = a[:, 2:] - a[:, :2]
+        own, theirs = sides.prod(axis=1)[:, None], (b[:, 2:] - b[:, :2]).prod(axis=1)
+        alike = found.class_id[rows, None] == found.class_id[others]
+        alike |= agnostic
+        shown = (alike & (shared > DUPLICATE * (own + theirs - shared))).any(axis=1)
+        alone = ends[rows] & ~(alike & (shared > PART * own)).any(axis=1)
+        sure = found.confidence[others] > SURE * found.confidence[rows, None]
+        part = (sure & (shared > WITHIN * own) & (theirs > LARGER * own)).any(axis=1)
+        part &= sides.max(axis=1) >= SEEN * max(outer[2:])
+        counts[rows] &= shown | ~part
+        doubtful[rows] |= alone & ~shown
+    return counts, doubtful
+
+
+def _contains(outer: Region, inner: Region) -> bool:
+    """Whether a region is larger than another and has all of it."""
+    starts = zip(outer[:2], inner[:2], outer[2:], inner[2:], strict=True)
+    return outer != inner and all(o <= i and i + size <= o + room for o, i, room, size in starts)
+
+
+def _kept(found: Detections, cut: NDArray[np.int32], doubtful: NDArray[np.bool_], agnostic: bool) -> NDArray[np.bool_]:
+    """Which rows, in their order, stay. Those that are joined from parts grow in place; the doubtful stay only so."""
     boxes, view = found.xyxy, np.asarray(found.view)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     first, later, shared = _overlaps(boxes, view, None if agnostic else found.class_id)
@@ -120,6 +170,8 @@ def _kept(found: Detections, cut: NDArray[np.int32], agnostic: bool) -> NDArray[
         if kept[i]:
             kept[j] = False
     joined = hides & cut_later & (cut[first] > 0) & kept[first]
+    sure = joined & (found.confidence[later] > SURE * found.confidence[first])
+    kept[np.setdiff1d(np.flatnonzero(doubtful), first[sure])] = False
     grown = boxes.copy()
     np.minimum.at(grown[:, :2], first[joined], boxes[later[joined], :2])
     np.maximum.at(grown[:, 2:], first[joined], boxes[later[joined], 2:])

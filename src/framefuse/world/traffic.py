@@ -1,6 +1,7 @@
 """Which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
 
-Positions are in frame heights: x from the left edge, y from the top. Nothing here depends on pixels.
+Positions are in frame heights: x from the left edge, y from the top. A camera that is `far` times as far away sees
+`far` of these heights. Nothing here depends on pixels.
 """
 
 from __future__ import annotations
@@ -123,23 +124,27 @@ class Traffic:
 
     Args:
         seconds: duration of the world.
-        aspect: width over height of the image.
+        width: what the camera sees, in frame heights.
         complexity: fixed value 0..1; None: calm, crowded, calm.
+        far: height of what the camera sees, in frame heights.
+        density: factor of the number of objects.
     """
 
     split: Split
     seed: int
     seconds: float
-    aspect: float
+    width: float
     complexity: float | None = None
+    far: float = 1.0
+    density: float = 1.0
 
     def __post_init__(self) -> None:
         self._track = lru_cache(KEPT)(self._enter)
         chance = Chance(self.split, f"street/{self.seed}")
-        self.horizon = chance.style(0.28, 0.46)
+        self.horizon = chance.style(0.28, 0.46) * self.far
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
         """Speed of the background past the camera, in frame heights per second."""
-        self.crowd = round(chance.style(24, 36))
+        self.crowd = round(chance.style(24, 36) * self.density)
         length = max(self.seconds, SHORTEST)
         self.period = length / max(1, round(length / CYCLE))
         rise = chance.style(0.16, 0.3)
@@ -161,11 +166,11 @@ class Traffic:
         """Whether its tracks stand on the ground, their duration, and the time since the first began, in seconds."""
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
         standing = chance.happens(0.3)
-        passing = (self.aspect + 2 * ENTRY_MARGIN) / abs(self.speed)
+        passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed)
         if number < CALM:
             lead = Chance(self.split, f"file/{self.seed}").unit()
             return standing, passing, passing * (number + lead) / CALM
-        duration = passing if standing else chance.uniform(4, 10) * self._hurry
+        duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
         return standing, duration, chance.uniform(0, duration)
 
     def level(self, seconds: float) -> float:
@@ -210,16 +215,16 @@ class Traffic:
         size = chance.uniform(*CALM_SIZES) if calm else low * (high / low) ** chance.unit()
         size *= (COMPACT if calm else UPRIGHT).get(class_id, LONG)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
-        baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near
+        baseline = self.horizon + 0.02 + (0.95 * self.far - self.horizon) * near
         margin = 0.6 * size + 0.1
-        away = self.aspect + 2 * margin
+        away = self.width + 2 * margin
         steady = standing or calm
         if steady:
-            start, span = -ENTRY_MARGIN, self.aspect + 2 * ENTRY_MARGIN
+            start, span = -ENTRY_MARGIN, self.width + 2 * ENTRY_MARGIN
             if self.speed > 0:
-                start, span = self.aspect + ENTRY_MARGIN, -span
+                start, span = self.width + ENTRY_MARGIN, -span
         else:
-            start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
+            start, span = (-margin, away) if chance.happens(0.5) else (self.width + margin, -away)
         flies = class_id == 6
         figure = Decoy(chance) if class_id == DECOY else FIGURES[class_id](chance)
         if isinstance(figure, Bird) and figure.stands:

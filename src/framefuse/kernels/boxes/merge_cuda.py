@@ -67,33 +67,19 @@ def merge_views(
     workspace = workspace or Workspace()
     kept = workspace.get("views_kept", (frames, room), np.int32)
     counts = workspace.get("views_counts", (frames,), np.int32)
+    verdicts = workspace.get("views_verdicts", (batch, detections), np.int32)
+    grown = workspace.get("views_grown", (frames, room, 4), np.float32)
+    scores = workspace.get("views_scores", (frames, room), np.float32)
+    labels = {"looks": looks, "found_classes": found.classes, "batch": batch, "detections": detections}
+    rows = {"found_boxes": found.boxes, "found_scores": found.scores, "found_counts": found.counts}
+    rows |= labels | {"verdicts": verdicts, "agnostic": int(agnostic)}
+    boxes = {"kept": kept, "kept_counts": counts, "grown": grown, "grown_scores": scores, "room": room}
+    boxes |= {"blocks": BLOCKS, "images": frames}
     candidates = cuda._candidates(work, frames, room)
-    rows = {
-        "looks": looks,
-        "found_boxes": found.boxes,
-        "found_scores": found.scores,
-        "found_classes": found.classes,
-        "found_counts": found.counts,
-        "detections": detections,
-        "batch": batch,
-    }
-    kernel.launch("gather_views", stream=stream, **rows, **{k: v for k, v in candidates.items() if k != "batch"})
+    kernel.launch("gather_views", stream=stream, **candidates | rows)
     results = {"maps": 0, "out_boxes": 0, "out_scores": 0, "out_classes": kept, "out_counts": counts}
     results |= {"out_non_finite": 0, "indices": 1}
     cuda._select(work, frames, room, room, room, LEAST, 0.5, agnostic, True, results, stream, "_views")
-    kernel.launch(
-        "merge_views",
-        stream=stream,
-        blocks=BLOCKS,
-        images=frames,
-        room=room,
-        agnostic=int(agnostic),
-        kept=kept,
-        kept_counts=counts,
-        out_boxes=out.boxes,
-        out_scores=out.scores,
-        out_classes=out.classes,
-        out_views=out.views,
-        out_counts=out.counts,
-        **rows,
-    )
+    kernel.launch("grow_views", stream=stream, **rows, **boxes)
+    written = {f"out_{name}": array for name, array in out._asdict().items()}
+    kernel.launch("order_views", stream=stream, **labels, **boxes, **written)

@@ -25,7 +25,7 @@ from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
-from framefuse.engines.tensorrt.plans import cached, read
+from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
 PLANS = (".plan", ".engine")
@@ -105,7 +105,7 @@ class TensorrtEngine(Engine):
             said, diagnosis = self._said.errors(), self._validity(content)
             kind = CapabilityError if "UNSUPPORTED_CC" in diagnosis else EngineError
             raise kind(
-                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {said}{diagnosis}",
+                f"{self._found} refuses {path.name} on this GPU, {_this_gpu()}: {said}{diagnosis}",
                 remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
                 if self._found.rtx
                 else "build it again on this machine, or use --engine cudnn",
@@ -184,12 +184,8 @@ class Execution:
             raise EngineError(f"{self._called} {what}: {self._said.errors()}")
 
 
-def this_gpu() -> str:
-    """Name and compute capability of the current GPU."""
-    runtime = device.cupy().cuda.runtime
-    found = runtime.getDeviceProperties(runtime.getDevice())
-    name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]
-    return f"{name} of compute capability {found['major']}.{found['minor']}"
+def _this_gpu() -> str:
+    return "{} of compute capability {}.{}".format(*this_gpu())
 
 
 def _written(model: Path) -> str:
@@ -201,7 +197,7 @@ def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
     found = bindings()
     capability = str(device.cupy().cuda.Device().compute_capability)
     if found.rtx and not RTX_GPUS.fullmatch(capability):
-        return f"{found} does not run on {this_gpu()}"
+        return f"{found} does not run on {_this_gpu()}"
     written = _written(model)
     if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
         return None

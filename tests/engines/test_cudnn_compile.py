@@ -15,7 +15,7 @@ from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines import selftest
 from framefuse.engines.cudnn import execution, launch
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells
+from framefuse.engines.cudnn.network import Conv, Upsample, cells
 from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
 from framefuse.models import find_model
@@ -188,10 +188,8 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
             reference.step(compiled, arena, index)
-        elif isinstance(step, Pool):
-            launch.pool(compiled, step, arena.ctypes.data, 0)
         else:
-            launch.upsample(compiled, step, arena.ctypes.data, 0)
+            launch.other(compiled, step, arena.ctypes.data, 0)
     for name, value in zip(compiled.network.outputs, expected, strict=True):
         found = np.full(value.shape, np.nan, np.float32)
         launch.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)

@@ -20,8 +20,8 @@ plan_cache.py       plan cache on disk
 plan_timing.py      the fastest plan of many layers
 workers.py          processes that build plans
 worker.py           the program that they run
-launch.py           kernels other than convolutions
-scaled_convolution.py  quantised weights and scales in GPU memory
+launch.py           kernels other than cuDNN's
+weights.py          weights in GPU memory, in float16 and 8 bits
 execution.py        the network with its memory on a GPU
 engine.py           the engine
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan
 from framefuse.engines.cudnn.workers import Workers
@@ -14,13 +13,9 @@ BUILD_TIMEOUT = 60.0
 
 
 def fastest_plans(
-    builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int, deadline: float = float("inf")
+    builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int
 ) -> Iterator[tuple[Layer, Plan | str]]:
-    """For each layer the fastest of cuDNN's first `candidates` kernels, or the reason why there is none.
-
-    Args:
-        deadline: when to stop, by `time.monotonic`; later candidates fail with "out of time".
-    """
+    """For each layer the fastest of cuDNN's first `candidates` kernels, or the reason why there is none."""
     queued: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
     for layer in layers:
         try:
@@ -35,17 +30,12 @@ def fastest_plans(
         best: Plan | None = None
         measure = None
         for future, engine, knobs in futures:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                reason = "out of time"
-                future.cancel()
-                continue
             try:
-                binary = future.result(min(left, BUILD_TIMEOUT))
+                binary = future.result(BUILD_TIMEOUT)
                 measure = measure or builder.timer(layer)
                 plan = builder.load(binary, engine, knobs)
                 plan.microseconds = measure(plan)
-            except (TimeoutError, CancelledError):
+            except TimeoutError:
                 reason = "out of time"
             except Exception as error:  # cannot be built or run; the next candidate may
                 reason = str(error)[:160]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.streams import StreamPool, new_stream
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import capture, fork_join
+from framefuse.engines.device_requests import DeviceExecution, capture, fork_join
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
@@ -165,18 +165,16 @@ class OnnxRuntimeCudaEngine(Engine):
         )
 
 
-class Execution:
+class Execution(DeviceExecution):
     """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, 3, height, width) on the GPU.
         results: the model's outputs, on the GPU.
-        capturable: whether `start` may be captured.
-        how: whether and why, for the report.
+        how: whether it can be captured, and why not, for the report.
     """
 
-    memory_format: Literal["nchw", "nhwc"] = "nchw"
-    layout: str | None = None
+    memory_format = "nchw"
 
     def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
@@ -206,9 +204,6 @@ class Execution:
 
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)
-
-    def finish(self, stream: Any) -> None:
-        """Nothing: the model has written `results`."""
 
     def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
         """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""

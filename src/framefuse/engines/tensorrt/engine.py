@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from framefuse.cuda import device
+from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.tensorrt import BACKEND
@@ -124,17 +125,13 @@ class TensorrtEngine(Engine):
         return f" ({', '.join(named)})" if named else ""
 
 
-class Execution:
+class Execution(DeviceExecution):
     """One context of a plan with its memory, whose addresses TensorRT is given once.
 
     Attributes:
         input: (batch, height, width, 8) float16; the channels behind the third stay 0.
         results: the model's outputs.
     """
-
-    layout: str | None = None
-    memory_format: Literal["nchw", "nhwc"] = "nhwc"
-    capturable = True
 
     def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
         cp, trt = device.cupy(), found.trt
@@ -166,9 +163,6 @@ class Execution:
     def start(self, stream: Any) -> None:
         """Start the model on a stream of CuPy. It can be captured after one run that was not."""
         self._check(self._context.execute_async_v3(stream.ptr), "does not run")
-
-    def finish(self, stream: Any) -> None:
-        """Nothing: TensorRT writes `results`."""
 
     def _new_context(self, engine: Any, found: Bindings) -> Any:
         """A context whose kernels are compiled now, since they cannot be compiled during a capture."""

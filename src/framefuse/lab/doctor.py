@@ -137,6 +137,7 @@ def _kernels() -> str:
 
     from framefuse import kernels
     from framefuse.frame import PIXEL_FORMATS, Frame
+    from framefuse.lab.parity.chain import preprocessed
     from framefuse.preprocess import Preprocess
 
     library = kernels.describe()
@@ -144,18 +145,7 @@ def _kernels() -> str:
     pixels = PIXEL_FORMATS["yuv420p"]
     planes = tuple(noise.integers(16, 236, shape, np.uint8) for shape in pixels.plane_shapes(99, 61))
     frame, meaning = Frame(planes, pixels), Preprocess(64, 64)
-    out, expected = np.zeros((2, 3, 64, 64), np.float32)
-    placement = meaning(frame, out)
-    kernels.reference.preprocess(
-        frame,
-        expected,
-        content=placement.content,
-        interpolation=meaning.interpolation,
-        pad_value=meaning.pad_value,
-        mean=meaning.mean,
-        std=meaning.std,
-        channel_order=meaning.channel_order,
-    )
+    out, expected = (preprocessed(meaning, frame, ours=ours)[0] for ours in (True, False))
     worst = float(np.abs(out - expected).max() * 255)
     if not worst < 1:
         raise RuntimeError(f"{library.level} is {worst:.3g} grey levels off its reference")

@@ -65,7 +65,7 @@ def measure(path: Path, batch: int, size: int, plans: Plans, images: Any) -> dic
     row: dict[str, Any] = {"batch": batch}
     for streams in STREAMS:
         name = f"merged {streams} stream{'s' if streams > 1 else ''}"
-        network = rewrite(import_network(path, size, size), merge=True)
+        network = rewrite(import_network(path, size, size))
         compiled = plan(network, batch, size, size, streams)
         weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
         execution = Execution(compiled, plans.builder, weights, plans)

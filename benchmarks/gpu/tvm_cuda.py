@@ -280,7 +280,7 @@ def cudnn_engine(model: Path, images: Any, streams: int, candidates: int | None)
     from framefuse.engines.cudnn.weights import Weights
 
     plans = Plans(Builder(candidates=candidates))
-    compiled = plan(rewrite(import_network(model, SIZE, SIZE), merge=True), 1, SIZE, SIZE, streams)
+    compiled = plan(rewrite(import_network(model, SIZE, SIZE)), 1, SIZE, SIZE, streams)
     weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     made = Execution(compiled, plans.builder, weights, plans)
     plans.save()

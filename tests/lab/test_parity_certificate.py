@@ -291,7 +291,7 @@ def test_an_engine_that_cannot_start_is_absent_unless_it_breaks(
     def fail(model: Path, options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("framefuse.engines.openvino.engine.open_engine", fail)
+    monkeypatch.setattr("framefuse.engines.openvino.engine.OpenVinoEngine", fail)
     certificate = certify("squares", clip, engines=["onnxruntime", "openvino"], frames=1)
     openvino = certificate.engines[1]
     assert certificate.ok is not broken and bool(openvino.absent) is not broken
@@ -420,7 +420,7 @@ sys.path.insert(0, {source!r})
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.lab.parity.chain import Chain, Selection, on_host, reference_stage
+from framefuse.lab.parity.chain import Chain, Selection, colours, on_host, preprocessed, reference_stage
 from framefuse.config import Settings
 from framefuse.runtime.choices import choose_preprocess
 from framefuse.sources import open_source
@@ -431,8 +431,8 @@ stage = reference_stage(card)
 found = {{round(float(frame.pts * frame.time_base), 3): on_host(frame) for frame in open_source(asked["video"])}}
 for number, seconds in enumerate(asked["seconds"]):
     frame = found[round(seconds, 3)]
-    image = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
-    pixels, place = chain.pixels(Frame.from_array(image))
+    image = np.floor(colours(frame) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
+    pixels, place = preprocessed(chain.spec, Frame.from_array(image))
     {fault}
     raw = stage.run(pixels)
     boxes = chain.boxes(raw, place, ours=False)

@@ -40,7 +40,7 @@ from framefuse.engines.engine import Capabilities
 BACKEND = Backend(
     "cudnn",
     Capabilities({"cuda": ("fp16", "int8", "fp8")}, capturable=True, calibrates=True),
-    opener="framefuse.engines.cudnn.engine:open_engine",
+    opener="framefuse.engines.cudnn.engine:CudnnEngine",
     needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
     tester="framefuse.engines.cudnn.selftest:run",
     checker="framefuse.engines.cudnn.compiled:why_not",

@@ -101,8 +101,3 @@ class CudnnEngine(Engine):
         if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
-
-
-def open_engine(model: Path, options: EngineOptions) -> CudnnEngine:
-    """Load an ONNX model for an NVIDIA GPU."""
-    return CudnnEngine(model, options)

@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from framefuse.engines.tensorrt.qdq import is_quantised, symmetric, to_fp8
+from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.models.onnx_file import inputs_of, is_quantised
 
 PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
 MODULES = ("tensorrt", "tensorrt_rtx")
@@ -201,8 +202,7 @@ def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
             remedy=f"framefuse build {path.name} --engine tensorrt --precision {precision}, or build the file with "
             f"--precision {other} first",
         )
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
+    inputs = inputs_of(model)
     if len(inputs) != 1:
         raise ModelError(f"{path.name} has {len(inputs)} inputs; a detector has one")
     (entry,) = inputs

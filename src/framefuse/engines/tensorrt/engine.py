@@ -39,7 +39,13 @@ RTX_GPUS = re.compile("75|80|86|89|12[0-9]")
 
 
 class TensorrtEngine(Engine):
-    """A model on the current GPU."""
+    """An ONNX model, or a plan that `framefuse build` wrote, on the current GPU.
+
+    Raises:
+        CapabilityError: TensorRT or a GPU is missing.
+        ModelError: a plan that is truncated, or of another version, GPU or driver.
+        EngineError: TensorRT refuses it.
+    """
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
@@ -196,14 +202,3 @@ def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
     if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
         return None
     return f"TensorRT follows the file, which is written in {written}"
-
-
-def open_engine(model: Path, options: EngineOptions) -> TensorrtEngine:
-    """Load an ONNX model, or a plan that `framefuse build` wrote, for an NVIDIA GPU.
-
-    Raises:
-        CapabilityError: TensorRT or a GPU is missing.
-        ModelError: a plan that is truncated, or of another version, GPU or driver.
-        EngineError: TensorRT refuses it.
-    """
-    return TensorrtEngine(model, options)

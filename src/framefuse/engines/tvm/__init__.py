@@ -27,6 +27,6 @@ _TVM = Package("apache-tvm", ("tvm",))
 BACKEND = Backend(
     "tvm",
     Capabilities({"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}, capturable=True, quantised_as_written=True),
-    opener="framefuse.engines.tvm.engine:open_engine",
+    opener="framefuse.engines.tvm.engine:TvmEngine",
     needs={"cpu": Needs((_TVM,), "tvm"), "cuda": Needs((_TVM, CUPY), "tvm,cuda13")},
 )

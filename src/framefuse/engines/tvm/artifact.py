@@ -25,7 +25,6 @@ def artifact(
     *,
     cudnn: bool = False,
     records: Records | None = None,
-    cache: EngineCache | None = None,
 ) -> Cached:
     """The shared library of a model, from the cache or compiled now.
 
@@ -51,6 +50,6 @@ def artifact(
         compiling.compile_to(path, lowered, target, database=database)
 
     try:
-        return (cache or EngineCache("tvm")).get(key, build, suffix=SUFFIX)
+        return EngineCache("tvm").get(key, build, suffix=SUFFIX)
     except OSError as error:
         raise EngineError(f"the compiled model cannot be written: {error}", remedy="set XDG_CACHE_HOME") from error

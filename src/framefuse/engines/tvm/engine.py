@@ -34,16 +34,13 @@ class TvmEngine(Engine):
     """A model, compiled for one input shape at a time.
 
     Args:
-        database: folder of a tuning database; default: the one of `framefuse tune` for this target.
         cudnn: offload convolutions to cuDNN; CUDA and fp16 only. Default: yes on CUDA at fp16.
     """
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
 
-    def __init__(
-        self, model: Path, options: EngineOptions, *, database: Path | None = None, cudnn: bool | None = None
-    ) -> None:
+    def __init__(self, model: Path, options: EngineOptions, *, cudnn: bool | None = None) -> None:
         if options.workspace_mb or options.streams > 1:
             raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
         tvm()
@@ -59,7 +56,7 @@ class TvmEngine(Engine):
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = offloads if cudnn is None else cudnn
         self._built: dict[tuple[int, int, int, int], Path] = {}
-        self._records = Records(database or default_folder(self.target), self.target)
+        self._records = Records(default_folder(self.target), self.target)
         self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
             f"target {self.target.text}, convolutions by {'cuDNN' if self.cudnn else 'TVM'}",
@@ -136,8 +133,3 @@ def _input_dtype(model: Path) -> np.dtype[Any]:
     if len(inputs) != 1:
         raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
     return np.dtype(inputs[0].dtype)
-
-
-def open_engine(model: Path, options: EngineOptions) -> TvmEngine:
-    """Load an ONNX model for the CPU or, where it is asked for, for CUDA."""
-    return TvmEngine(model, options)

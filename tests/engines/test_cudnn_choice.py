@@ -22,7 +22,7 @@ from framefuse.engines.cudnn import precisions, workers
 from framefuse.engines.cudnn.autotune import TuningResult
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Layer, Plan
-from framefuse.engines.cudnn.plan_timing import fastest_plans
+from framefuse.engines.cudnn.plans import fastest_plans
 from framefuse.engines.cudnn.precisions import Precisions
 from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import CapabilityError, EngineError, SourceError, UsageError

@@ -17,7 +17,6 @@ Runtime:
 convolutions.py     builds and times cuDNN's fused convolutions
 plans.py            the plan of each layer: in memory, cached or autotuned
 plan_cache.py       plan cache on disk
-plan_timing.py      the fastest plan of many layers
 workers.py          processes that build plans
 worker.py           the program that they run
 launch.py           kernels other than cuDNN's

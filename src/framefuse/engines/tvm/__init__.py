@@ -1,6 +1,6 @@
 """Engine tvm: ONNX -> Relax -> machine code, with tuned schedules.
 
-package.py            imports the tvm package on first use
+package.py            imports the tvm package on first use; tensors that its programs return
 targets.py            compile targets: CPU and GPU by name
 importer.py           ONNX -> Relax at one input shape: constant folding
 nodes.py              reading and copying Relax nodes
@@ -10,13 +10,11 @@ cudnn_convolution.py  what these calls run
 schedules.py          GPU schedules of what TVM compiles itself
 memory.py             a program's memory as arguments
 compiling.py          Relax -> shared library
-artifact.py           compiled libraries in the engine cache
 jit.py                CUDA source -> cubin, cached
 records.py            tuning database on disk
 tuning.py             autotuning in time slices
-tensors.py            tensors that a program returns
 cuda.py               device executions
-engine.py             the engine
+engine.py             the engine, and its compiled libraries in the engine cache
 """
 
 from framefuse.engines.backend import CUPY, Backend, Needs, Package

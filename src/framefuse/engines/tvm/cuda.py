@@ -12,7 +12,7 @@ from framefuse.cuda import current as gpus
 from framefuse.cuda import device
 from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.tvm import memory
-from framefuse.engines.tvm.tensors import address, tensors
+from framefuse.engines.tvm.package import address, tensors
 from framefuse.errors import EngineError
 
 if TYPE_CHECKING:

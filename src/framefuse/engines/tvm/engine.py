@@ -5,6 +5,7 @@ Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA grap
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
+from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.requests import Slot, SlotPool
-from framefuse.engines.tvm import BACKEND, targets
-from framefuse.engines.tvm.artifact import artifact
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm import BACKEND, compiling, targets
+from framefuse.engines.tvm.importer import import_model
+from framefuse.engines.tvm.package import tensors, tvm, versions
 from framefuse.engines.tvm.records import Records, default_folder
-from framefuse.engines.tvm.tensors import tensors
+from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
 
@@ -110,6 +112,44 @@ class TvmEngine(Engine):
             return module.relax.VirtualMachine(module.runtime.load_module(str(path)), device)
         except Exception as error:  # TVM raises unrelated classes
             raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
+
+
+def artifact(
+    model: Path,
+    shape: tuple[int, int, int, int],
+    target: Target,
+    precision: str,
+    *,
+    cudnn: bool = False,
+    records: Records | None = None,
+) -> Cached:
+    """The shared library of a model, from the cache or compiled now.
+
+    Raises:
+        ModelError: the model cannot be read, or TVM lacks one of its operators.
+        EngineError: TVM cannot compile it, or the cache cannot be written.
+        CapabilityError: no linker is installed.
+    """
+    digest = records.digest if records is not None else ""
+    key = {
+        "model": model_hash(model),
+        "engine": "tvm",
+        "version": f"{versions()} lowering {compiling.LOWERING_VERSION}",
+        "device": target.text,
+        "precision": precision,
+        "shapes": json.dumps(shape),
+        "flags": f"cudnn={int(cudnn)} tuning={digest or 'none'}",
+    }
+
+    def build(path: Path) -> None:
+        lowered = compiling.lower(import_model(model, shape), target, precision, cudnn=cudnn)
+        database: Any = records.copy() if records is not None and digest else None
+        compiling.compile_to(path, lowered, target, database=database)
+
+    try:
+        return EngineCache("tvm").get(key, build, suffix=".so")
+    except OSError as error:
+        raise EngineError(f"the compiled model cannot be written: {error}", remedy="set XDG_CACHE_HOME") from error
 
 
 def _run(main: Any, slot: Slot) -> None:

@@ -15,7 +15,7 @@ import pytest
 from framefuse.errors import UsageError
 from framefuse.world import Snapshot, Truth, World
 from framefuse.world.address import write
-from framefuse.world.chance import Chance, Split, stripe_owner
+from framefuse.world.chance import OWNER, STRIPES, Chance, Split
 from framefuse.world.textures import BANK, texture
 from framefuse.world.traffic import NAMES, Traffic
 
@@ -132,7 +132,7 @@ def test_splits_share_no_style_texture_or_schedule() -> None:
     splits: tuple[Split, ...] = ("train", "val", "test")
     for split in splits:
         chance = Chance(split, "any")
-        assert {stripe_owner(chance.style()) for _ in range(500)} == {split}
+        assert {OWNER[int(chance.style() * STRIPES) % len(OWNER)] for _ in range(500)} == {split}
     banks = {split: {texture(split, n).levels[0].tobytes() for n in range(BANK)} for split in splits}
     assert all(len(bank) == BANK for bank in banks.values())
     assert not banks["train"] & banks["test"] and not banks["train"] & banks["val"] and not banks["val"] & banks["test"]

@@ -7,9 +7,9 @@ Positions are in frame heights: x from the left edge, y from the top. A camera t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Bird, Dog, Person
@@ -119,8 +119,8 @@ class Track:
 
 
 @dataclass
-class Traffic:
-    """All tracks of the scene "street".
+class Scene:
+    """All tracks of a scene.
 
     Args:
         seconds: duration of the world.
@@ -138,8 +138,36 @@ class Traffic:
     far: float = 1.0
     density: float = 1.0
 
+    calm: ClassVar[int]
+    """Tracks that are always present."""
+    crowd: int = field(init=False)
+    """Tracks that are present at most."""
+
     def __post_init__(self) -> None:
         self._track = lru_cache(KEPT)(self._enter)
+
+    def level(self, seconds: float) -> float:
+        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
+        return self._scheduled(seconds) if self.complexity is None else self.complexity
+
+    def complexity_of(self, tracks: list[Track]) -> float:
+        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        return min(1.0, max(0.0, (len(tracks) - self.calm) / (self.crowd - self.calm)))
+
+    def _scheduled(self, seconds: float) -> float:
+        raise NotImplementedError
+
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        raise NotImplementedError
+
+
+class Traffic(Scene):
+    """The scene "street"."""
+
+    calm = CALM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         chance = Chance(self.split, f"street/{self.seed}")
         self.horizon = chance.style(0.28, 0.46) * self.far
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
@@ -173,17 +201,10 @@ class Traffic:
         duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
         return standing, duration, chance.uniform(0, duration)
 
-    def level(self, seconds: float) -> float:
-        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
-        if self.complexity is not None:
-            return self.complexity
+    def _scheduled(self, seconds: float) -> float:
         at = (min(max(seconds, 0.0), self._end) / self.period) % 1
         a, b, c, d = self._ramp
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
-
-    def complexity_of(self, tracks: list[Track]) -> float:
-        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
-        return min(1.0, max(0.0, (len(tracks) - CALM) / (self.crowd - CALM)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """Displacement of the camera to the right and down, in frame heights."""
@@ -198,15 +219,16 @@ class Traffic:
         return found
 
     def _at(self, slot: int, seconds: float) -> Track | None:
-        standing, duration, offset = self._slots[slot]
+        _, duration, offset = self._slots[slot]
         number = math.floor((seconds + offset) / duration)
         begin = number * duration - offset
         middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
         if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
             return None
-        return self._track(slot, number, standing, begin, duration)
+        return self._track(slot, number, begin, duration)
 
-    def _enter(self, slot: int, number: int, standing: bool, begin: float, duration: float) -> Track:
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        standing = self._slots[slot][0]
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
         calm = slot < CALM
         decoy = chance.happens(0.12) and not calm

@@ -9,10 +9,17 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from ..tir.base import array_at, lerp, stored
-from ._tir_blend import TYPES, blended
+
+TYPES = {"u8": "uint8", "f32": "float32"}
 
 BLOCK = 1024
 """Pixels whose best class is held in the first-level cache while the classes stream by."""
+
+
+def blended(foreground, background, alpha):
+    """(f a + b (255 - a) + 127) // 255 for integers; exact for 0 <= n < 65,790: (n + 1 + (n >> 8)) >> 8."""
+    value = foreground * alpha + background * (255 - alpha) + 127
+    return (value + 1 + (value >> 8)) >> 8
 
 
 @T.prim_func(s_tir=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import READERS, Found
 from framefuse.kernels.cpu import _address, _function, _scratch
@@ -70,7 +71,7 @@ def detections(
     if not 0 <= iou <= 1:
         raise UsageError(f"iou {iou} is not between 0 and 1")
     batch = _check(outputs, layout, maps, max_det, max_candidates)
-    if not isinstance(outputs[0], np.ndarray) or hasattr(outputs[0], "__cuda_array_interface__"):
+    if on_gpu(outputs[0]):
         return boxes_cuda.detections(
             outputs,
             layout,
@@ -136,7 +137,7 @@ def nms(
     if scores.shape != (count,) or (classes is not None and classes.shape != (count,)):
         raise UsageError(f"{count} boxes, but scores {scores.shape}, classes {getattr(classes, 'shape', None)}")
     room = count if max_det is None else min(count, max_det)
-    if not isinstance(boxes, np.ndarray) or hasattr(boxes, "__cuda_array_interface__"):
+    if on_gpu(boxes):
         if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
             raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
         threshold = _threshold(iou)

@@ -28,7 +28,6 @@ def warp_affine(
     value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at the position A @ (x, y, 1), where A is (2, 3) and maps destination to source.
 
@@ -50,7 +49,6 @@ def warp_affine(
         value: one number, or one per channel, in the units of `image`.
         inverse: `matrix` maps destination to source (OpenCV's WARP_INVERSE_MAP).
         layout: of `image` and `out`.
-        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`. uint8 rounds to nearest, halves up.
@@ -65,7 +63,7 @@ def warp_affine(
         fixed = (fixed + (1 << 31)) >> 32 << 32
     whole = fixed >> 32
     weight = (fixed - (whole << 32)) / 2.0**32
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _sample(image, whole, weight, out, border, value, layout)
 
 
 def warp_perspective(
@@ -79,7 +77,6 @@ def warp_perspective(
     value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at (u / w, v / w), (u, v, w) = H @ (x, y, 1), where H is (3, 3) and maps destination to source.
 
@@ -92,7 +89,7 @@ def warp_perspective(
     u, v, w = (row[0] * x + (row[1] * y + row[2]) for row in mapping)
     reciprocal = np.divide(1.0, w, out=np.zeros_like(w), where=w != 0)
     whole, weight = _split(np.stack([u * reciprocal, v * reciprocal]), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _sample(image, whole, weight, out, border, value, layout)
 
 
 def remap(
@@ -105,7 +102,6 @@ def remap(
     border: Border = "constant",
     value: float | tuple[float, ...] = 0.0,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at (map_x[y, x], map_y[y, x]), as OpenCV's remap. All else is as for `warp_affine`.
 
@@ -113,7 +109,7 @@ def remap(
         map_x, map_y: (height, width) float32, source pixels; they give the size of `out`. NaN lies outside.
     """
     whole, weight = _split(np.stack([map_x, map_y]).astype(np.float64), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _sample(image, whole, weight, out, border, value, layout)
 
 
 def _grid(
@@ -145,11 +141,10 @@ def _sample(
     border: Border,
     value: float | tuple[float, ...],
     layout: ImageLayout,
-    rows: tuple[int, int] | None,
 ) -> NDArray[Any]:
     if image.ndim == 2:
         flat = None if out is None else out[None]
-        sampled: NDArray[Any] = _sample(image[None], whole, weight, flat, border, value, "CHW", rows)[0]
+        sampled: NDArray[Any] = _sample(image[None], whole, weight, flat, border, value, "CHW")[0]
         return sampled
     planar = (image if layout == "CHW" else np.moveaxis(image, -1, -3)).astype(np.float64)
     height, width = planar.shape[-2:]
@@ -163,4 +158,4 @@ def _sample(
 
     upper = tap(0, 0) * (1 - weight[0]) + tap(1, 0) * weight[0]
     lower = tap(0, 1) * (1 - weight[0]) + tap(1, 1) * weight[0]
-    return write(upper * (1 - weight[1]) + lower * weight[1], out, image.dtype, layout, rows)
+    return write(upper * (1 - weight[1]) + lower * weight[1], out, image.dtype, layout)

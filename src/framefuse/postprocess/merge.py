@@ -130,7 +130,10 @@ def _credible(
     counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
     for number, outer in enumerate(regions):
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
-        rows, others = np.flatnonzero(np.isin(found.view, inner)), np.flatnonzero(found.view == number)
+        rows, others = (
+            np.flatnonzero(np.isin(np.asarray(found.view), inner)),
+            np.flatnonzero(np.equal(found.view, number)),
+        )
         if not len(rows):
             continue
         a, b = found.xyxy[rows], found.xyxy[others]

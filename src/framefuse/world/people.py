@@ -56,7 +56,7 @@ class People(Scene):
         chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
         size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
         margin = 0.35 * size
-        away = self.aspect + 2 * margin
+        away = self.width + 2 * margin
         rightward = chance.happens(0.5)
         return Track(
             track_id=1 + number * CROWD + slot,
@@ -65,7 +65,7 @@ class People(Scene):
             paint=Paint(self.split, chance),
             begin=begin,
             duration=duration,
-            start=-margin if rightward else self.aspect + margin,
+            start=-margin if rightward else self.width + margin,
             span=away if rightward else -away,
             size=size,
             growth=0.0,

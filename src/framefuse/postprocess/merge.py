@@ -128,6 +128,7 @@ def _credible(
         regions: of each view.
     """
     counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
+    view = np.asarray(found.view)
     for number, outer in enumerate(regions):
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
         rows, others = (

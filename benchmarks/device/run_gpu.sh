@@ -149,7 +149,7 @@ run_tvm() {
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
-run_views() { bench views 90 gpu.views "$V8"; }
+run_views() { bench views 150 gpu.views "$V8"; }
 
 run_central() { bench central 70 gpu.central_table "$V8"; }
 

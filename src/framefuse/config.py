@@ -69,7 +69,12 @@ class Settings(BaseModel):
         description="shrink the padded axis if the model allows it (1080p at 640 runs as 640x384); "
         "off on cuda if frame sizes may differ",
     )
-    batch: int = Field(1, ge=1, le=64, description="maximum frames per batch; 8 on cuda if several videos are read")
+    batch: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame",
+    )
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
     streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: chosen to fit the cores")
     threads: int = Field(0, ge=0, le=1024, description="total engine threads; 0: the cores this process may use")

@@ -58,7 +58,7 @@ def merge(
     max_det: int,
     agnostic: bool = False,
 ) -> Detections:
-    """The objects of a frame, by descending confidence, with `view` set.
+    """The objects of a frame, by descending confidence and then in the order of `found`, with `view` set.
 
     A view of the whole frame alone changes nothing: same rows, same order.
 
@@ -83,9 +83,10 @@ def merge(
     everything, cut = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)[order], cut[order]
     regions = [view.region or (0, 0, *size) for view in views]
     counts, doubtful = _credible(everything, cut > 0, regions, agnostic)
-    everything = everything[counts]
-    everything = everything[_kept(everything, cut[counts], doubtful[counts], agnostic)]
-    return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
+    everything, order = everything[counts], order[counts]
+    kept = _kept(everything, cut[counts], doubtful[counts], agnostic)
+    everything, order = everything[kept], order[kept]
+    return everything[np.lexsort((order, -everything.confidence))][:max_det]
 
 
 def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detections, NDArray[np.int32]]:
@@ -128,7 +129,6 @@ def _credible(
         regions: of each view.
     """
     counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
-    view = np.asarray(found.view)
     for number, outer in enumerate(regions):
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
         rows, others = (

@@ -65,12 +65,12 @@ class RunPlan:
         return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> RunPlan:
-        """The plan with batches that hold all views of a frame, where a GPU runs them and `batch` was not chosen."""
+        """The plan with batches that hold all views of a frame, where a GPU runs them; another `batch` than 1 is kept."""
         if not self.settings.on_gpu or self.card.task != "detect":
             return self
         batch, reasons = self.batch, dict(self.reasons)
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
-        if batch < views <= MAX_BATCH and self.card.dynamic_batch and "batch" not in self.settings.model_fields_set:
+        if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
         viewer.merges = views if 1 <= views <= batch else 0
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)

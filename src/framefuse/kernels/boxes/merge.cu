@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(256) order_views(
     int better = 0, all = 0;
     for (int k = lane; k < left; k += 32) {
       const float other = grown_scores[k];
-      better += other > score || (other == score && k < place);
+      better += other > score || (other == score && place < left && kept[k] < kept[place]);
       all += other >= 0;
     }
     better = warp_sum(better);

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ SIDES = np.array((1, 2, 4, 8), np.int32)
 """Bit of each side (left, top, right, bottom) in the inner sides of a view and in the cuts of a box."""
 
 
+@lru_cache(maxsize=1024)
 def edges(view: View, size: tuple[int, int]) -> tuple[int, int, int, int, int]:
     """Left, top, right and bottom of a view in a frame of that size, and the bits of the SIDES that lie inside it."""
     x, y, width, height = view.region or (0, 0, *size)

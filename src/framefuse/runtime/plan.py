@@ -65,7 +65,7 @@ class RunPlan:
         return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
 
     def for_views(self, viewer: Viewer, info: SourceInfo) -> RunPlan:
-        """The plan with batches that hold all views of a frame, where a GPU runs them; another `batch` than 1 is kept."""
+        """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
         if not self.settings.on_gpu or self.card.task != "detect":
             return self
         batch, reasons = self.batch, dict(self.reasons)

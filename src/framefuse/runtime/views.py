@@ -160,6 +160,8 @@ class Viewer:
         self._max_det, self._agnostic = settings.max_det, settings.agnostic_nms
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
+        self._known: dict[tuple[int, int], tuple[View, ...]] = {}
+        """Size of a frame -> the views of the latest one; those that are fixed are the same for every frame."""
         self.notes: dict[str, None] = {}
         self._frames = self._views = 0
         self._share = 0.0
@@ -207,6 +209,7 @@ class Viewer:
         if self._auto is not None:
             seconds = self._auto.seconds or (program.row_seconds() if rate else 0.0)
             self._auto.limit(rate, seconds)
+            self._known.clear()
 
     @property
     def reasons(self) -> list[str]:
@@ -234,9 +237,11 @@ class Viewer:
         return (self._views / self._frames, self._share / self._frames) if self._frames else None
 
     def _views_of(self, frame: Frame) -> tuple[View, ...]:
-        where = f"frame {frame.index} of {frame.source_id or 'the source'}"
         latest = self._latest.setdefault(frame.source_id, deque(maxlen=REMEMBERED))
         size = frame.width, frame.height
+        if self._fixed and size in self._known:
+            return self._known[size]
+        where = f"frame {frame.index} of {frame.source_id or 'the source'}"
         try:
             chosen: Any = self._fixed(*size) if self._fixed else self._choose(frame, tuple(latest))  # type: ignore[misc]
         except FramefuseError:
@@ -247,7 +252,8 @@ class Viewer:
             raise UsageError(f"views returned {brief(chosen)} for {where}", remedy="return a list of framefuse.View")
         if len(chosen) > MOST_VIEWS:
             raise UsageError(f"{len(chosen)} views of {where}", remedy=f"use at most {MOST_VIEWS}")
-        return self._sized([self._clipped(view, size, where) for view in chosen], *size)
+        views = self._known[size] = self._sized([self._clipped(view, size, where) for view in chosen], *size)
+        return views
 
     def _clipped(self, view: View, size: tuple[int, int], where: str) -> View:
         try:

@@ -56,9 +56,9 @@ class CapturedBatch:
         """Captured batches of one size and different pixel formats share it; only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
-        # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one.
-        self.ended = cp.cuda.Event(block=model.input.shape[0] > 1, disable_timing=True)
         self._batch = batch = model.input.shape[0]
+        # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one frame.
+        self.ended = cp.cuda.Event(block=batch > max(1, merges), disable_timing=True)
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)

@@ -135,7 +135,7 @@ def _credible(
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
         rows, others = (
             np.flatnonzero(np.isin(np.asarray(found.view), inner)),
-            np.flatnonzero(np.equal(found.view, number)),
+            np.flatnonzero(np.asarray(found.view) == number),
         )
         if not len(rows):
             continue

@@ -60,8 +60,8 @@ def instance_masks(
 ) -> Any:
     """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the image.
 
-    `kernels.reference.instance_masks` states the formula, which call of the training frameworks each `crop` equals, and
-    the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
+    `kernels.reference.instance_logits` states the formula, which call of the training frameworks each `crop` equals,
+    and the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
 
     Args:
         count: on a GPU: (1,) int32, how many of the instances are valid (the others give empty masks); None: all.

@@ -14,8 +14,9 @@ from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
 from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
+from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import READERS, Found
-from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
 MAX_CANDIDATES = 30_000
@@ -24,7 +25,7 @@ MAX_CANDIDATES = 30_000
 COMPILED = {"yolov8": 5, "yolov5": 6}
 """Layouts whose filter is compiled, and the values that an anchor has at least."""
 
-HEAD = "yolov8_head"
+HEAD = head_cuda.LAYOUT
 """Layout of the raw logits of a yolov8 head, which the engines for the CPU may put out instead of decoded boxes."""
 
 SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -101,7 +102,7 @@ def detections(
             work = _read(outputs, image, layout, conf, classes, activation, max_det)
         out.non_finite[image] = work.totals[1]
         work.suppress("boxes", image, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
-        _function("place_boxes")(image, work.capacity, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
+        _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
     return out
 
 
@@ -177,16 +178,16 @@ class _Work(threading.local):
         self.labels = np.zeros(self.capacity, np.int32)
         self.totals = np.zeros(2, np.int32)
         self.index = np.zeros(self.detections, np.int32)
-        self._running = _line_aligned(2 * _BLOCK)
-        self._sorting = (  # keys and orders, places by digit, kept boxes and their labels
+        self.running = _tensor(_line_aligned(2 * _BLOCK).reshape(2, _BLOCK))
+        sorting = (  # keys and orders, places by digit, kept boxes and their labels
             np.zeros((2, self.capacity), np.uint32),
             np.zeros((2, self.capacity), np.int32),
             np.zeros(256, np.int32),
             np.zeros((_ROWS, self.detections), np.float32),
             np.zeros(self.detections, np.int32),
         )
-        self.candidates = tuple(map(_address, (self.boxes, self.labels, self.totals)))
-        self.running, self.sorting = _address(self._running), tuple(map(_address, self._sorting))
+        self.candidates = tuple(map(_tensor, (self.boxes, self.labels, self.totals)))
+        self.sorting = tuple(map(_tensor, sorting))
         return self
 
     def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
@@ -210,7 +211,6 @@ class _Work(threading.local):
         """index[: counts[image]] = the candidates to keep, by descending score."""
         _function(f"suppress_{kind}")(
             image,
-            self.capacity,
             max_candidates,
             max_det,
             _threshold(iou),
@@ -248,8 +248,7 @@ def _filter(
         anchors,
         count,
         conf,
-        _wanted(None if classes is None else tuple(classes), count)[1],
-        work.capacity,
+        _wanted(None if classes is None else tuple(classes), count),
         *work.candidates,
         work.running,
     )
@@ -266,8 +265,8 @@ def _filter_head(
     sample = HEAD_SAMPLES[outputs[0].dtype]
     run = _function(f"filter_head_{sample}")
     threshold = _head_threshold(conf, sample)
-    wanted = _wanted(None if classes is None else tuple(classes), count)[1]
-    weights = _address(_scratch.get("head_weights", (4 * bins + 4,)))
+    wanted = _wanted(None if classes is None else tuple(classes), count)
+    weights = _scratch.get("head_weights", (4 * bins + 4,))
     for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
         _, height, width, _ = logits.shape
         run(
@@ -281,7 +280,6 @@ def _filter_head(
             threshold,
             int(level == 0),
             wanted,
-            work.capacity,
             *work.candidates,
             weights,
         )
@@ -291,11 +289,7 @@ def _filter_head(
 @lru_cache(maxsize=64)
 def _head_threshold(conf: float, sample: str) -> int:
     """A key (`tir/head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near it are computed."""
-    probability = float(np.float32(conf))
-    if probability >= 1:
-        return 0x7FFFFFFF if sample == "f32" else 0x7FFF
-    logit = np.log(probability / (1 - probability)) if probability > 0 else -np.finfo(np.float32).max
-    bits = int(np.float32(logit - 1e-3 * (1 + abs(logit)) if probability > 0 else logit).view(np.int32))
+    bits = int(np.float32(head_cuda.logit_below(conf)).view(np.int32))
     key = bits if bits >= 0 else bits ^ 0x7FFFFFFF
     return key if sample == "f32" else (key >> 16)
 
@@ -319,12 +313,12 @@ def _read(
 
 
 @lru_cache(maxsize=64)
-def _wanted(classes: tuple[int, ...] | None, count: int) -> tuple[NDArray[np.uint8], int]:
-    """(count,) 1 for the classes to keep, and its address."""
+def _wanted(classes: tuple[int, ...] | None, count: int) -> Any:
+    """(count,) 1 for the classes to keep."""
     table = np.ones(count, np.uint8)
     if classes is not None:
         table[:] = np.isin(np.arange(count), classes)
-    return table, _address(table)
+    return _tensor(table)
 
 
 @lru_cache(maxsize=64)
@@ -371,18 +365,9 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
 
 
 def _check_head(outputs: Sequence[Any], images: int) -> None:
-    shapes = [tuple(output.shape) for output in outputs]
     if not all(isinstance(output, np.ndarray) and output.flags.c_contiguous for output in outputs):
         raise UsageError(f"{HEAD} outputs are read on the host, and contiguous", remedy="pass numpy arrays")
-    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
-    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= images for d, c in pairs)
-    if len(shapes) % 2 or not pairs or not fits or len({(d[3], c[3]) for d, c in pairs}) != 1:
-        raise UsageError(
-            f"the {HEAD} outputs have shapes {shapes} for {images} images",
-            remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
-        )
-    if pairs[0][0][3] % 4 or min(*pairs[0][0][1:], *pairs[0][1][1:]) < 1:
-        raise UsageError(f"the {HEAD} outputs have shapes {shapes}: no 4 distances, or nothing")
+    head_cuda.check_shapes([tuple(output.shape) for output in outputs], images)
     if len({output.dtype for output in outputs}) != 1 or outputs[0].dtype not in HEAD_SAMPLES:
         raise UsageError(
             f"the {HEAD} outputs are {', '.join(str(output.dtype) for output in outputs)}",

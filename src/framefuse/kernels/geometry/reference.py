@@ -72,24 +72,20 @@ def warp_perspective(
     out: NDArray[Any] | None = None,
     *,
     size: tuple[int, int] | None = None,
-    interpolation: Sampling = "linear",
-    border: Border = "constant",
-    value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
-    layout: ImageLayout = "HWC",
+    **options: Any,
 ) -> NDArray[Any]:
     """out[y, x] = image at (u / w, v / w), (u, v, w) = H @ (x, y, 1), where H is (3, 3) and maps destination to source.
 
     Positions are computed in float64. Where w is 0 the position is (0, 0), as in OpenCV. All else is as for
-    `warp_affine`.
+    `warp_affine`, whose further options this function takes.
     """
     given: Array = np.asarray(matrix, np.float64)
     mapping: Array = given if inverse else np.linalg.inv(given).astype(np.float64)
-    x, y = _grid(image, out, size, layout)
+    x, y = _grid(image, out, size, options.get("layout", "HWC"))
     u, v, w = (row[0] * x + (row[1] * y + row[2]) for row in mapping)
     reciprocal = np.divide(1.0, w, out=np.zeros_like(w), where=w != 0)
-    whole, weight = _split(np.stack([u * reciprocal, v * reciprocal]), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout)
+    return _at(image, np.stack([u * reciprocal, v * reciprocal]), out, **options)
 
 
 def remap(
@@ -97,19 +93,15 @@ def remap(
     map_x: NDArray[np.float32],
     map_y: NDArray[np.float32],
     out: NDArray[Any] | None = None,
-    *,
-    interpolation: Sampling = "linear",
-    border: Border = "constant",
-    value: float | tuple[float, ...] = 0.0,
-    layout: ImageLayout = "HWC",
+    **options: Any,
 ) -> NDArray[Any]:
     """out[y, x] = image at (map_x[y, x], map_y[y, x]), as OpenCV's remap. All else is as for `warp_affine`.
 
     Args:
         map_x, map_y: (height, width) float32, source pixels; they give the size of `out`. NaN lies outside.
+        options: interpolation, border, value and layout.
     """
-    whole, weight = _split(np.stack([map_x, map_y]).astype(np.float64), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout)
+    return _at(image, np.stack([map_x, map_y]).astype(np.float64), out, **options)
 
 
 def _grid(
@@ -124,13 +116,21 @@ def _grid(
     return x, y
 
 
-def _split(position: Array, interpolation: Sampling) -> tuple[NDArray[np.int64], Array]:
-    """Whole and fractional part of positions (x and y along the first axis)."""
+def _at(
+    image: NDArray[Any],
+    position: Array,
+    out: NDArray[Any] | None,
+    interpolation: Sampling = "linear",
+    border: Border = "constant",
+    value: float | tuple[float, ...] = 0.0,
+    layout: ImageLayout = "HWC",
+) -> NDArray[Any]:
+    """The image at float positions (x and y along the first axis)."""
     position = np.where(position > -LIMIT, position, -LIMIT).clip(None, LIMIT)
     if interpolation == "nearest":
         position = np.floor(position + 0.5)
     whole = np.floor(position)
-    return whole.astype(np.int64), position - whole
+    return _sample(image, whole.astype(np.int64), position - whole, out, border, value, layout)
 
 
 def _sample(

@@ -47,18 +47,10 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
         scores = checked("scores", scores, gpu, scores.shape, *dtypes, dense=2)
         labels = target(out, gpu, (n, height, width), "uint8", dense=2)
         if gpu:
-            kernel.launch(
-                f"mask_argmax_{kind(scores)}",
-                scores_address=scores,
-                score_item=pitch(scores, 0),
-                class_pitch=pitch(scores, 1),
-                target_address=labels,
-                target_item=pitch(labels, 0),
-                n=n,
-                classes=classes,
-                pixels=height * width,
-                foreground=wanted,
-            )
+            places = {"scores_address": scores, "score_item": pitch(scores, 0), "class_pitch": pitch(scores, 1)}
+            places |= {"target_address": labels, "target_item": pitch(labels, 0)}
+            size = {"n": n, "classes": classes, "pixels": height * width}
+            kernel.launch(f"mask_argmax_{kind(scores)}", **places, **size, foreground=wanted)
         elif labels.size:
             scratch = _scratch.get("best", (1024,))[:1024], _scratch.get("label", (1024,), np.int32)[:1024]
             for item, to in zip(scores, labels, strict=True):

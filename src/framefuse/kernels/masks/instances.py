@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
-from framefuse.kernels.arrays import checked, device_table, new, on, on_gpu
-from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.arrays import address, checked, device_table, new, on, on_gpu, pitch
+from framefuse.kernels.cpu import _function, _scratch
 from framefuse.kernels.masks import instances_cuda
-from framefuse.kernels.masks.instances_cuda import DeviceRuns, Request
+from framefuse.kernels.masks.instances_cuda import DeviceRuns, Request, row_starts
 from framefuse.kernels.masks.taps import Region, taps
 
 Crop = Literal["image", "prototypes"]
@@ -60,8 +60,8 @@ def instance_masks(
 ) -> Any:
     """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the image.
 
-    `kernels.reference.instance_masks` states the formula, which call of the training frameworks each `crop` equals, and
-    the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
+    `kernels.reference.instance_logits` states the formula, which call of the training frameworks each `crop` equals,
+    and the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
 
     Args:
         count: on a GPU: (1,) int32, how many of the instances are valid (the others give empty masks); None: all.
@@ -79,7 +79,7 @@ def instance_masks(
         if request.gpu:
             instances_cuda.paint("instance_masks", request, 0, n, masks, workspace or Workspace())
         else:
-            _Host.of(request).paint(np.ones(n, np.uint8), masks, masks.strides[0], masks.strides[1])
+            _paint(request, np.ones(n, np.uint8), masks, masks.strides[0], masks.strides[1])
     return masks if out is None else out
 
 
@@ -117,7 +117,7 @@ def instance_labels(
         if gpu:
             instances_cuda.paint("instance_labels", request, labels, 1, painted[None], workspace or Workspace())
         else:
-            _Host.of(request).paint(labels, painted, 0, painted.strides[0])
+            _paint(request, labels, painted, 0, painted.strides[0])
     return painted if out is None else out
 
 
@@ -150,17 +150,17 @@ def instance_runs(
         request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
         if request.gpu:
             return instances_cuda.instance_runs(request, capacity, workspace or Workspace())
-    todo = _Host.of(request)
-    ends = np.zeros(len(boxes), np.int32)
-    capacity = 4096
+    first, scratch = _host(request)
+    (starts,) = row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
+    ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
     while True:
         lengths = _scratch.get("runs", (capacity,), np.int32)
-        todo.runs(lengths, ends)
-        needed = int(ends[-1]) if len(ends) else 0
-        if needed <= lengths.size:
+        if len(ends):
+            _function("instance_runs")(*first, starts, lengths, ends, *scratch)
+        capacity = int(ends[-1]) if len(ends) else 0
+        if capacity <= lengths.size:
             break
-        capacity = needed
-    return Runs(lengths[:needed].copy(), np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, size)
+    return Runs(lengths[:capacity].copy(), np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, size)
 
 
 def mask_runs(
@@ -187,7 +187,7 @@ def mask_runs(
     for mask in masks:
         while True:
             lengths = _scratch.get("runs", (capacity,), np.int32)
-            _function("mask_runs")(_address(mask), mask.strides[0], height, width, lengths, offsets)
+            _function("mask_runs")(address(mask), mask.strides[0], height, width, lengths, offsets)
             capacity = max(capacity, int(offsets[width]))
             if offsets[width] <= lengths.size:
                 break
@@ -219,66 +219,24 @@ def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
     return found
 
 
-class _Host(NamedTuple):
-    """A request as the kernels on the host take it."""
+def _host(request: Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments that come first in the kernels on the host, and last: scratch for logits (a border of one sample
+    around all prototypes) and for stretched rows."""
+    prototypes, size, (left, top, width, height) = request.prototypes, request.size, request.content
+    channels, mh, mw = prototypes.shape
+    across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
+    scale = (width / size[1], height / size[0])
+    plan = plan_instances(request.boxes, (left, top), scale, (mh, mw), across[0], down[0], request.crop)
+    places = address(prototypes), channels, pitch(prototypes, 0), pitch(prototypes, 1)
+    stretched = max((mh + 1) * size[1], mw + 1)
+    scratch = _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
+    return (*places, request.coefficients, plan, *across, *down), scratch
 
-    prototypes: NDArray[np.float32]
-    coefficients: NDArray[np.float32]
-    plan: NDArray[np.int32]
-    across: tuple[NDArray[np.int32], NDArray[np.float32]]
-    down: tuple[NDArray[np.int32], NDArray[np.float32]]
 
-    @classmethod
-    def of(cls, request: Request) -> _Host:
-        _, mh, mw = request.prototypes.shape
-        size, (left, top, width, height) = request.size, request.content
-        across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
-        scale = (width / size[1], height / size[0])
-        plan = plan_instances(request.boxes, (left, top), scale, (mh, mw), across[0], down[0], request.crop)
-        return cls(request.prototypes, request.coefficients, plan, across, down)
-
-    @property
-    def _samples(self) -> tuple[int, int, int, int]:
-        channels_pitch, row_pitch, _ = (stride // 4 for stride in self.prototypes.strides)
-        return _address(self.prototypes), len(self.prototypes), channels_pitch, row_pitch
-
-    def _buffers(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Scratch for logits (a border of one sample around all prototypes) and for stretched rows."""
-        _, mh, mw = self.prototypes.shape
-        stretched = max((mh + 1) * len(self.across[0]), mw + 1)
-        return _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
-
-    def paint(self, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
-        if not len(values):
-            return
-        _function("instance_paint")(
-            *self._samples,
-            self.coefficients,
-            self.plan,
-            values,
-            *self.across,
-            *self.down,
-            _address(out),
-            item_pitch,
-            row_pitch,
-            *self._buffers(),
-        )
-
-    def runs(self, lengths: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
-        if not len(ends):
-            return
-        starts = np.searchsorted(self.down[0], np.arange(self.prototypes.shape[1] + 1)).astype(np.int32)
-        _function("instance_runs")(
-            *self._samples,
-            self.coefficients,
-            self.plan,
-            *self.across,
-            *self.down,
-            starts,
-            lengths,
-            ends,
-            *self._buffers(),
-        )
+def _paint(request: Request, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
+    if len(values):
+        first, scratch = _host(request)
+        _function("instance_paint")(*first, values, address(out), item_pitch, row_pitch, *scratch)
 
 
 def plan_instances(

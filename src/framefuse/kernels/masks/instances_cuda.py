@@ -53,7 +53,7 @@ class DeviceRuns(NamedTuple):
         ]
 
 
-def _starts(count: int, start: float, length: float, samples: int) -> tuple[NDArray[np.int32]]:
+def row_starts(count: int, start: float, length: float, samples: int) -> tuple[NDArray[np.int32]]:
     """The first pixel whose lower tap is at least r, for r = 0..samples."""
     return (np.searchsorted(taps(count, start, length, samples)[0], np.arange(samples + 1)).astype(np.int32),)
 
@@ -108,94 +108,55 @@ class Request(NamedTuple):
         return cls(gpu, prototypes, coefficients, boxes, size, region, crop, valid)
 
 
-class Logits(NamedTuple):
-    """The logits of each instance at prototype resolution, where its box needs them, and what later kernels share."""
+def _logits(request: Request, workspace: Workspace) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Find the logits of each instance at prototype resolution, where its box needs them.
 
-    arguments: dict[str, Any]
-    starts: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, request: Request, workspace: Workspace) -> Logits:
-        channels, mh, mw = request.prototypes.shape
-        n, (height, width), (left, top, wide, high) = len(request.boxes), request.size, request.content
-        plan, logits = workspace.get("plan", (n, 8), np.int32), workspace.get("logits", (n, mh, mw), np.float32)
-        tables = device_taps(request.size, request.content, (mh, mw))
-        shared = {"plan_address": plan, "n": n, "samples_x": mw, "samples_y": mh}
-        indices = {name: tables[name] for name in ("across_index", "down_index")}
-        kernel.launch(
-            "instance_plan",
-            **shared,
-            **indices,
-            boxes_address=request.boxes,
-            count_address=request.count,
-            crop=int(request.crop == "prototypes"),
-            scale_x=wide / width,
-            scale_y=high / height,
-            origin_x=left,
-            origin_y=top,
-            width=width,
-            height=height,
-        )
-        kernel.launch(
-            f"instance_logits_{kind(request.prototypes)}",
-            **shared,
-            **indices,
-            prototypes_address=request.prototypes,
-            channels=channels,
-            plane_pitch=pitch(request.prototypes, 0),
-            row_pitch=pitch(request.prototypes, 1),
-            coefficients_address=request.coefficients,
-            logits_address=logits,
-        )
-        arguments = {**shared, **tables, "logits_address": logits, "width": width, "height": height}
-        return cls(arguments, (height, top, high, mh))
+    Returns:
+        What later kernels share, and the arguments of `row_starts`.
+    """
+    channels, mh, mw = request.prototypes.shape
+    n, (height, width), (left, top, wide, high) = len(request.boxes), request.size, request.content
+    plan, logits = workspace.get("plan", (n, 8), np.int32), workspace.get("logits", (n, mh, mw), np.float32)
+    tables = device_taps(request.size, request.content, (mh, mw))
+    shared = {"plan_address": plan, "n": n, "samples_x": mw, "samples_y": mh}
+    indices = {name: tables[name] for name in ("across_index", "down_index")}
+    extent = {"width": width, "height": height}
+    scales: dict[str, Any] = {"scale_x": wide / width, "scale_y": high / height, "origin_x": left, "origin_y": top}
+    given = {"boxes_address": request.boxes, "count_address": request.count}
+    crop = int(request.crop == "prototypes")
+    kernel.launch("instance_plan", **shared, **indices, **extent, **scales, **given, crop=crop)
+    prototypes = request.prototypes
+    pitches = {"channels": channels, "plane_pitch": pitch(prototypes, 0), "row_pitch": pitch(prototypes, 1)}
+    given = {"prototypes_address": prototypes, "coefficients_address": request.coefficients}
+    symbol = f"instance_logits_{kind(prototypes)}"
+    kernel.launch(symbol, **shared, **indices, **pitches, **given, logits_address=logits)
+    arguments = {**shared, **tables, **extent, "logits_address": logits}
+    return arguments, (height, top, high, mh)
 
 
 def paint(symbol: str, request: Request, labels: Any, targets: int, out: Any, workspace: Workspace) -> None:
     """Masks into (n, h, w), or labels into (1, h, w) with labels (n,)."""
-    pitches = out.strides[:2]
-    vectors = all(value % 4 == 0 for value in (*pitches, out.shape[2], out.data.ptr))
-    kernel.launch(
-        symbol,
-        **Logits.of(request, workspace).arguments,
-        labels_address=labels,
-        targets=targets,
-        target_address=out,
-        item_pitch=pitches[0],
-        row_pitch=pitches[1],
-        vectors=int(vectors),
-    )
+    places = {"target_address": out, "item_pitch": out.strides[0], "row_pitch": out.strides[1]}
+    vectors = all(value % 4 == 0 for value in (*out.strides[:2], out.shape[2], out.data.ptr))
+    given = _logits(request, workspace)[0]
+    kernel.launch(symbol, **given, **places, labels_address=labels, targets=targets, vectors=int(vectors))
 
 
 def instance_runs(request: Request, capacity: int, workspace: Workspace) -> DeviceRuns:
     positions, counts = _positions(len(request.boxes), capacity, workspace)
-    found = Logits.of(request, workspace)
-    kernel.launch(
-        "instance_runs",
-        **found.arguments,
-        down_start=device_table(_starts, *found.starts)[0],
-        positions_address=positions,
-        capacity=capacity,
-        ends_address=counts,
-    )
+    given, starts = _logits(request, workspace)
+    (down_start,) = device_table(row_starts, *starts)
+    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
+    kernel.launch("instance_runs", **given, **runs, down_start=down_start)
     return _encode(positions, counts, request.size, workspace)
 
 
 def mask_runs(masks: Any, capacity: int, workspace: Workspace) -> DeviceRuns:
     n, height, width = masks.shape
     positions, counts = _positions(n, capacity, workspace)
-    kernel.launch(
-        "mask_positions",
-        masks_address=masks,
-        item_pitch=masks.strides[0],
-        row_pitch=masks.strides[1],
-        n=n,
-        width=width,
-        height=height,
-        positions_address=positions,
-        capacity=capacity,
-        ends_address=counts,
-    )
+    places = {"masks_address": masks, "item_pitch": masks.strides[0], "row_pitch": masks.strides[1]}
+    runs = {"positions_address": positions, "capacity": capacity, "ends_address": counts}
+    kernel.launch("mask_positions", **places, **runs, n=n, width=width, height=height)
     return _encode(positions, counts, (height, width), workspace)
 
 

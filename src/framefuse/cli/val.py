@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import counter, print_table, stderr
-from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
@@ -34,25 +34,13 @@ FIELDS: Final = (
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
 def val(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models", show_default=False)
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     data: Annotated[
         list[str],
-        typer.Option(
-            "--data",
-            "-d",
-            metavar="DATA",
-            help="annotations.json (COCO), or synthetic://street?split=test; may be repeated",
-        ),
+        option("DATA", "annotations.json (COCO), or synthetic://street?split=test; may be repeated", "--data", "-d"),
     ],
-    images: Annotated[
-        Path | None,
-        typer.Option("--images", metavar="PATH", help="folder or video of the COCO file (default: next to it)"),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="use at most N frames, evenly spaced")
-    ] = None,
+    images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
+    limit: Annotated[int | None, option("N", "use at most N frames, evenly spaced", min=1)] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,

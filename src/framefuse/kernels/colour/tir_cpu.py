@@ -123,7 +123,6 @@ def rgb_variant(sample, output):
         plane1 = array_at(address1, dtype, row_size)
         plane2 = array_at(address2, dtype, row_size)
         target = array_at(target_address, OUTPUTS[output], row_size)
-        gains = T.alloc_buffer((3,), "float32")
         for y in T.serial(height):
             near: T.let = y // sub_y
             phase: T.let = y % sub_y
@@ -165,21 +164,28 @@ def rgb_variant(sample, output):
                 paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
             else:
                 # Read outside the loops: the compiler cannot know that no output overlaps the table.
-                for c in T.unroll(3):
-                    gains[c] = coefficients[3 * c]
+                gain0: T.let = coefficients[0]
+                gain1: T.let = coefficients[3]
+                gain2: T.let = coefficients[6]
                 low: T.let = coefficients[12]
                 high: T.let = coefficients[15]
                 luma: T.let = y * pitch0
                 if interleaved != 0:
                     for x in T.serial(width):
-                        for c in T.unroll(3):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + 3 * x + c] = shaded(gains[c], low, high, value, tints[c, x])
+                        target[to + 3 * x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
+                        target[to + 3 * x + 1] = shaded(gain1, low, high, sample_at(plane0, luma + x), tints[1, x])
+                        target[to + 3 * x + 2] = shaded(gain2, low, high, sample_at(plane0, luma + x), tints[2, x])
                 else:
-                    for c in T.unroll(3):
-                        for x in T.serial(width):
-                            value = T.meta_var(sample_at(plane0, luma + x))
-                            target[to + c * channel_pitch + x] = shaded(gains[c], low, high, value, tints[c, x])
+                    for x in T.serial(width):
+                        target[to + x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
+                    for x in T.serial(width):
+                        target[to + channel_pitch + x] = shaded(
+                            gain1, low, high, sample_at(plane0, luma + x), tints[1, x]
+                        )
+                    for x in T.serial(width):
+                        target[to + 2 * channel_pitch + x] = shaded(
+                            gain2, low, high, sample_at(plane0, luma + x), tints[2, x]
+                        )
 
     return kernel
 

@@ -126,6 +126,10 @@ class Batch:
     preprocess: float
     """Seconds."""
     submitted: float
+    size: int
+    """Rows."""
+    rows: list[int]
+    """Those that give a result."""
 
 
 class BatchTimer:
@@ -139,12 +143,17 @@ class BatchTimer:
     def submitted(
         self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime
     ) -> Batch:
-        """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since."""
+        """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since. Of rows
+        that are joined, the first stands for all."""
         seconds = submitted.wall - started.wall
         self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
         self._inference.add(0, items=0, cpu=thread_time() - submitted.cpu)
-        arrivals = [frame.arrival for frame in frames]
-        return Batch([FrameInfo.of(frame) for frame in frames], kept, arrivals, seconds, submitted.wall)
+        rows, row = list[int](), 0
+        while row < len(frames):
+            rows.append(row)
+            row += max(1, frames[row].joined)
+        infos, arrivals = [FrameInfo.of(frames[row]) for row in rows], [frames[row].arrival for row in rows]
+        return Batch(infos, [kept[row] for row in rows], arrivals, seconds, submitted.wall, len(frames), rows)
 
     def finished(
         self,
@@ -159,7 +168,7 @@ class BatchTimer:
         Args:
             on_device: seconds that the three stages took on the GPU, where they were measured.
         """
-        ended, count = WallCpuTime.now(), len(batch.infos)
+        ended, count = WallCpuTime.now(), batch.size
         inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
@@ -168,7 +177,7 @@ class BatchTimer:
         for clock, seconds in zip(clocks, on_device or (), strict=False):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
-        rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
+        rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, (detections, masks) in rows:
             yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
 

@@ -133,6 +133,8 @@ class _Pending(NamedTuple):
 
     frame: Frame
     views: tuple[View, ...]
+    awaited: int
+    """Results that belong to it: one for each view, or one if the program merges them."""
     found: list[FrameResult]
 
 
@@ -183,7 +185,7 @@ class Viewer:
         if joined:  # one batch reads all of them, so that the program can release the lease
             rows[-1] = rows[-1].replace_unchecked(lease=frame.lease)
             frame = frame.replace_unchecked(lease=None)
-        self._pending.append(_Pending(frame, views, []))
+        self._pending.append(_Pending(frame, views, 1 if joined else len(views), []))
         return [(rows, self.merges)] if joined else [([row], 1) for row in rows]
 
     def join(self, results: Iterable[FrameResult | None]) -> Iterator[FrameResult]:
@@ -193,11 +195,12 @@ class Viewer:
                 of = result.result.frame.source_id, result.result.frame.index
                 next(
                     found
-                    for frame, views, found in self._pending
-                    if (frame.source_id, frame.index) == of and len(found) < len(views)
+                    for frame, _, awaited, found in self._pending
+                    if (frame.source_id, frame.index) == of and len(found) < awaited
                 ).append(result)
-            while self._pending and len(self._pending[0].found) == len(self._pending[0].views):
-                yield self._merged(*self._pending.popleft())
+            while self._pending and len(self._pending[0].found) == self._pending[0].awaited:
+                frame, views, _, found = self._pending.popleft()
+                yield self._merged(frame, views, found)
 
     def forget(self) -> None:
         """Drop the frames whose views are not complete, after an error."""

@@ -191,7 +191,7 @@ class CudaProgram(Program):
         if flight.batch is None:
             return
         finished = WallCpuTime.now()
-        found = flight.captured.read(len(flight.batch.infos))
+        found = flight.captured.read(flight.batch.size)
         device_seconds = flight.captured.device_seconds()
         yield from self._timer.finished(flight.batch, found, waiting, finished, device_seconds)
 

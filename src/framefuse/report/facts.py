@@ -9,7 +9,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
-from framefuse.runtime.profiling import PROGRAM, Spread, StageStats
+from framefuse.runtime.profiling import PROGRAM, Measured, StageStats
 from framefuse.sources import SourceInfo
 
 SCHEMA = 1
@@ -102,33 +102,21 @@ class ErrorFacts:
         return cls(type(error).__name__, message, getattr(error, "stage", None), getattr(error, "remedy", None))
 
 
-@dataclass(frozen=True)
-class ReportFacts:
-    """One run. Times are milliseconds unless the name says otherwise; CPU times are per frame."""
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts(Measured):
+    """One run. CPU times are per frame."""
 
     framefuse: str
     """Version."""
-    started: str
-    finished: str
-    """ISO 8601, UTC."""
-    frames: int
-    seconds: float
     fps: float
     verdict: str
     limiter: str | None
     explained: float
     what_ifs: list[WhatIf]
-    stages: list[StageStats]
     cores: int
     cpu_ms_per_frame: float
     other_cpu_ms: float
     """The part of `cpu_ms_per_frame` outside all stages."""
-    latency_ms: Spread | None = None
-    """Per frame, from arrival (live) or the end of decoding to the result."""
-    latency_bars: list[tuple[float, int]] = field(default_factory=list)
-    """(upper bound in ms, frames) of bars of equal width from 0."""
-    fps_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """(second at the end of an interval, frames per second in it)."""
     detections: int = 0
     detections_per_class: dict[str, int] = field(default_factory=dict)
     sources: list[SourceFacts] = field(default_factory=list)
@@ -139,7 +127,6 @@ class ReportFacts:
     """Automatic choices, each with its reason."""
     copies: list[CopyFacts] = field(default_factory=list)
     """The ledger; empty on the CPU."""
-    peak_rss_mb: float | None = None
     minor_faults_per_frame: float | None = None
     outputs: list[str] = field(default_factory=list)
     unreadable: int = 0

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from framefuse.report.facts import (
 )
 from framefuse.report.html import render
 from framefuse.report.verdict import verdict
-from framefuse.runtime.profiling import Measurements
+from framefuse.runtime.profiling import Measured, Measurements
 from framefuse.sources import SourceInfo
 
 FILES = "report.json", "report.html"
@@ -134,22 +134,15 @@ def build_report(
     faults = measured.minor_faults
     return Report(
         framefuse=_version("framefuse"),
-        started=measured.started,
-        finished=measured.finished,
-        frames=frames,
-        seconds=seconds,
+        **{fact.name: getattr(measured, fact.name) for fact in fields(Measured)},
         fps=frames / seconds if seconds else 0.0,
         verdict=found.sentence,
         limiter=found.limiter,
         explained=found.explained,
         what_ifs=list(found.what_ifs),
-        stages=measured.stages,
         cores=cores,
         cpu_ms_per_frame=cpu_ms,
         other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
-        latency_ms=measured.latency_ms,
-        latency_bars=measured.latency_bars,
-        fps_over_time=measured.fps_over_time,
         detections=sum(per_class.values()),
         detections_per_class=per_class,
         sources=[SourceFacts.of(info) for info in infos],
@@ -157,7 +150,6 @@ def build_report(
         views=ViewFacts.of(*looked, measured.stages) if looked else None,
         choices=list(choices),
         copies=list(copies),
-        peak_rss_mb=measured.peak_rss_mb,
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         unreadable=unreadable,

@@ -10,7 +10,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
 from framefuse.errors import SourceError
 from framefuse.lab.evaluation.boxes import BoxCounter
-from framefuse.lab.evaluation.classes import BoxClasses, PixelClasses
+from framefuse.lab.evaluation.classes import BoxClasses
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import Dataset, Labels
 from framefuse.lab.evaluation.pixels import PixelCounter
@@ -59,11 +59,8 @@ def validate(
     keys = opened.spread(limit)
     chosen = settings_from(options if settings else {**DEFAULTS, **options}, base=settings)
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
-        counter = (
-            _Pixels(pipeline.card, opened)
-            if pipeline.card.task == "semantic"
-            else _Boxes(pipeline.card, opened, chosen)
-        )
+        card = pipeline.card
+        counter = PixelCounter(card, opened) if card.task == "semantic" else _Boxes(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -84,12 +81,12 @@ def validate(
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
         notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
-    if calibration := pipeline.card.calibration:
-        notes.append(f"{pipeline.card.path.stem} is calibrated with {calibration}")
+    if calibration := card.calibration:
+        notes.append(f"{card.path.stem} is calibrated with {calibration}")
     return Scores(
-        model=pipeline.card.path.stem,
+        model=card.path.stem,
         data=opened.uri,
-        task=pipeline.card.task,
+        task=card.task,
         engine=ran.engine if ran else "",
         precision=ran.precision if ran else "",
         input=ran.input if ran else "",
@@ -97,7 +94,7 @@ def validate(
         names=counter.names,
         boxes=scores if isinstance(scores, BoxScores) else None,
         pixels=scores if isinstance(scores, PixelScores) else None,
-        file_mb=pipeline.card.path.stat().st_size / 1e6,
+        file_mb=card.path.stat().st_size / 1e6,
         cpu_ms=engine_ms,
         notes=notes,
     )
@@ -109,27 +106,10 @@ class _Boxes:
         self._classes = BoxClasses(asked, data, card)
         self.names, self.notes = self._classes.names, self._classes.notes
         self._counter = BoxCounter(self.names, max_det=settings.max_det)
+        self.scores = self._counter.scores
 
     def add(self, result: Result, labels: Labels) -> None:
         self._counter.add(self._classes.labels(labels), *self._classes.found(result.detections))
-
-    def scores(self) -> BoxScores:
-        return self._counter.scores()
-
-
-class _Pixels:
-    def __init__(self, card: Card, data: Dataset) -> None:
-        self._classes = PixelClasses(card, data)
-        self.names, self.notes = self._classes.names, self._classes.notes
-        self._counter = PixelCounter(self.names)
-
-    def add(self, result: Result, labels: Labels) -> None:
-        if labels.class_mask is None or result.masks is None:
-            raise SourceError(f"{result.frame.source_id}, frame {result.frame.index}, has no mask to compare with")
-        self._counter.add(self._classes.truth[labels.class_mask()], self._classes.found[result.masks.class_id])
-
-    def scores(self) -> PixelScores:
-        return self._counter.scores()
 
 
 def _check_size(result: Result, labels: Labels) -> None:

@@ -48,7 +48,7 @@ from framefuse.lab.evaluation import open_data, validate
 from framefuse.lab.evaluation.boxes import BoxCounter
 from framefuse.models import find_model
 from framefuse.preprocess import Preprocess
-from framefuse.runtime.views import Tiles
+from framefuse.runtime.tiles import Tiles
 from framefuse.sources import SourceInfo, open_source
 from framefuse.sources.pull import Frames, PullSource
 from framefuse.world import World

@@ -14,7 +14,7 @@ from framefuse.cuda import device
 from framefuse.cuda.pools import packed_allocation
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import count_non_finite
 from framefuse.kernels.boxes.merge_cuda import LOOK, Merged, merge_views
@@ -82,11 +82,14 @@ class BoxOutputs:
         self._checked = checked
         self._workspace, self._merging = Workspace(), Workspace()  # tens of megabytes at large batches
         self._merges = merges
+        self._rows: list[tuple[Placement, View | None, int]] = []
+        """What the tables hold."""
         self._joined: list[int] = []
         """First row of each frame that is merged."""
         tables = [((batch, 8), np.float32), ((batch if merges else 0, LOOK), np.int32)]
         (self._maps, self._looks), self._tables = packed_allocation(tables, _pinned_bytes)
         (self._device_maps, self._device_looks), self._device_tables = packed_allocation(tables, _device_bytes)
+        self._looks[:] = -1  # no row is merged by the launches before a capture
         shapes: list[Any] = []
         Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape))
         if merges:
@@ -96,6 +99,10 @@ class BoxOutputs:
         self.uploaded_bytes, self.downloaded_bytes = self._tables.nbytes, self._host_bytes.nbytes
 
     def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        rows = [(placement, frame.view, frame.joined) for placement, frame in zip(placements, frames, strict=True)]
+        if rows == self._rows:  # as for most batches of a video
+            return
+        self._rows = rows
         self._maps[: len(placements)] = maps(tuple(placements), self._relative)
         self._looks[:] = -1
         self._joined, row = [], 0

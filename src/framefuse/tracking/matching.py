@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
 def overlapping(tracks: Array, boxes: Array, minimum: float) -> Pairs:
     """Pairs with IoU >= minimum, ordered by row and column, from corners (4, m) and (4, n)."""
     step = max(1, CELLS // max(1, boxes.shape[1]))
-    parts = [_overlapping(tracks[:, at : at + step], boxes, minimum, at) for at in range(0, tracks.shape[1], step)]
+    parts = [_overlapping(tracks[:, at : at + step], boxes, minimum, at) for at in range(0, max(1, tracks.shape[1]), step)]
     return parts[0] if len(parts) == 1 else Pairs(*map(np.concatenate, zip(*parts, strict=True)))
 
 

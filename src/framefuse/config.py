@@ -87,6 +87,7 @@ class Settings(BaseModel):
         None, min_length=1, description="classes to keep, such as 0,2 or car,person; default: all"
     )
     agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
+    min_area: float = Field(0, ge=0, description="smallest box to keep: square pixels, or a share of the frame up to 1")
 
     # views
     tiles: str | None = Field(

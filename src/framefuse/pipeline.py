@@ -39,10 +39,10 @@ from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import FrameResult
+from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.stages import decode, infer, sized, warm_up, write
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
@@ -81,6 +81,7 @@ class Pipeline:
         engine: name of an engine, or an engine that is already open, which is not closed.
         views: what the model sees of each frame: a function (frame, latest results of its source, oldest first) -> list
             of `View`, instead of the settings tiles, roi and stereo. An empty list: the frame has no objects.
+        observe: sees what other values of `iou` would give; on the CPU only.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -101,6 +102,7 @@ class Pipeline:
         sinks: Sequence[SinkFactory] = (),
         engine: str | Engine = "auto",
         views: Choose | None = None,
+        observe: Observer | None = None,
         **options: Any,
     ) -> None:
         if isinstance(model, Model):
@@ -153,6 +155,7 @@ class Pipeline:
                 keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
                 recorder=self._recorder,
                 closes_engine=opens,
+                observe=observe,
             )
             opened.callback(self._program.close)
             self._prepare(info)
@@ -303,8 +306,9 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        self._last = found = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher, self._viewer), "run a batch")],
+        found = infer(frames, self._program, self._batcher, self._viewer)
+        self._last = results = Threaded(
+            [gpus.on(self._gpu, sized(found, self.settings.min_area), "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
@@ -314,7 +318,7 @@ class Pipeline:
             on_step=lambda busy, blocked, cpu: last_clock.add(0, items=0, wait_out=blocked),
             on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
         )
-        return found
+        return results
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
         results = watched(found, self._program, self.settings.request_timeout)

@@ -104,6 +104,10 @@ class Detections:
         """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
 
+    def at_least(self, area: float, width: int, height: int) -> Detections:
+        """The objects whose box is no smaller than the setting `min_area`, in a frame of that size."""
+        return self[large_enough(self.xyxy, area, width * height)] if area else self
+
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row for each object: x1, y1, x2, y2, confidence, class_id, name, and tracker_id if
         there is one (requires the package pandas)."""
@@ -262,6 +266,17 @@ class Result:
             f"<table><caption>{escape(title)}</caption><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
             f"{''.join(rows)}</table>"
         )
+
+
+def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which boxes (n, 4) have an area: in square pixels, or a share of the frame if it is at most 1.
+
+    Args:
+        pixels: those of the frame, or of the frame of each box (n,).
+    """
+    sides = xyxy[:, 2:].astype(np.float64) - xyxy[:, :2]
+    found: np.ndarray[Any, np.dtype[np.bool_]] = sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1)
+    return found
 
 
 def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

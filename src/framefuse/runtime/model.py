@@ -25,6 +25,7 @@ from framefuse.models.card import read_card
 from framefuse.prediction import Result
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
+from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.arrays import is_image, open_arrays
@@ -66,6 +67,7 @@ class Model:
         info = SourceInfo("", "array", mixed=True)
         plan = plan_run(self.card, settings_from(options, base=settings), None, None).for_input(info).for_output(info)
         self._gpu, self._batch, self._timeout = plan.gpu, plan.batch, plan.settings.request_timeout
+        self._area = plan.settings.min_area
         self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
@@ -114,9 +116,10 @@ class Model:
 
     def _run(self, frames: Sequence[Frame]) -> Iterator[Result]:
         if self._viewer is None:
-            return (found.result for found in self._run_rows(frames))
-        rows = [row for frame in frames for row in self._viewer.rows(frame)]
-        return (found.result for found in self._viewer.join(self._run_rows(rows)))
+            results = self._run_rows(frames)
+        else:
+            results = self._viewer.join(self._run_rows([row for frame in frames for row in self._viewer.rows(frame)]))
+        return (found.result for found in sized(results, self._area))
 
     def _run_rows(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
         program = self._program

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 from framefuse.config import Settings
 from framefuse.cuda import current as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
-from framefuse.errors import UsageError
+from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import HostProgram, Program, Selection
+from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
 from framefuse.sources import SourceInfo, SourceOptions
 
@@ -102,17 +102,21 @@ class RunPlan:
         keep_frames: bool = False,
         recorder: Recorder | None = None,
         closes_engine: bool = True,
+        observe: Observer | None = None,
     ) -> Program:
         """What runs the model on frames.
 
         Args:
             keep_frames: a sink needs the frames.
             closes_engine: the program closes the engine, which nothing else uses.
+            observe: see `Observer`; on the CPU only.
         """
         settings = self.settings
         classes = cast("list[int] | None", settings.classes)  # `plan_run` has replaced the names
-        make: Callable[..., Program] = HostProgram
+        make: Callable[..., Program] = partial(HostProgram, observe=observe)
         if settings.on_gpu:
+            if observe is not None:
+                raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
             from framefuse.runtime.cuda.program import CudaProgram
 
             make = partial(CudaProgram, mode=self.upload_mode)

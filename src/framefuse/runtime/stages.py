@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
 
@@ -59,6 +60,15 @@ def infer(
     if viewer is None:
         return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [frame]))
     return viewer.join(_infer(frames, program, batcher, viewer.rows))
+
+
+def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
+    """The results without boxes below the setting `min_area`."""
+    if not area:
+        yield from results
+    for result, frame in results:
+        kept = result.detections.at_least(area, result.frame.width, result.frame.height)
+        yield FrameResult(replace(result, detections=kept), frame)
 
 
 def _infer(

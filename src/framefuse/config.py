@@ -138,6 +138,7 @@ class Settings(BaseModel):
     save_json: bool = Field(False, description="write COCO JSON")
     save_jsonl: bool = Field(False, description="write one JSON line per frame")
     save_csv: bool = Field(False, description="write one CSV row per detection")
+    save_parquet: bool = Field(False, description="write one row per detection as Parquet (needs pyarrow)")
     save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
     save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
     save_hits: bool = Field(False, description="write the frames with detections as images")

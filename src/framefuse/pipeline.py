@@ -34,7 +34,7 @@ from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
-from framefuse.runtime.job import plan_job
+from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import RunPlan, plan_run
@@ -382,6 +382,7 @@ class Pipeline:
             beside=beside,
             manifest=self._manifest if folder else None,
             stems=self._complete,
+            run={"model": self.card.path.stem, "options": options_of(settings)},
         )
         if folder is not None:
             self._folder_lock = FolderLock(folder)

@@ -4,6 +4,7 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
+    parquet   one row per detection, in columns
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -33,6 +34,7 @@ SINKS: dict[str, str] = {
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
     "coco": "framefuse.sinks.coco:CocoSink",
+    "parquet": "framefuse.sinks.parquet:ParquetSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
@@ -57,6 +59,8 @@ class SinkContext:
     """Files that the run reads."""
     taken: Mapping[str, UniqueNames] = field(default_factory=lambda: defaultdict(UniqueNames))
     """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """`model` (name) and `options` (settings that change results), for outputs that say how they were made."""
 
     @property
     def ends(self) -> bool:

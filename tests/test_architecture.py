@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "fleet": {"common", "config", "cuda", "errors", "pipeline", "report", "runtime", "sinks", "sources"},
     "lab": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models", "pipeline"),
-        *("postprocess", "prediction", "preprocess", "runtime", "sinks", "sources", "world"),
+        *("postprocess", "prediction", "preprocess", "report", "runtime", "sinks", "sources", "tracking", "world"),
     },
     "cli": {
         *("common", "config", "cuda", "engines", "errors", "fleet", "kernels", "lab", "models", "pipeline"),

@@ -22,7 +22,6 @@ _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postp
 
 def render(report: ReportFacts, folder: Path | None = None) -> str:
     """The page. Links to outputs are relative to `folder`; without one they are plain text."""
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     title = report.model.name if report.model else "run"
     source = ", ".join(few([_name(source.uri) for source in report.sources], NAMED))
     sections = [
@@ -50,11 +49,17 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         + _section("Machine and versions", _facts(report.environment.items()))
         + "</div>",
     ]
+    return page(f"framefuse: {title}", sections)
+
+
+def page(title: str, sections: Iterable[str]) -> str:
+    """A whole page of some sections; empty ones are left out."""
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{_text(f'framefuse: {title}')}</title><style>{style}</style></head>\n<body><main>\n"
+        f"<title>{_text(title)}</title><style>{style}</style></head>\n<body><main>\n"
         + "\n".join(section for section in sections if section)
         + "\n</main></body></html>\n"
     )

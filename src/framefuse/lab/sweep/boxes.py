@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.config import Settings
-from framefuse.prediction import Detections, large_enough
-from framefuse.sinks.parquet import BoxTable, read_boxes
-from framefuse.tracking import NO_TRACK
+from framefuse.prediction import Detections, FrameInfo, large_enough
+from framefuse.sinks.parquet import read_boxes
+from framefuse.tracking import NO_TRACK, Tracker, TrackerOptions, open_tracker
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -29,13 +30,24 @@ SAME = 0.5
 class Table(NamedTuple):
     """The boxes of a source at one `iou`, from confidence FLOOR on, in the order of the frames."""
 
-    boxes: BoxTable
+    frames: Sequence[FrameInfo]
+    found: Detections
+    """All n boxes."""
     frame: Ints
-    """(n,) place of each box's frame in `boxes.frames`."""
+    """(n,) place of each box's frame in `frames`."""
     seconds: NDArray[np.float64]
     """(f,)"""
     pixels: Ints
     """(f,) of each frame."""
+
+
+def tracker_options(settings: Settings) -> TrackerOptions:
+    return TrackerOptions(buffer=getattr(settings, "track_buffer", 1.0))
+
+
+def tracker_of(settings: Settings) -> Tracker | None:
+    name = getattr(settings, "track", None)
+    return open_tracker(name, tracker_options(settings)) if name else None
 
 
 @lru_cache(maxsize=16)
@@ -47,7 +59,7 @@ def load(path: Path) -> Table:
     untimed = any(seconds is None for seconds in times)
     seconds = np.arange(len(frames)) / UNTIMED if untimed else np.array(times, np.float64)
     pixels = np.array([frame.width * frame.height for frame in frames], np.int64)
-    return Table(boxes, np.repeat(np.arange(len(frames)), np.diff(boxes.starts)), seconds, pixels)
+    return Table(frames, boxes.detections, np.repeat(np.arange(len(frames)), np.diff(boxes.starts)), seconds, pixels)
 
 
 def kept(table: Table, settings: Settings) -> Ints:
@@ -55,15 +67,15 @@ def kept(table: Table, settings: Settings) -> Ints:
 
     Boxes of a frame are in descending order, so that those above a higher `conf` are the first of these.
     """
-    boxes = table.boxes
+    found = table.found
     rows = np.arange(len(table.frame))
     if settings.classes is not None:
-        rows = rows[np.isin(boxes.class_id, settings.classes)]
+        rows = rows[np.isin(found.class_id, settings.classes)]
     frame = table.frame[rows]
     first = np.searchsorted(frame, np.arange(len(table.seconds)))
     rows = rows[np.arange(len(rows)) - first[frame] < settings.max_det]
     if settings.min_area:
-        rows = rows[large_enough(boxes.xyxy[rows], settings.min_area, table.pixels[table.frame[rows]])]
+        rows = rows[large_enough(found.xyxy[rows], settings.min_area, table.pixels[table.frame[rows]])]
     return rows
 
 
@@ -73,17 +85,13 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     tracker = tracker_of(settings)
     if tracker is None:
         return ids
-    boxes = table.boxes
-    seen = np.flatnonzero(boxes.confidence[rows] >= np.float32(tracker_options(settings).low))
+    seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(tracker_options(settings).low))
     chosen = rows[seen]
-    xyxy, confidence, class_id = boxes.xyxy[chosen], boxes.confidence[chosen], boxes.class_id[chosen]
+    boxes = table.found[chosen]
     ends = np.searchsorted(table.frame[chosen], np.arange(len(table.seconds) + 1)).tolist()
-    found = np.empty(len(chosen), np.int64)
-    for number, frame in enumerate(boxes.frames):
+    for number, frame in enumerate(table.frames):
         part = slice(ends[number], ends[number + 1])
-        detections = Detections(xyxy[part], confidence[part], class_id[part], boxes.names)
-        found[part] = tracker.update(detections, frame.seconds).tracker_id
-    ids[seen] = found
+        ids[seen[part]] = tracker.update(boxes[part], frame.seconds).tracker_id
     return ids
 
 
@@ -120,7 +128,7 @@ class Tracks:
         high = np.searchsorted(ended[order], begun)
         new, place = spans(low, high)
         old, new_rows = ends[order[place]], starts[new]
-        xyxy, class_id = self.table.boxes.xyxy.astype(np.float64), self.table.boxes.class_id
+        xyxy, class_id = self.table.found.xyxy.astype(np.float64), self.table.found.class_id
         a, b = xyxy[old], xyxy[new_rows]
         apart = np.hypot(*((a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2).T)
         reach = np.maximum(*(np.hypot(*(box[:, 2:] - box[:, :2]).T) for box in (a, b)))
@@ -132,7 +140,7 @@ class Tracks:
 
 def tracks(table: Table, rows: Ints, ids: Ints, conf: float) -> Tracks:
     """The tracks of `track`, as far as their boxes exceed `conf`."""
-    shown = (table.boxes.confidence[rows] > np.float32(conf)) & (ids != NO_TRACK)
+    shown = (table.found.confidence[rows] > np.float32(conf)) & (ids != NO_TRACK)
     rows, ids = rows[shown], ids[shown]
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
@@ -146,7 +154,7 @@ def unmatched(one: Tracks, other: Tracks) -> Ints:
     first = np.searchsorted(other.table.frame[theirs], frames)
     of = one.table.frame[one.rows]
     mine, place = spans(first[of], first[of + 1])
-    a, b = one.table.boxes.xyxy[one.rows[mine]].astype(np.float64), other.table.boxes.xyxy[theirs[place]]
+    a, b = one.table.found.xyxy[one.rows[mine]].astype(np.float64), other.table.found.xyxy[theirs[place]]
     shared = (np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])).clip(0).prod(axis=1)
     areas = (a[:, 2:] - a[:, :2]).prod(axis=1) + (b[:, 2:] - b[:, :2]).prod(axis=1)
     met = np.zeros(len(one.rows))

@@ -93,13 +93,13 @@ def _group(
     seconds = perf_counter() - started
     known: dict[float, Numbers] = {}
     for conf in {choice.settings.conf for choice in members}:
-        boxes = [table.boxes.confidence[chosen] > np.float32(conf) for table, chosen in zip(tables, rows, strict=True)]
-        known[conf] = {"boxes": sum(map(np.count_nonzero, boxes))}
+        boxes = [table.found.confidence[chosen] > np.float32(conf) for table, chosen in zip(tables, rows, strict=True)]
+        known[conf] = {"boxes": sum(int(one.sum()) for one in boxes)}
         if settings.track:
             found = [tracks(*one, conf) for one in zip(tables, rows, ids, strict=True)]
             known[conf] |= {
                 "tracks": sum(len(one.starts) for one in found),
-                "false_starts": sum(np.count_nonzero(one.false_starts(short)) for one in found),
+                "false_starts": sum(int(one.false_starts(short).sum()) for one in found),
                 "fragments": sum(one.fragmentations() for one in found),
             }
     return [known[choice.settings.conf] for choice in members], seconds if settings.track else None

@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "preprocess": {"errors", "frame", "kernels"},
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
-    "postprocess": {"errors", "frame", "kernels", "prediction", "preprocess"},
+    "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {

@@ -152,6 +152,8 @@ class Frame:
     """None: the planes are valid as long as this Frame. Otherwise the last stage that reads them releases the lease."""
     view: View | None = None
     """What the model sees of it; None: all."""
+    connection: int = 0
+    """Live sources: how many connections were lost before the one that brought it."""
 
     def replace_unchecked(self, **facts: Any) -> Frame:
         """A copy with other attributes, not validated; new planes must have the same shapes and dtypes.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from framefuse.common.polygons import in_pixels
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import CapabilityError, FramefuseError, UsageError
@@ -106,8 +107,7 @@ def parse_roi(text: str) -> list[tuple[float, ...]]:
 
 def _region(numbers: tuple[float, ...], size: tuple[int, int]) -> View:
     """The view of a region of `parse_roi` in a frame of that size."""
-    if max(numbers) <= 1:
-        numbers = tuple(number * size[index % 2] for index, number in enumerate(numbers))
+    numbers = in_pixels(numbers, size)
     if len(numbers) == 4:
         x, y, width, height = map(round, numbers)
         return View((x, y, max(1, width), max(1, height)))

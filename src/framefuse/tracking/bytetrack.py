@@ -29,6 +29,8 @@ MOST = 2000
 """Boxes of a frame that are tracked, the strongest ones; more get NO_TRACK."""
 LARGEST = 1e6
 """Pixels; a box with a longer side is none."""
+UNCERTAIN = 1.0
+"""Standard deviations of a predicted place by which boxes are extended before they are compared."""
 WEAK_MATCH, YOUNG_MATCH = 0.5, 0.3
 """IoU that steps 2 and 3 ask for at least."""
 ID, CLASS, SEEN, HITS, CONFIDENCE = range(motion.ROWS, motion.ROWS + 5)
@@ -161,7 +163,8 @@ class ByteTrack:
 
     def _pairs(self, last: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
         """Tracks and boxes that overlap and may belong together; `last`: corners of the tracks."""
-        pairs = overlapping(last, corners, self._options.match)
+        margins = UNCERTAIN * np.sqrt(tracks[motion.VARIANCE])
+        pairs = overlapping(last, corners, self._options.match, margins)
         if self._options.agnostic:
             return pairs
         return pairs.where(tracks[CLASS][pairs.rows] == boxes[4][pairs.columns])

@@ -27,20 +27,30 @@ class Pairs(NamedTuple):
         return Pairs(self.rows[chosen], self.columns[chosen], self.worth[chosen])
 
 
-def overlapping(tracks: Array, boxes: Array, minimum: float) -> Pairs:
-    """Pairs with IoU >= minimum, ordered by row and column, from corners (4, m) and (4, n)."""
+def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> Pairs:
+    """Pairs with IoU >= minimum, ordered by row and column, from corners (4, m) and (4, n).
+
+    Args:
+        margins: (m,) pixels by which both boxes of a pair are extended on every side: a track whose place is uncertain has
+            a wide one (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
+    """
     step = max(1, CELLS // max(1, boxes.shape[1]))
-    parts = [_overlapping(tracks[:, at : at + step], boxes, minimum, at) for at in range(0, max(1, tracks.shape[1]), step)]
+    parts = []
+    for at in range(0, max(1, tracks.shape[1]), step):
+        part = slice(at, at + step)
+        parts.append(_overlapping(tracks[:, part], boxes, minimum, margins[part], at))
     return parts[0] if len(parts) == 1 else Pairs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _overlapping(tracks: Array, boxes: Array, minimum: float, first: int) -> Pairs:
+def _overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array, first: int) -> Pairs:
+    twice = 2 * margins[:, None]
     sides = np.minimum(tracks[2:, :, None], boxes[2:, None]) - np.maximum(tracks[:2, :, None], boxes[:2, None])
+    sides += twice
     np.maximum(sides, 0, out=sides)
     common = sides[0] * sides[1]
-    area = (tracks[2] - tracks[0]) * (tracks[3] - tracks[1])
-    other = (boxes[2] - boxes[0]) * (boxes[3] - boxes[1])
-    iou = common / (area[:, None] + other - common)
+    width, height = tracks[2:] - tracks[:2] + 2 * margins
+    others = boxes[2:] - boxes[:2]
+    iou = common / ((width * height)[:, None] + (others[0] + twice) * (others[1] + twice) - common)
     rows, columns = np.nonzero(iou >= minimum)
     return Pairs(rows + first, columns, iou[rows, columns])
 

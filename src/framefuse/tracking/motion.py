@@ -1,13 +1,13 @@
 """Motion: one Kalman filter with constant velocity for all tracks at once, in arrays.
 
-The four coordinates of a box (centre x, centre y, width, height) move independently of each other, so that a track is four
-filters with a position and a velocity each: two means and the three entries of a symmetric 2x2 covariance. `states` holds
-them as rows, (20, tracks) float64: four positions, four velocities, then four each of the variance of the position, its
-covariance with the velocity, and the variance of the velocity.
+The four coordinates of a box (centre x, centre y, width, height) move independently of each other, each as a filter with a
+position and a velocity. Noise grows with the size of the object alike in all four, so that they share one covariance.
+`states` holds as rows, (11, tracks) float64: four positions, four velocities, the variance of a position, its covariance
+with its velocity, and the variance of a velocity.
 
-Noise grows with the size of the object, by the constants of ByteTrack and DeepSORT (standard deviations of 1/20 of the
-size and 1/160 of it a step). A step there is a frame; here it is 1/30 s, and `predict` takes any number of steps, n, with
-the result of n single ones, in closed form, so that a fractional n has a meaning too.
+The constants are those of ByteTrack and DeepSORT: standard deviations of 1/20 of the size, and of 1/160 of it a step. A step
+there is a frame; here it is 1/30 s, and `predict` takes any number n of steps, with the result of n single ones in closed
+form, so that a fractional n has a meaning too. The size is the square root of the area.
 """
 
 from __future__ import annotations
@@ -21,57 +21,46 @@ Array = NDArray[Any]
 
 STEPS = 30.0
 """Steps in a second."""
-ROWS = 20
-POSITION, VELOCITY, SIZE = slice(0, 4), slice(4, 8), slice(2, 4)
-SIZE_VELOCITY = slice(6, 8)
-WEIGHT_POSITION, WEIGHT_VELOCITY = 1 / 20, 1 / 160
+ROWS = 11
+POSITION, VELOCITY, SIZE, SIZE_VELOCITY = slice(0, 4), slice(4, 8), slice(2, 4), slice(6, 8)
+VARIANCE = 8
+OF_POSITION, OF_VELOCITY = 1 / 20**2, 1 / 160**2
 
 
 def begin(boxes: Array) -> Array:
-    """States (20, n) of new tracks that stand still, from boxes (4, n): centre, width, height."""
-    states = np.zeros((5, *boxes.shape))
-    states[0] = boxes
+    """States of new tracks that stand still, from boxes (4, n): centre, width, height."""
+    states = np.zeros((ROWS, boxes.shape[1]))
     squared = _squared(boxes)
-    states[2] = (2 * WEIGHT_POSITION) ** 2 * squared
-    states[4] = (10 * WEIGHT_VELOCITY) ** 2 * squared
-    return states.reshape(ROWS, -1)
+    states[POSITION], states[VARIANCE], states[VARIANCE + 2] = boxes, 4 * OF_POSITION * squared, 100 * OF_VELOCITY * squared
+    return states
 
 
 def predict(states: Array, steps: float) -> Array:
     """The states after a time of `steps`: x += n v, and P = F P F' + Q of n single steps."""
-    n = steps
-    move = np.array(
-        [[1, n, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 2 * n, n * n], [0, 0, 0, 1, n], [0, 0, 0, 0, 1]], np.float64
-    )
-    of_position, of_velocity = WEIGHT_POSITION**2, WEIGHT_VELOCITY**2
-    noise = np.array(
-        [
-            n * of_position + max(0.0, n * (n - 1) * (2 * n - 1) / 6) * of_velocity,
-            max(0.0, n * (n - 1) / 2) * of_velocity,
-            n * of_velocity,
-        ]
-    )
-    count = states.shape[1]
-    moved = (move @ states.reshape(5, -1)).reshape(5, 4, count)
-    moved[2:] += noise[:, None, None] * _squared(states[POSITION])
-    result: Array = moved.reshape(ROWS, count)
-    return result
+    n, squared = steps, _squared(states)
+    moved = states.copy()
+    variance, covariance, of_velocity = states[VARIANCE:]
+    moved[POSITION] += n * states[VELOCITY]
+    twice, thrice = max(0.0, n * (n - 1) / 2), max(0.0, n * (n - 1) * (2 * n - 1) / 6)
+    moved[VARIANCE] += 2 * n * covariance + n * n * of_velocity + (n * OF_POSITION + thrice * OF_VELOCITY) * squared
+    moved[VARIANCE + 1] += n * of_velocity + twice * OF_VELOCITY * squared
+    moved[VARIANCE + 2] += n * OF_VELOCITY * squared
+    return moved
 
 
 def correct(states: Array, boxes: Array) -> Array:
     """The states after an observation of each, (4, n)."""
-    mean, velocity, variance, covariance, of_velocity = states.reshape(5, *boxes.shape)
-    gain = 1 / (variance + WEIGHT_POSITION**2 * _squared(boxes))
-    by_position, by_velocity = variance * gain, covariance * gain
-    missed, rest = boxes - mean, 1 - by_position
-    parts = (
-        mean + by_position * missed,
-        velocity + by_velocity * missed,
-        variance * rest,
-        covariance * rest,
-        of_velocity - by_velocity * covariance,
+    variance, covariance, of_velocity = states[VARIANCE:]
+    by_position = variance / (total := variance + OF_POSITION * _squared(boxes))
+    by_velocity, rest = covariance / total, 1 - by_position
+    missed = boxes - states[POSITION]
+    return np.concatenate(
+        (
+            states[POSITION] + by_position * missed,
+            states[VELOCITY] + by_velocity * missed,
+            [variance * rest, covariance * rest, of_velocity - by_velocity * covariance],
+        )
     )
-    return np.concatenate(parts)
 
 
 def corners(boxes: Array) -> Array:

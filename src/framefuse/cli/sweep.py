@@ -99,7 +99,7 @@ def sweep(
         ious, recordings, notes = sorted({choice.settings.iou for choice in every}), [], []
         for source in sources:
             with counter(on_one_line(source), 0, quiet) as count:
-                recordings.append(record(source, card, base, ious, on_frame=lambda done, _, count=count: count(done)))
+                recordings.append(record(source, card, base, ious, on_frame=count))
             one = recordings[-1]
             how = f"inferred in {one.seconds:.1f} s" if one.inferred else "from the cache, nothing inferred"
             notes.append(f"{source}: {counted(one.frames, 'frame')}, {how}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from framefuse.config import Settings
 from framefuse.prediction import Detections, FrameInfo, large_enough
 from framefuse.sinks.parquet import read_boxes
-from framefuse.tracking import NO_TRACK, Tracker, TrackerOptions, open_tracker
+from framefuse.tracking import NO_TRACK, TrackerOptions, open_tracker
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
-UNTIMED = 30
-"""Frames a second where a source states no times."""
 AGAIN_SECONDS = 2.0
 """A track that begins within this time after another has ended close by, see `Tracked.fragmentations`."""
 SAME = 0.5
@@ -41,25 +39,18 @@ class Table(NamedTuple):
     """(f,) of each frame."""
 
 
-def tracker_options(settings: Settings) -> TrackerOptions:
-    return TrackerOptions(buffer=getattr(settings, "track_buffer", 1.0))
-
-
-def tracker_of(settings: Settings) -> Tracker | None:
-    name = getattr(settings, "track", None)
-    return open_tracker(name, tracker_options(settings)) if name else None
-
-
 @lru_cache(maxsize=16)
-def load(path: Path) -> Table:
-    """Read a file of `Recording.boxes`."""
+def load(path: Path, rate: float) -> Table:
+    """Read a file of `Recording.boxes`.
+
+    Args:
+        rate: frames a second, for frames without a time.
+    """
     boxes = read_boxes(path)
     frames = boxes.frames
-    times = [frame.seconds for frame in frames]
-    untimed = any(seconds is None for seconds in times)
-    seconds = np.arange(len(frames)) / UNTIMED if untimed else np.array(times, np.float64)
+    times = [frame.index / rate if (seconds := frame.seconds) is None else seconds for frame in frames]
     pixels = np.array([frame.width * frame.height for frame in frames], np.int64)
-    return Table(frames, boxes.detections, np.repeat(np.arange(len(frames)), np.diff(boxes.starts)), seconds, pixels)
+    return Table(frames, boxes.detections, np.repeat(np.arange(len(frames)), np.diff(boxes.starts)), np.array(times, np.float64), pixels)
 
 
 def kept(table: Table, settings: Settings) -> Ints:
@@ -82,21 +73,21 @@ def kept(table: Table, settings: Settings) -> Ints:
 def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     """The `tracker_id` of each row; NO_TRACK without a tracker."""
     ids = np.full(len(rows), NO_TRACK, np.int64)
-    tracker = tracker_of(settings)
-    if tracker is None:
+    if settings.track is None:
         return ids
-    seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(tracker_options(settings).low))
+    names = (field.name for field in fields(TrackerOptions))
+    tracker = open_tracker(settings.track, TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names}))
+    seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(settings.track_low))
     chosen = rows[seen]
     boxes = table.found[chosen]
     ends = np.searchsorted(table.frame[chosen], np.arange(len(table.seconds) + 1)).tolist()
-    for number, frame in enumerate(table.frames):
-        part = slice(ends[number], ends[number + 1])
-        ids[seen[part]] = tracker.update(boxes[part], frame.seconds).tracker_id
+    for seconds, start, end in zip(table.seconds.tolist(), ends, ends[1:], strict=False):
+        ids[seen[start:end]] = tracker.update(boxes[start:end], seconds).tracker_id
     return ids
 
 
 @dataclass(frozen=True)
-class Tracks:
+class ShownTracks:
     """What is shown of each track at one `conf`, as arrays of equal length in the order of the ids."""
 
     table: Table
@@ -138,16 +129,16 @@ class Tracks:
         return self.table.seconds[self.table.frame[self.rows[places]]]
 
 
-def tracks(table: Table, rows: Ints, ids: Ints, conf: float) -> Tracks:
+def shown_tracks(table: Table, rows: Ints, ids: Ints, conf: float) -> ShownTracks:
     """The tracks of `track`, as far as their boxes exceed `conf`."""
     shown = (table.found.confidence[rows] > np.float32(conf)) & (ids != NO_TRACK)
     rows, ids = rows[shown], ids[shown]
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
-    return Tracks(table, rows[order], np.flatnonzero(np.diff(ids, prepend=NO_TRACK)))
+    return ShownTracks(table, rows[order], np.flatnonzero(np.diff(ids, prepend=NO_TRACK)))
 
 
-def unmatched(one: Tracks, other: Tracks) -> Ints:
+def unmatched(one: ShownTracks, other: ShownTracks) -> Ints:
     """Which tracks of one setting another one has not: fewer than half of their boxes lie on a tracked box of it."""
     frames = np.arange(len(one.table.seconds) + 1)
     theirs = np.sort(other.rows)

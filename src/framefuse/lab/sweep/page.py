@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from framefuse.common.text import counted
-from framefuse.lab.sweep.boxes import Tracks, unmatched
+from framefuse.lab.sweep.boxes import ShownTracks, unmatched
 from framefuse.lab.sweep.grid import Choice
 from framefuse.lab.sweep.record import Recording
 from framefuse.lab.sweep.replay import tracks_of
@@ -42,7 +42,7 @@ class Thumbnail:
     """Place of the frame in the recording."""
     row: int
     """Of the table."""
-    of: Tracks
+    of: ShownTracks
     text: str
     image: bytes = b""
     """JPEG; empty: the frame could not be read again."""
@@ -80,7 +80,7 @@ def compare(recordings: Sequence[Recording], a: Choice, b: Choice) -> Difference
     return Difference(a, b, counts[0], counts[1], (shown[0], shown[1]))
 
 
-def _thumbnail(source: str, tracks: Tracks, k: int) -> Thumbnail:
+def _thumbnail(source: str, tracks: ShownTracks, k: int) -> Thumbnail:
     rows = tracks.rows[tracks.starts[k] : tracks.ends[k] + 1]
     table, boxes = tracks.table, tracks.table.found
     row = int(rows[boxes.confidence[rows].argmax()])

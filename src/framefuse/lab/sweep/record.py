@@ -30,6 +30,7 @@ from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.runtime.job import ELSEWHERE
 from framefuse.runtime.plan import plan_run
+from framefuse.runtime.tracking import RATE
 from framefuse.sinks import SinkContext
 from framefuse.sinks.parquet import ParquetSink
 from framefuse.sources.paths import is_image_path
@@ -55,6 +56,8 @@ class Recording:
     frames: int
     seconds: float
     """That inference took, now or earlier."""
+    rate: float
+    """Frames a second, if frames have no times."""
     inferred: bool
     """Whether this call ran the model."""
 
@@ -70,7 +73,7 @@ def record(
     ious: Sequence[float],
     *,
     cache: Path | None = None,
-    on_frame: Callable[[int, int], None] = lambda done, frames: None,
+    on_frame: Callable[[int], None] = lambda done: None,
 ) -> Recording:
     """The recording of a video or of a synthetic:// address, from the cache or made now.
 
@@ -78,7 +81,7 @@ def record(
         settings: model and source options, which decide with the model and the file whether a recording may be used.
         ious: values of `iou` that it must have.
         cache: default: `user_cache() / "sweep"`.
-        on_frame: called with the numbers of frames done and in all (0: unknown) while the model runs.
+        on_frame: called with the number of frames done while the model runs.
 
     Raises:
         SourceError: the source cannot be read, or ends with an error. UsageError: it is neither file nor synthetic.
@@ -94,21 +97,21 @@ def record(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
-            known, frames, seconds = _read(folder)
+            known, frames, seconds, rate = _read(folder)
             if missing := sorted(set(ious) - known):
                 on_gpu = plan_run(card, settings, source, None).settings.on_gpu
                 passes = [[iou] for iou in missing] if on_gpu else [sorted({*missing, *COMMON} - known)]
                 started = perf_counter()
                 for wanted in passes:
-                    frames = _infer(source, card, settings, wanted, folder, on_gpu, on_frame)
+                    frames, rate = _infer(source, card, settings, wanted, folder, on_gpu, on_frame)
                     known |= set(wanted)
                 seconds += perf_counter() - started
-                about = {"ious": sorted(known), "frames": frames, "seconds": round(seconds, 3), "source": source}
+                about = {"ious": sorted(known), "frames": frames, "seconds": seconds, "rate": rate}
                 write_atomically(folder / ABOUT, json.dumps(about).encode())
     except OSError as error:
         reason = f"cannot write the recording {folder}: {error.strerror or error}"
         raise SinkError(reason, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
-    return Recording(source, folder, frames, seconds, bool(missing))
+    return Recording(source, folder, frames, seconds, rate, bool(missing))
 
 
 def _identity(source: str) -> list[Any]:
@@ -124,14 +127,14 @@ def _identity(source: str) -> list[Any]:
     return [os.path.realpath(source), facts.st_size, facts.st_mtime_ns]
 
 
-def _read(folder: Path) -> tuple[set[float], int, float]:
-    """The values of `iou` whose boxes are there, the number of frames, and the seconds that they took."""
+def _read(folder: Path) -> tuple[set[float], int, float, float]:
+    """The values of `iou` whose boxes are there, the number of frames, the seconds that they took, and their rate."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        frames, seconds = int(about["frames"]), float(about["seconds"])
-        return {iou for iou in about["ious"] if not frames or _file(folder, iou).exists()}, frames, seconds
+        frames, seconds, rate = int(about["frames"]), float(about["seconds"]), float(about["rate"])
+        return {iou for iou in about["ious"] if not frames or _file(folder, iou).exists()}, frames, seconds, rate
     except DAMAGED:
-        return set(), 0, 0.0
+        return set(), 0, 0.0, RATE
 
 
 def _file(folder: Path, iou: float) -> Path:
@@ -145,9 +148,9 @@ def _infer(
     ious: Sequence[float],
     folder: Path,
     on_gpu: bool,
-    on_frame: Callable[[int, int], None],
-) -> int:
-    """Write the boxes for some values of `iou`, one on a GPU, in one pass; returns the number of frames."""
+    on_frame: Callable[[int], None],
+) -> tuple[int, float]:
+    """Write the boxes for some values of `iou`, one on a GPU, in one pass; the number and the rate of the frames."""
     sinks = {iou: ParquetSink() for iou in ious}
 
     def observe(frames: Sequence[FrameInfo], at: Callable[[float], Sequence[Detections]]) -> None:
@@ -168,8 +171,8 @@ def _infer(
         for done, result in enumerate(pipeline, 1):
             if on_gpu:
                 sinks[ious[0]].write(result, None)
-            on_frame(done, info.frames or 0)
+            on_frame(done)
         opened.close()
         for iou in ious if done else ():
             os.replace(_file(Path(scratch), iou), _file(folder, iou))
-    return done
+    return done, float(info.fps or RATE)

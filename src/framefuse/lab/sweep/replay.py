@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from framefuse.common.machine import available_cores
-from framefuse.lab.sweep.boxes import Table, Tracks, kept, load, track, tracks
+from framefuse.lab.sweep.boxes import ShownTracks, kept, load, shown_tracks, track
 from framefuse.lab.sweep.grid import Choice
 from framefuse.lab.sweep.record import Recording
 
@@ -86,7 +86,7 @@ def _group(
 ) -> tuple[list[Numbers], float | None]:
     """The numbers of choices that share their tracks, and the seconds that tracking took; None: there is no tracker."""
     settings = members[0].settings
-    tables = [load(path) for recording in recordings if (path := recording.boxes(settings.iou))]
+    tables = [load(path, recording.rate) for recording in recordings if (path := recording.boxes(settings.iou))]
     rows = [kept(table, settings) for table in tables]
     started = perf_counter()
     ids = [track(table, chosen, settings) for table, chosen in zip(tables, rows, strict=True)]
@@ -96,7 +96,7 @@ def _group(
         boxes = [table.found.confidence[chosen] > np.float32(conf) for table, chosen in zip(tables, rows, strict=True)]
         known[conf] = {"boxes": sum(int(one.sum()) for one in boxes)}
         if settings.track:
-            found = [tracks(*one, conf) for one in zip(tables, rows, ids, strict=True)]
+            found = [shown_tracks(*one, conf) for one in zip(tables, rows, ids, strict=True)]
             known[conf] |= {
                 "tracks": sum(len(one.starts) for one in found),
                 "false_starts": sum(int(one.false_starts(short).sum()) for one in found),
@@ -105,12 +105,12 @@ def _group(
     return [known[choice.settings.conf] for choice in members], seconds if settings.track else None
 
 
-def tracks_of(recordings: Sequence[Recording], choice: Choice) -> list[Tracks]:
+def tracks_of(recordings: Sequence[Recording], choice: Choice) -> list[ShownTracks]:
     """The tracks of one choice in every source that has frames."""
     found = []
     for recording in recordings:
         if path := recording.boxes(choice.settings.iou):
-            table: Table = load(path)
+            table = load(path, recording.rate)
             rows = kept(table, choice.settings)
-            found.append(tracks(table, rows, track(table, rows, choice.settings), choice.settings.conf))
+            found.append(shown_tracks(table, rows, track(table, rows, choice.settings), choice.settings.conf))
     return found

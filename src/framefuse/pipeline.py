@@ -42,7 +42,8 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, sized, warm_up, write
+from framefuse.runtime.stages import decode, infer, sized, track, warm_up, write
+from framefuse.runtime.tracking import tracks_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
@@ -149,6 +150,7 @@ class Pipeline:
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
+            self._tracks = tracks_for(plan.settings, self._info_of)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
             self._program = plan.make_program(
                 self.engine,
@@ -263,6 +265,7 @@ class Pipeline:
             ),
             choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
+            tracks=self._tracks.count if self._tracks else None,
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
@@ -306,9 +309,9 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
-        found = infer(frames, self._program, self._batcher, self._viewer)
-        self._last = results = Threaded(
-            [gpus.on(self._gpu, sized(found, self.settings.min_area), "run a batch")],
+        results = sized(infer(frames, self._program, self._batcher, self._viewer), self.settings.min_area)
+        self._last = found = Threaded(
+            [gpus.on(self._gpu, track(results, self._tracks), "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
@@ -318,7 +321,7 @@ class Pipeline:
             on_step=lambda busy, blocked, cpu: last_clock.add(0, items=0, wait_out=blocked),
             on_wait=lambda waited: write_clock.add(0, items=0, wait_in=waited) if write_clock else None,
         )
-        return results
+        return found
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
         results = watched(found, self._program, self.settings.request_timeout)

@@ -50,7 +50,13 @@ def load(path: Path, rate: float) -> Table:
     frames = boxes.frames
     times = [frame.index / rate if (seconds := frame.seconds) is None else seconds for frame in frames]
     pixels = np.array([frame.width * frame.height for frame in frames], np.int64)
-    return Table(frames, boxes.detections, np.repeat(np.arange(len(frames)), np.diff(boxes.starts)), np.array(times, np.float64), pixels)
+    return Table(
+        frames,
+        boxes.detections,
+        np.repeat(np.arange(len(frames)), np.diff(boxes.starts)),
+        np.array(times, np.float64),
+        pixels,
+    )
 
 
 def kept(table: Table, settings: Settings) -> Ints:
@@ -76,7 +82,9 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     if settings.track is None:
         return ids
     names = (field.name for field in fields(TrackerOptions))
-    tracker = open_tracker(settings.track, TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names}))
+    tracker = open_tracker(
+        settings.track, TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names})
+    )
     seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(settings.track_low))
     chosen = rows[seen]
     boxes = table.found[chosen]

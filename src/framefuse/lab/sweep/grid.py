@@ -113,9 +113,7 @@ def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> li
         raise UsageError(f"{card.path.name} finds no boxes", remedy="sweep with a detector")
     for field in ("tiles", "roi", "stereo"):
         if getattr(base, field) is not None:
-            remedy = (
-                "leave it out: boxes of several views are joined by confidence, so each conf needs its own run"
-            )
+            remedy = "leave it out: boxes of several views are joined by confidence, so each conf needs its own run"
             raise UsageError(f"{field} was asked for, and a sweep looks at whole frames", remedy=remedy)
     if len(grid.get("iou", ())) > 1 and not card.layout.startswith("yolov"):
         raise UsageError(f"{card.path.name} needs no NMS, so iou changes nothing", remedy="leave iou out of the grid")

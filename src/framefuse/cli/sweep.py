@@ -18,7 +18,7 @@ from framefuse.cli.console import counter, print_table, stderr, write_out
 from framefuse.cli.options import ConfigFile, Quiet, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import counted, on_one_line
-from framefuse.config import load_settings
+from framefuse.config import Settings, load_settings
 from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from framefuse.lab.sweep.replay import Numbers, Replayed
 
 DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/sweep", "name": "sweep"}
-GRID: Final = ("conf", "iou", "max_det", "classes", "min_area")
+TRACK: Final = tuple(field for field in Settings.model_fields if field.startswith("track"))
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
-    *GRID,
+    *("conf", "iou", "max_det", "classes", "min_area", *TRACK),
     *("agnostic_nms", "vid_stride", "start", "end", "decode_threads", "max_pixels", "project", "name", "exist_ok"),
 )
 FILES: Final = "sweep.csv", "sweep.html", "chosen.yaml"

@@ -48,15 +48,10 @@ def load(path: Path, rate: float) -> Table:
     """
     boxes = read_boxes(path)
     frames = boxes.frames
+    of = np.repeat(np.arange(len(frames)), np.diff(boxes.starts))
     times = [frame.index / rate if (seconds := frame.seconds) is None else seconds for frame in frames]
     pixels = np.array([frame.width * frame.height for frame in frames], np.int64)
-    return Table(
-        frames,
-        boxes.detections,
-        np.repeat(np.arange(len(frames)), np.diff(boxes.starts)),
-        np.array(times, np.float64),
-        pixels,
-    )
+    return Table(frames, boxes.detections, of, np.array(times, np.float64), pixels)
 
 
 def kept(table: Table, settings: Settings) -> Ints:
@@ -81,16 +76,14 @@ def track(table: Table, rows: Ints, settings: Settings) -> Ints:
     ids = np.full(len(rows), NO_TRACK, np.int64)
     if settings.track is None:
         return ids
-    names = (field.name for field in fields(TrackerOptions))
-    tracker = open_tracker(
-        settings.track, TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names})
-    )
+    options = {field.name: getattr(settings, f"track_{field.name}") for field in fields(TrackerOptions)}
+    tracker = open_tracker(settings.track, TrackerOptions(**options))
     seen = np.flatnonzero(table.found.confidence[rows] >= np.float32(settings.track_low))
     chosen = rows[seen]
     boxes = table.found[chosen]
     ends = np.searchsorted(table.frame[chosen], np.arange(len(table.seconds) + 1)).tolist()
     for seconds, start, end in zip(table.seconds.tolist(), ends, ends[1:], strict=False):
-        ids[seen[start:end]] = tracker.update(boxes[start:end], seconds).tracker_id
+        ids[seen[start:end]] = np.asarray(tracker.update(boxes[start:end], seconds).tracker_id)
     return ids
 
 

@@ -1,0 +1,289 @@
+"""framefuse sweep: what is recorded once and replayed equals what the pipeline finds with each setting."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from framefuse import Pipeline, Settings
+from framefuse.cli.app import main
+from framefuse.cli.synth import write_clip
+from framefuse.config import settings_from
+from framefuse.errors import ConfigError, FramefuseError, SinkError, SourceError, UsageError
+from framefuse.lab.sweep import boxes, page
+from framefuse.lab.sweep.grid import FLOOR, choices, read_grid
+from framefuse.lab.sweep.record import COMMON, Recording, record
+from framefuse.lab.sweep.replay import replay
+from framefuse.models import find_model
+from framefuse.models.card import read_card
+from framefuse.prediction import Detections, FrameInfo, Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks.parquet import ParquetSink
+from framefuse.sources import SourceInfo
+from framefuse.world import World
+
+pytest.importorskip("pyarrow")
+
+CARD = read_card(find_model("scout-n"))
+BASE = Settings(imgsz=[320], device="cpu")
+SIZE = (480, 288)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = World("street", frames=40, size=SIZE, seed=5, complexity=0.8)
+    return write_clip(world, tmp_path_factory.mktemp("sweep"))[0]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def recording(clip: Path, cache: Path) -> Recording:
+    return record(str(clip), CARD, BASE, [0.3, 0.7], cache=cache)
+
+
+def rows_of(results: Iterator[Result] | Pipeline) -> list[Any]:
+    found = []
+    for result in results:
+        one = result.detections
+        ids = [None] * len(one) if one.tracker_id is None else one.tracker_id.tolist()
+        found += zip(
+            [result.frame.index] * len(one), map(tuple, one.xyxy.tolist()), one.confidence.tolist(),
+            one.class_id.tolist(), ids, strict=True,
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"conf": 0.2, "iou": 0.3},
+        {"conf": 0.01, "iou": 0.5},
+        {"conf": 0.05, "iou": 0.8, "classes": ["car", "person"], "max_det": 3},
+        {"conf": 0.1, "iou": 0.7, "min_area": 0.01},
+        {"conf": 0.3, "iou": 0.6, "min_area": 900.0, "track": "bytetrack"},
+        {"conf": 0.05, "iou": 0.7, "track": "ocsort", "track_buffer": 0.2, "track_low": 0.15},
+        {"conf": 0.55, "iou": 0.4, "track": "bytetrack", "track_new": 0.4, "track_confirm": 1, "classes": ["car"]},
+        {"conf": 0.25, "iou": 0.7, "track": "ocsort", "max_det": 4, "track_agnostic": True},
+    ],
+)
+def test_replay_equals_the_pipeline(values: dict[str, Any], recording: Recording, clip: Path) -> None:
+    (choice,) = choices({field: [value] for field, value in values.items()}, BASE, CARD)
+    path = recording.boxes(choice.settings.iou)
+    assert path is not None
+    table = boxes.load(path, recording.rate)
+    rows = boxes.kept(table, choice.settings)
+    ids = boxes.track(table, rows, choice.settings)
+    shown = table.found.confidence[rows] > np.float32(choice.settings.conf)
+    rows, ids = rows[shown], ids[shown]
+    one = table.found[rows]
+    frames = [table.frames[k].index for k in table.frame[rows]]
+    tracked = ids.tolist() if choice.settings.track else [None] * len(ids)
+    ours = list(
+        zip(frames, map(tuple, one.xyxy.tolist()), one.confidence.tolist(), one.class_id.tolist(), tracked, strict=True)
+    )
+    with Pipeline(clip, "scout-n", settings=settings_from(values, base=BASE)) as pipeline:
+        theirs = rows_of(pipeline)
+    assert ours and ours == theirs
+
+    counted = replay([recording], [choice]).numbers[0]
+    assert counted["boxes"] == len(theirs)
+    if choice.settings.track:
+        assert counted["tracks"] == len({row[4] for row in theirs} - {-1})
+
+
+def test_a_recording_is_made_once(clip: Path, cache: Path, recording: Recording, tmp_path: Path) -> None:
+    assert recording.inferred and recording.frames == 40
+    again = record(str(clip), CARD, settings_from({"conf": 0.9, "track": "ocsort"}, base=BASE), COMMON, cache=cache)
+    assert not again.inferred and again.folder == recording.folder and again.seconds == recording.seconds
+    more = record(str(clip), CARD, BASE, [0.55], cache=cache)
+    assert more.inferred and more.folder == recording.folder and more.boxes(0.3)
+    copy = tmp_path / clip.name
+    shutil.copy(clip, copy)
+    own = tmp_path / "cache"
+    first = record(str(copy), CARD, BASE, [0.7], cache=own)
+    os.utime(copy, ns=(1, 1))
+    touched = record(str(copy), CARD, BASE, [0.7], cache=own)
+    assert touched.inferred and touched.folder != first.folder
+    model = tmp_path / "other.onnx"
+    shutil.copy(find_model("scout-n-int8"), model)
+    shutil.copy(find_model("scout-n").with_suffix(".yaml"), model.with_suffix(".yaml"))
+    assert record(str(copy), read_card(model), BASE, [0.7], cache=own).folder != touched.folder
+    assert record(str(copy), CARD, settings_from({"vid_stride": 2}, base=BASE), [0.7], cache=own).frames == 20
+
+
+def test_a_damaged_description_is_made_again(clip: Path, tmp_path: Path) -> None:
+    first = record(str(clip), CARD, BASE, [0.7], cache=tmp_path)
+    (first.folder / "about.json").write_text("{")
+    assert record(str(clip), CARD, BASE, [0.7], cache=tmp_path).inferred
+    first_file = first.boxes(0.7)
+    assert first_file is not None
+    first_file.unlink()
+    assert record(str(clip), CARD, BASE, [0.7], cache=tmp_path).inferred
+
+
+def test_what_cannot_be_recorded(tmp_path: Path) -> None:
+    for source, error in (
+        ("rtsp://localhost/x", UsageError), ("0", UsageError), ("image.png", UsageError), ("gone.mp4", SourceError)
+    ):  # fmt: skip
+        with pytest.raises(error):
+            record(source, CARD, BASE, [0.7], cache=tmp_path / "cache")
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"")
+    with pytest.raises(SourceError):
+        record(str(broken), CARD, BASE, [0.7], cache=tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SinkError, match="cannot write the recording"):
+        record("synthetic://street?frames=1", CARD, BASE, [0.7], cache=tmp_path / "file")
+
+
+def written(tmp_path: Path, frames: int, rows: list[tuple[int, float, float]]) -> Recording:
+    """A recording of boxes (frame, left, confidence) of 20x20 pixels and class 0 in frames of 100x100 at 10 fps."""
+    sink = ParquetSink()
+    sink.open(SinkContext(tmp_path, SourceInfo("x", "file"), {0: "car"}, "iou-0.7"))
+    for number in range(frames):
+        mine = sorted((row for row in rows if row[0] == number), key=lambda row: -row[2])
+        found = Detections(
+            np.array([(left, 40, left + 20, 60) for _, left, _ in mine], np.float32).reshape(-1, 4),
+            np.array([confidence for *_, confidence in mine], np.float32),
+            np.zeros(len(mine), np.int64),
+            {0: "car"},
+        )
+        sink.write(Result(FrameInfo(number, number, Fraction(1, 10), 100, 100, "x"), found), None)
+    sink.close()
+    return Recording("x", tmp_path, frames, 1.0, 10.0, False)
+
+
+def test_false_starts_and_fragments(tmp_path: Path) -> None:
+    """A car for 2 s, gone for 1.5 s, back at the same place; a ghost of three frames; one that begins at the end."""
+    rows = [(n, 10.0, 0.9) for n in (*range(20), *range(35, 60))]
+    rows += [(n, 70.0, 0.9) for n in (24, 25, 26)] + [(n, 75.0, 0.8) for n in (58, 59)]
+    recording = written(tmp_path, 60, rows)
+    grid = {"conf": [0.5, 0.95], "track": ["bytetrack"], "track_confirm": [1], "track_buffer": [0.5, 2.0]}
+    every = choices(grid, BASE, CARD)
+    done = replay([recording], every)
+    assert [one["tracks"] for one in done.numbers] == [4, 3, 0, 0]
+    assert [one["false_starts"] for one in done.numbers] == [1, 1, 0, 0]
+    assert [one["fragments"] for one in done.numbers] == [1, 0, 0, 0]
+    assert [one.choices for one in done.trackings] == [2, 2]
+    old, new = (every[0], every[1])
+    assert page.compare([], old, new).gained == 0
+
+
+def test_no_boxes_and_no_frames(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    empty = Recording("y", tmp_path, 0, 0.0, 30.0, False)
+    every = choices({"conf": [0.2, 0.5], "track": ["ocsort"]}, BASE, CARD)
+    done = replay([written(tmp_path / "a", 5, []), empty], every)
+    assert done.numbers == [{"boxes": 0, "tracks": 0, "false_starts": 0, "fragments": 0}] * 2
+    difference = page.compare([written(tmp_path / "a", 5, []), empty], *every)
+    assert (difference.gained, difference.lost) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("conf", "0.2,high", "--conf is 'high'"),
+        ("conf", "0.2,", "--conf is ''"),
+        ("conf", "0.001", f"conf 0.001 is below {FLOOR}"),
+        ("iou", "1.5", "--iou is '1.5'"),
+        ("track", "bytetrak", "--track is 'bytetrak'"),
+        ("min_area", "-1", "--min-area is '-1'"),
+    ],
+)
+def test_bad_values(field: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_grid(None, {field: text})
+    assert message in caught.value.message and caught.value.remedy
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump({"max_det": 3, field: text.split(",")}))
+    with pytest.raises(ConfigError) as found:
+        read_grid(path, {})
+    assert "grid.yaml, line" in found.value.message or "below" in found.value.message
+
+
+def test_grids(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text("conf: [0.2, 0.2, 0.4]\nclasses: [[car, person], car, all]\ntrack: [none, ocsort]\n")
+    grid = read_grid(path, {"conf": "0.3,0.5"})
+    assert grid == {"conf": [0.3, 0.5], "classes": [["car", "person"], ["car"], None], "track": [None, "ocsort"]}
+    every = choices(grid, BASE, CARD)
+    assert [choice.number for choice in every] == list(range(1, 13))
+    assert every[0].settings.classes == [
+        number for name in ("car", "person") for number, known in CARD.names.items() if known == name
+    ]
+    assert len({choice.key for choice in every}) == 6
+    for wrong, message in (
+        ({"conf": [0.3] * 400, "iou": [0.5] * 400}, "160,000 settings"),
+        ({"classes": [["unicorn"]]}, "unicorn"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            choices(wrong, BASE, CARD)
+    with pytest.raises(UsageError, match="tiles was asked for"):
+        choices({}, settings_from({"tiles": "2x2"}, base=BASE), CARD)
+    with pytest.raises(UsageError, match="agnostic_nms and classes"):
+        choices(grid, settings_from({"agnostic_nms": True}, base=BASE), CARD)
+    path.write_text("conff: 1\n")
+    with pytest.raises(ConfigError, match="line 1: conff is no field of a grid"):
+        read_grid(path, {})
+    for broken in ("- 1\n", "conf: [\n"):
+        path.write_text(broken)
+        with pytest.raises(FramefuseError):
+            read_grid(path, {})
+    with pytest.raises(ConfigError, match="cannot read the grid"):
+        read_grid(tmp_path / "gone.yaml", {})
+
+
+def test_the_command(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["sweep", str(clip), "scout-n", "--imgsz", "320", "--conf", "0.1,0.3,0.6", "--track", "bytetrack,ocsort"]
+    assert main([*words, "--track-new", "0.3", "--compare", "1", "5", "--choose", "3", "--rows", "4"]) == 0
+    out, err = capsys.readouterr()
+    head, *rows = out.splitlines()
+    assert head.split() == ["setting", "conf", "track", "boxes", "tracks", "false", "starts", "fragments"]
+    assert len(rows) == 4 and "2 more rows" in err and "40 frames, inferred in" in err and "2 trackings computed" in err
+    folder = tmp_path / "runs/sweep/sweep"
+    table = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert [row["conf"] for row in table] == ["0.1", "0.1", "0.3", "0.3", "0.6", "0.6"]
+    html = (folder / "sweep.html").read_text()
+    assert "lost from setting 1 to 5" in html and "data:image/jpeg;base64," in html and "cannot be read" not in html
+
+    assert main([*words, "--json", "--by", "fragments"]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing inferred" in err
+    found = [row["fragments"] for row in json.loads(out)["settings"]]
+    assert found == sorted(found)
+
+    assert main(["predict", str(clip), "--config", str(folder / "chosen.yaml"), "--save-csv", "--name", "p"]) == 0
+    lines = next(Path("runs/predict/p").glob("*.csv")).read_text().splitlines()
+    assert len(lines) - 1 == int(table[2]["boxes"])
+    capsys.readouterr()
+    for wrong in (["--choose", "9"], ["--by", "beauty"], ["--compare", "0", "1"]):
+        assert main([*words, *wrong]) == 2
+        assert capsys.readouterr().err.count("->") == 1
+    assert main(["sweep", "scout-n"]) == 2
+
+
+def test_without_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["sweep", "synthetic://street?frames=4&size=320x192", "scout-n", "--imgsz", "320"]
+    assert main([*words, "--by", "boxes", "--conf", "0.2,0.1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["setting", "conf", "boxes"]
+    assert yaml.safe_load(Path("runs/sweep/sweep/chosen.yaml").read_text())["conf"] == 0.1

@@ -138,6 +138,10 @@ class Settings(BaseModel):
     save_jsonl: bool = Field(False, description="write one JSON line per frame")
     save_csv: bool = Field(False, description="write one CSV row per detection")
     save_parquet: bool = Field(False, description="write one row per detection as Parquet (needs pyarrow)")
+    save_cvat: bool = Field(False, description="write labels for CVAT: tracks with --track, otherwise boxes")
+    save_label_studio: bool = Field(
+        False, description="write tasks for Label Studio: tracks with --track, otherwise boxes"
+    )
     save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
     save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
     save_hits: bool = Field(False, description="write the frames with detections as images")

@@ -37,7 +37,7 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {
         "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_crop": "crops",
-        "save_parquet": "parquet",
+        "save_parquet": "parquet", "save_cvat": "cvat", "save_label_studio": "label_studio",
     }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
     if settings.save_frames or settings.save_hits:

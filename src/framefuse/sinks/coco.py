@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,7 +47,6 @@ class CocoSink(BaseSink):
         self._image_count = 0
         self._annotation_count = 0
         self._open = False
-        self._folder: str | None = None
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
@@ -71,7 +69,7 @@ class CocoSink(BaseSink):
         still = self._context.source.kind == "images"
         image = {
             "id": image_id,
-            "file_name": self._name(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
+            "file_name": self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
             "width": info.width,
             "height": info.height,
             "frame": info.index,
@@ -92,13 +90,6 @@ class CocoSink(BaseSink):
         if annotations:
             self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
             self._annotation_count += len(annotations)
-
-    def _name(self, path: str) -> str:
-        """The path of an image from the folder that holds all of them."""
-        if self._folder is None:
-            files = [Path(path).parent.absolute() for path in self._context.source.files] or [Path(path).parent]
-            self._folder = os.path.commonpath(files)
-        return os.path.relpath(path, self._folder)
 
     def close(self) -> None:
         if not self._open:

@@ -97,19 +97,19 @@ def complete(stream: Path) -> int:
     Raises:
         SinkError: it cannot be written; the lines stay.
     """
-    about = next(_lines(stream), None)
+    about: Any = next(_lines(stream), None)
     name = about.get("labels") if isinstance(about, dict) else None
     if name not in SUFFIX:
         return 0
     frames = partial(_lines, stream, 1)
-    count = sum(1 for _ in frames())
-    if not count:
+    tracked = [any(track >= 0 for *_, track in frame["boxes"]) for frame in frames()]
+    if not tracked:
         stream.unlink()
         return 0
     with finished(stream, stream.with_name(stream.name.removesuffix(f".{name}.part") + SUFFIX[name])) as out:
-        for text in (_cvat if name == "cvat" else _label_studio)(about, frames, count):
+        for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
             out.write(text.encode())
-    return count
+    return len(tracked)
 
 
 def _line(content: Record) -> bytes:
@@ -159,7 +159,7 @@ def _xml(text: str) -> str:
     return quoteattr(NOT_XML.sub("?", text))
 
 
-def _cvat(about: Record, frames: Callable[[], Iterator[Record]], count: int) -> Iterator[str]:
+def _cvat(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
     """CVAT for video 1.1 with a keyframe for each box and outside=1 in gaps; without tracks CVAT for images 1.1."""
 
     def row(frame: Record, box: list[Any], ends: int | None) -> str:
@@ -167,15 +167,12 @@ def _cvat(about: Record, frames: Callable[[], Iterator[Record]], count: int) -> 
         shown = f'<box frame="{frame["frame"]}" outside="0" {sides}'
         return shown if ends in (None, LAST) else f'{shown}<box frame="{ends}" outside="1" {sides}'
 
-    tracked = any(box[3] >= 0 for frame in frames() for box in frame["boxes"])
-    labels = "".join(
-        f"<label><name>{escape(NOT_XML.sub('?', name))}</name><type>rectangle</type></label>"
-        for name in about["names"].values()
-    )
+    names = [escape(NOT_XML.sub("?", name)) for name in about["names"].values()]
+    labels = "".join(f"<label><name>{name}</name><type>rectangle</type></label>" for name in names)
     size = next(frames())
     yield (
         f'<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n<meta><task>'
-        f"<name>{escape(NOT_XML.sub('?', about['stem']))}</name><size>{count}</size>"
+        f"<name>{escape(NOT_XML.sub('?', about['stem']))}</name><size>{sum(1 for _ in frames())}</size>"
         f"<mode>{'interpolation' if tracked else 'annotation'}</mode><labels>{labels}</labels>"
         f"<original_size><width>{size['width']}</width><height>{size['height']}</height></original_size></task></meta>\n"
     )
@@ -194,7 +191,7 @@ def _cvat(about: Record, frames: Callable[[], Iterator[Record]], count: int) -> 
     yield "</annotations>\n"
 
 
-def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], count: int) -> Iterator[str]:
+def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
     """A task with a `videorectangle` for each track, whose `enabled` is false at the last box before a gap; without
     tracks a task for each frame."""
 
@@ -205,26 +202,18 @@ def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], count: 
 
     def place(frame: Record, box: list[float]) -> dict[str, float]:
         width, height = frame["width"], frame["height"]
-        percent = (
-            100 * box[0] / width,
-            100 * box[1] / height,
-            100 * (box[2] - box[0]) / width,
-            100 * (box[3] - box[1]) / height,
-        )
-        return dict(zip(("x", "y", "width", "height"), (round(value, 4) for value in percent), strict=True)) | {
-            "rotation": 0
-        }
+        shares = box[0] / width, box[1] / height, (box[2] - box[0]) / width, (box[3] - box[1]) / height
+        return dict(zip(("x", "y", "width", "height"), (round(100 * share, 4) for share in shares), strict=True))
 
     def row(frame: Record, box: list[Any], ends: int | None) -> str:
         key = {"frame": frame["frame"] + 1, "enabled": ends is None, "time": frame["seconds"] or 0.0}
-        return json.dumps(key | place(frame, box))
+        return json.dumps(key | place(frame, box) | {"rotation": 0})
 
-    tracks = _tracks(about, frames(), row)
-    if any(number >= 0 for number in tracks):
+    if tracked:
         *_, last = frames()
         length = {"framesCount": last["frame"] + 1, "duration": last["seconds"] or 0.0}
         regions = []
-        for number, track in tracks.items():
+        for number, track in _tracks(about, frames(), row).items():
             ((label, _),) = track.labels.most_common(1)
             value = {**length, "sequence": [json.loads(one) for one in track.rows], "labels": [label]}
             shared = {"id": f"track{number}", "type": "videorectangle", "from_name": "box", "to_name": "video"}
@@ -235,7 +224,11 @@ def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], count: 
         size = {"original_width": frame["width"], "original_height": frame["height"], "image_rotation": 0}
         shared = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", **size}
         found = [
-            {**shared, "value": place(frame, box) | {"rectanglelabels": [_name(about, kind)]}, "score": score}
+            {
+                **shared,
+                "value": {**place(frame, box), "rotation": 0, "rectanglelabels": [_name(about, kind)]},
+                "score": score,
+            }
             for box, score, kind, _ in frame["boxes"]
         ]
         name = frame.get("name", f"images/{about['stem']}_{frame['frame']}.jpg")

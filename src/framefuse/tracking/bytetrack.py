@@ -1,0 +1,197 @@
+"""ByteTrack: every box counts, strong ones first (Zhang et al., 2022, arXiv:2110.06864).
+
+1. Strong boxes are matched with all tracks, those that were lost too, by overlap times confidence.
+2. Weak boxes are matched with the tracks that the last frame had and that are still without a box.
+3. Strong boxes that are left are matched with tracks that do not count yet.
+4. What is left of the strongest begins tracks.
+
+All tracks are columns of one array, so that no step loops over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.prediction import Detections
+from framefuse.tracking import motion
+from framefuse.tracking.matching import Pairs, assign, overlapping
+from framefuse.tracking.tracker import NO_TRACK, TrackerOptions
+
+Array = NDArray[Any]
+
+MOST = 2000
+"""Boxes of a frame that are tracked, the strongest ones; more get NO_TRACK."""
+LARGEST = 1e6
+"""Pixels; a box with a longer side is none."""
+UNCERTAIN = 1.0
+"""Standard deviations of a predicted place by which boxes are extended before they are compared."""
+WEAK_MATCH, YOUNG_MATCH = 0.5, 0.3
+"""IoU that steps 2 and 3 ask for at least."""
+ID, CLASS, SEEN, HITS, CONFIDENCE = range(motion.ROWS, motion.ROWS + 5)
+"""Rows of the array of tracks after those of `motion`; SEEN is the time of the last observation, in seconds."""
+ROWS = CONFIDENCE + 1
+NONE = Pairs(np.empty(0, np.intp), np.empty(0, np.intp), np.empty(0))
+
+
+class ByteTrack:
+    """See `Tracker`."""
+
+    rows = ROWS
+    """Rows of the array of tracks."""
+
+    def __init__(self, options: TrackerOptions, *, first_id: int = 1) -> None:
+        self._options, self._first, self._next = options, first_id, first_id
+        self._names: Mapping[int, str] = {}
+        self._last = self._before = math.nan
+        self._step = 1 / motion.STEPS
+        self.reset()
+
+    @property
+    def count(self) -> int:
+        return self._next - self._first
+
+    def reset(self) -> None:
+        self._tracks = np.empty((self.rows, 0))
+        self._fresh = True
+        """Whether the next frame is the first, whose tracks count at once."""
+
+    def update(self, detections: Detections, seconds: float | None) -> Detections:
+        now = self._advance(seconds)
+        self._names = detections.names
+        corners = detections.xyxy.T.astype(np.float64)
+        confidence = detections.confidence
+        sides = corners[2:] - corners[:2]
+        usable = ((sides > 0) & (sides < LARGEST)).all(0) & (confidence >= self._options.low)
+        strong = usable & (confidence >= self._options.high)
+        if len(confidence) > MOST:
+            usable[np.argsort(-confidence, kind="stable")[MOST:]] = False
+        chosen = np.flatnonzero(usable)
+        ids = np.full(len(confidence), NO_TRACK, np.int64)
+        boxes = np.concatenate(((corners[:2] + corners[2:]) / 2, sides, [detections.class_id, confidence]))[:, chosen]
+        ids[chosen] = self._follow(boxes, corners[:, chosen], strong[chosen], now)
+        return replace(detections, tracker_id=ids)
+
+    def predict(self, seconds: float) -> Detections:
+        tracks = self._tracks
+        tracks = tracks[:, (tracks[ID] >= 0) & (tracks[SEEN] == self._last)]
+        tracks = tracks[:, np.argsort(-tracks[CONFIDENCE], kind="stable")]
+        moved = motion.predict(tracks[: motion.ROWS], (seconds - self._last) * motion.STEPS) if tracks.size else tracks
+        return Detections(
+            motion.corners(moved[motion.POSITION]).T.astype(np.float32),
+            tracks[CONFIDENCE].astype(np.float32),
+            tracks[CLASS].astype(np.int64),
+            self._names,
+            tracker_id=tracks[ID].astype(np.int64),
+        )
+
+    def _advance(self, seconds: float | None) -> float:
+        """Move all tracks to the time of a frame; returns it."""
+        now = self._last + self._step if seconds is None or not math.isfinite(seconds) else float(seconds)
+        step, self._before = now - self._last, self._last
+        if not 0 <= step <= self._options.buffer:
+            self.reset()
+        elif step:
+            self._step = step
+            if self._tracks.size:
+                self._tracks[: motion.ROWS] = motion.predict(self._tracks[: motion.ROWS], step * motion.STEPS)
+        self._last = now if math.isfinite(now) else 0.0
+        return self._last
+
+    def _follow(self, boxes: Array, corners: Array, strong: Array, now: float) -> Array:
+        """Match boxes with tracks and bring these up to date.
+
+        Args:
+            boxes: (6, n) centre, width, height, class, confidence.
+            corners: (4, n) of the same boxes.
+            strong: (n,) whether they are matched first.
+
+        Returns:
+            (n,) ids.
+        """
+        tracks, options, count = self._tracks, self._options, boxes.shape[1]
+        mates = self._match(tracks, boxes, corners, strong)
+        found = mates >= 0
+        if found.all():
+            kept = tracks
+        else:
+            tracks[motion.SIZE_VELOCITY, ~found] = 0
+            remembered = (tracks[ID] >= 0) & (now - tracks[SEEN] <= options.buffer)
+            kept = tracks[:, found | remembered]
+            mates = mates[found | remembered]
+        rows = np.flatnonzero(mates >= 0)
+        columns = mates[rows]
+        kept[:, rows] = self._observed(kept[:, rows], boxes[:, columns], now)
+        ids, free = np.full(count, NO_TRACK, np.int64), strong & (boxes[5] >= options.new)
+        free[columns] = False
+        begun = self._begun(boxes[:, free], now) if free.any() else None
+        self._tracks = kept if begun is None else np.concatenate((kept, begun), axis=1)
+        count_now = 1 if self._fresh else options.confirm
+        grown = np.flatnonzero((self._tracks[ID] < 0) & (self._tracks[HITS] >= count_now))
+        self._tracks[ID, grown] = np.arange(self._next, self._next + len(grown))
+        self._next += len(grown)
+        ids[columns] = self._tracks[ID, rows]
+        if begun is not None:
+            ids[free] = self._tracks[ID, kept.shape[1] :]
+        self._fresh = False
+        return ids
+
+    def _match(self, tracks: Array, boxes: Array, corners: Array, strong: Array) -> Array:
+        """(tracks,) the box of each track; -1: none."""
+        mates, free = np.full(tracks.shape[1], -1), np.ones(boxes.shape[1], np.bool_)
+        if not (mates.size and free.size):
+            return mates
+
+        def among(pairs: Pairs, rows: Array, columns: Array, minimum: float = 0.0) -> Pairs:
+            open_rows, open_columns = rows & (mates < 0), columns & free
+            return pairs.where(open_rows[pairs.rows] & open_columns[pairs.columns] & (pairs.worth >= minimum))
+
+        def take(pairs: Pairs) -> None:
+            pairs = assign(pairs)
+            mates[pairs.rows], free[pairs.columns] = pairs.columns, False
+
+        pairs = self._pairs(motion.corners(tracks), corners, tracks, boxes)
+        old = tracks[ID] >= 0
+        take(self._weighed(among(pairs, old, strong), tracks, boxes))
+        if not strong.all():
+            take(among(pairs, old & (tracks[SEEN] == self._before), ~strong, WEAK_MATCH))
+        if (mates < 0).any() and free.any():
+            take(self._again(np.flatnonzero(old & (mates < 0)), np.flatnonzero(strong & free), corners, tracks, boxes))
+            take(among(pairs, ~old, strong, YOUNG_MATCH))
+        return mates
+
+    def _pairs(self, last: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+        """Tracks and boxes that overlap and may belong together; `last`: corners of the tracks."""
+        margins = UNCERTAIN * np.sqrt(tracks[motion.VARIANCE])
+        pairs = overlapping(last, corners, self._options.match, margins)
+        if self._options.agnostic:
+            return pairs
+        return pairs.where(tracks[CLASS][pairs.rows] == boxes[4][pairs.columns])
+
+    def _weighed(self, pairs: Pairs, tracks: Array, boxes: Array) -> Pairs:
+        """The pairs with what counts in the first step."""
+        return pairs._replace(worth=pairs.worth * boxes[5][pairs.columns])
+
+    def _again(self, rows: Array, columns: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+        """Pairs of tracks and strong boxes that are left, for another try."""
+        return NONE
+
+    def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
+        """The tracks after each has been seen as a box."""
+        tracks[: motion.ROWS] = motion.correct(tracks[: motion.ROWS], boxes[:4])
+        tracks[CLASS], tracks[CONFIDENCE], tracks[SEEN] = boxes[4], boxes[5], now
+        tracks[HITS] += 1
+        return tracks
+
+    def _begun(self, boxes: Array, now: float) -> Array:
+        """New tracks that do not count yet."""
+        tracks = np.zeros((self.rows, boxes.shape[1]))
+        tracks[: motion.ROWS] = motion.begin(boxes[:4])
+        tracks[ID], tracks[CLASS], tracks[CONFIDENCE] = NO_TRACK, boxes[4], boxes[5]
+        tracks[SEEN], tracks[HITS] = now, 1
+        return tracks

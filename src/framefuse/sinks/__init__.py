@@ -4,6 +4,7 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
+    mot       MOTChallenge text of the tracks
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -33,6 +34,7 @@ SINKS: dict[str, str] = {
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
     "coco": "framefuse.sinks.coco:CocoSink",
+    "mot": "framefuse.sinks.mot:MotSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",

@@ -26,12 +26,13 @@ ROOMS: dict[str, set[str]] = {
     "preprocess": {"errors", "frame", "kernels"},
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
+    "tracking": {"common", "errors", "frame", "prediction"},
     "postprocess": {"errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
-        *("postprocess", "prediction", "preprocess", "sinks", "sources"),
+        *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
     "report": {"common", "errors", "runtime", "sources"},
     "pipeline": {

@@ -4,7 +4,8 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
-    parquet   one row per detection, in columns    cvat, label_studio  labels that people correct
+    mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
+    cvat, label_studio   labels that people correct
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -39,6 +40,7 @@ SINKS: dict[str, str] = {
     "cvat": "framefuse.sinks.labels:CvatSink",
     "label_studio": "framefuse.sinks.labels:LabelStudioSink",
     "parquet": "framefuse.sinks.parquet:ParquetSink",
+    "mot": "framefuse.sinks.mot:MotSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",

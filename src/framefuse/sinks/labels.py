@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape, quoteattr
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink, rounded
+from framefuse.sinks._base import BaseSink, rounded, tracks_of
 from framefuse.sinks._lines import RecordFile, finished
 
 Record = Mapping[str, Any]
@@ -60,8 +60,8 @@ class LabelsSink(BaseSink):
 
     def write(self, result: Result, frame: Frame | None) -> None:
         info, found = result.frame, result.detections
-        tracks = [-1] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
-        self._tracked = self._tracked or max(tracks, default=-1) >= 0
+        tracks = tracks_of(found)
+        self._tracked = self._tracked or any(track is not None for track in tracks)
         boxes = [
             [box, score, number, track] for (box, score, number), track in zip(rounded(found), tracks, strict=True)
         ]
@@ -102,7 +102,7 @@ def complete(stream: Path) -> int:
     if name not in SUFFIX:
         return 0
     frames = partial(_lines, stream, 1)
-    tracked = [any(track >= 0 for *_, track in frame["boxes"]) for frame in frames()]
+    tracked = [any(track is not None for *_, track in frame["boxes"]) for frame in frames()]
     if not tracked:
         stream.unlink()
         return 0
@@ -138,9 +138,10 @@ def _tracks(about: Record, frames: Iterator[Record], row: Row) -> dict[int, _Tra
     for frame in frames:
         now = {}
         for box, score, number, track in frame["boxes"]:
-            lone -= track < 0
-            now[track if track >= 0 else lone] = box
-            one = found.setdefault(track if track >= 0 else lone, _Track())
+            if track is None:
+                track = lone = lone - 1
+            now[track] = box
+            one = found.setdefault(track, _Track())
             one.labels[_name(about, number)] += 1
             one.scores.append(score)
         for track, (before, box) in open_.items():

@@ -24,7 +24,7 @@ from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
+from framefuse.sinks._base import BaseSink, tracks_of
 from framefuse.sinks._lines import RecordFile, encode, finished
 
 SCHEMA = 1
@@ -98,10 +98,8 @@ class ParquetSink(BaseSink):
         columns: list[Any] = [[fact] * max(1, len(found)) for fact in (*facts, info.width, info.height)]
         if len(found):
             names = [encode(found.name(number)).decode() for number in found.class_id.tolist()]
-            tracks = [None] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
             views = [None] * len(found) if found.view is None else found.view.tolist()
-            columns += [found.class_id, names, found.confidence, *found.xyxy.T]
-            columns.append([None if number is None or number < 0 else number for number in tracks])
+            columns += [found.class_id, names, found.confidence, *found.xyxy.T, tracks_of(found)]
             columns.append([None if number is None else encode(result.views[number].tag).decode() for number in views])
         columns += [[None]] * (len(COLUMNS) - len(columns))
         arrays = [self._arrow.array(*column) for column in zip(columns, self._schema.types, strict=True)]

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
-        *("postprocess", "prediction", "preprocess", "sinks", "sources"),
+        *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
     "report": {"common", "errors", "runtime", "sources"},
     "pipeline": {

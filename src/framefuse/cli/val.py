@@ -27,6 +27,16 @@ DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "nam
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "roi", "stereo"),
+    *(
+        "track",
+        "track_high",
+        "track_low",
+        "track_new",
+        "track_buffer",
+        "track_match",
+        "track_confirm",
+        "track_agnostic",
+    ),
     *("decode_threads", "queue", "project", "name", "exist_ok"),
 )
 
@@ -42,7 +52,7 @@ def val(
             "--data",
             "-d",
             metavar="DATA",
-            help="annotations.json (COCO), or synthetic://street?split=test; may be repeated",
+            help="annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
         ),
     ],
     images: Annotated[
@@ -50,7 +60,8 @@ def val(
         typer.Option("--images", metavar="PATH", help="folder or video of the COCO file (default: next to it)"),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="N", help="use at most N frames, evenly spaced")
+        int | None,
+        typer.Option("--limit", min=1, metavar="N", help="use at most N frames, evenly spaced; the first with --track"),
     ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
@@ -59,7 +70,12 @@ def val(
 ) -> int:
     """Score models on data with ground truth. --engine and --precision take lists: --precision fp32,bf16,int8."""
     engines, precisions = (_several(given, field) for field in ("engine", "precision"))
-    settings = load_settings(config, None, given, defaults=DEFAULTS, environment=os.environ).settings
+    load = partial(load_settings, config, None, given, environment=os.environ)
+    settings = load(defaults=DEFAULTS).settings
+    if settings.track:
+        from framefuse.lab.evaluation.validate import TRACK_DEFAULTS
+
+        settings = load(defaults={**DEFAULTS, **TRACK_DEFAULTS}).settings
     engines, precisions = engines or [settings.engine], precisions or [settings.precision]
     for precision in precisions:
         load_settings(None, None, {"precision": precision})

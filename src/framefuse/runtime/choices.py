@@ -220,10 +220,23 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
 
 
 def check_task(card: Card, settings: Settings) -> None:
-    """Raise UsageError if boxes are requested from a model that only segments."""
+    """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
+    for field in ("save_mot", "trail"):
+        if getattr(settings, field) and not settings.track:
+            raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
     if card.task != "semantic":
         return
-    for field in ("save_txt", "save_csv", "save_mot", "save_crop", "classes", "track"):
+    for field in (
+        "save_txt",
+        "save_csv",
+        "save_mot",
+        "save_parquet",
+        "save_cvat",
+        "save_label_studio",
+        "save_crop",
+        "classes",
+        "track",
+    ):
         if getattr(settings, field):
             raise UsageError(
                 f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",

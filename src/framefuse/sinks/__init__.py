@@ -4,7 +4,8 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
-    parquet   one row per detection, in columns
+    mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
+    cvat, label_studio   labels that people correct
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -13,10 +14,12 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +37,10 @@ SINKS: dict[str, str] = {
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
     "coco": "framefuse.sinks.coco:CocoSink",
+    "cvat": "framefuse.sinks.labels:CvatSink",
+    "label_studio": "framefuse.sinks.labels:LabelStudioSink",
     "parquet": "framefuse.sinks.parquet:ParquetSink",
+    "mot": "framefuse.sinks.mot:MotSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
@@ -66,6 +72,14 @@ class SinkContext:
     def ends(self) -> bool:
         """Whether the outputs will ever be complete; until then their names end in ".part"."""
         return not self.source.live
+
+    @cached_property
+    def _images(self) -> str:
+        return os.path.commonpath([Path(path).parent.absolute() for path in self.source.files])
+
+    def relative(self, path: str) -> str:
+        """The path of an image from the folder that holds all of them."""
+        return os.path.relpath(path, self._images) if self.source.files else os.path.basename(path)
 
     def frame_stem(self, frame: Frame | FrameInfo) -> str:
         """Base name of a file for one frame: that of its image, or <stem>_<frame>."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from framefuse.errors import SinkError
 
@@ -97,6 +99,27 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
+    """A file to write `target` to, from `stream`, what a run has written until then, which is removed afterwards.
+
+    Raises:
+        SinkError: it cannot be written; `stream` stays.
+    """
+    part = part_of(target)
+    try:
+        with os.fdopen(open_output(part), "wb") as out:
+            yield out
+        os.replace(part, target)
+        make_durable(target)
+        stream.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        remedy = f"what was written is in {stream.name}: free some space, then: framefuse repair {stream.parent}"
+        raise SinkError(write_error(target, error).message, remedy=remedy) from error
 
 
 def make_folder_durable(folder: Path) -> None:

@@ -7,7 +7,6 @@ that can be read as far as it goes; `close` makes <stem>.parquet of it, or `fram
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.version import __version__
-from framefuse.errors import CapabilityError, DecodeError, SinkError, SourceError
+from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
-from framefuse.sinks._lines import RecordFile, encode, make_durable, open_output, part_of, write_error
+from framefuse.sinks._base import BaseSink, tracks_of
+from framefuse.sinks._lines import RecordFile, encode, finished
 
 SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
@@ -99,10 +98,8 @@ class ParquetSink(BaseSink):
         columns: list[Any] = [[fact] * max(1, len(found)) for fact in (*facts, info.width, info.height)]
         if len(found):
             names = [encode(found.name(number)).decode() for number in found.class_id.tolist()]
-            tracks = [None] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
             views = [None] * len(found) if found.view is None else found.view.tolist()
-            columns += [found.class_id, names, found.confidence, *found.xyxy.T]
-            columns.append([None if number is None or number < 0 else number for number in tracks])
+            columns += [found.class_id, names, found.confidence, *found.xyxy.T, tracks_of(found)]
             columns.append([None if number is None else encode(result.views[number].tag).decode() for number in views])
         columns += [[None]] * (len(COLUMNS) - len(columns))
         arrays = [self._arrow.array(*column) for column in zip(columns, self._schema.types, strict=True)]
@@ -145,34 +142,24 @@ def complete(stream: Path) -> int:
     Raises:
         SinkError: it cannot be written; the stream stays.
     """
-    arrow, target, count = load(), stream.with_name(stream.name.removesuffix(STREAM) + ".parquet"), 0
-    part = part_of(target)
-    try:
-        with stream.open("rb") as file:
-            batches = _batches(arrow, file)
-            first = next(batches, None)
-            if first is None or ABOUT not in (first.schema.metadata or {}):
-                return 0
-            with (
-                os.fdopen(open_output(part), "wb") as out,
-                arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
-            ):
-                group: list[Any] = []
-                for batch in chain([first], batches, [None]):
-                    if group and (batch is None or sum(one.num_rows for one in group) >= GROUP):
-                        writer.write_table(arrow.Table.from_batches(group))
-                        group = []
-                    if batch is not None:
-                        group.append(batch)
-                        count += batch.num_rows
-        os.replace(part, target)
-        make_durable(target)
-        stream.unlink()
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        remedy = f"what was written is in {stream.name}: free some space, then: framefuse repair {stream.parent}"
-        raise SinkError(write_error(target, error).message, remedy=remedy) from error
+    arrow, count = load(), 0
+    with stream.open("rb") as file:
+        batches = _batches(arrow, file)
+        first = next(batches, None)
+        if first is None or ABOUT not in (first.schema.metadata or {}):
+            return 0
+        with (
+            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + ".parquet")) as out,
+            arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
+        ):
+            group: list[Any] = []
+            for batch in chain([first], batches, [None]):
+                if group and (batch is None or sum(one.num_rows for one in group) >= GROUP):
+                    writer.write_table(arrow.Table.from_batches(group))
+                    group = []
+                if batch is not None:
+                    group.append(batch)
+                    count += batch.num_rows
     return count
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
-from framefuse.sinks import coco, parquet
+from framefuse.sinks import coco, labels, parquet
 from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
 from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished
@@ -71,6 +71,9 @@ def _repair(path: Path) -> str:
     if path.name.endswith(parquet.STREAM):
         rows = parquet.complete(path)
         return f"completed as {path.name.removesuffix(parquet.STREAM)}.parquet, {counted(rows, 'row')}" if rows else ""
+    if path.name.endswith(tuple(f".{name}.part" for name in labels.SUFFIX)):
+        frames = labels.complete(path)
+        return f"completed, {counted(frames, 'frame')}" if frames else ""
     if path.name.endswith(".mp4.index.part"):
         video = path.with_name(path.name.removesuffix(".index.part"))
         if not video.exists() and not part_of(video).exists():

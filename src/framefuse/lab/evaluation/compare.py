@@ -54,6 +54,8 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
         columns += [*splits, "P", "R"]
     if any(scores.pixels for scores in scored):
         columns += ["mIoU", "pixels"]
+    if any(scores.tracks for scores in scored):
+        columns += ["HOTA", "DetA", "AssA", "MOTA", "IDF1", "switches"]
     columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]
     return [columns, *(_line(row, columns, first) for row in rows)]
 
@@ -70,8 +72,13 @@ def _line(row: Row, columns: Sequence[str], first: Scores | None) -> list[str]:
         values |= {"P": boxes.precision, "R": boxes.recall}
     if pixels := scores.pixels:
         values |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
+    if tracks := scores.tracks:
+        values |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
+        values |= {"IDF1": tracks.idf1}
     for name in columns[5:]:
-        if name == "CPU ms":
+        if name == "switches":
+            line.append(f"{tracks.id_switches:,}" if tracks else "-")
+        elif name == "CPU ms":
             line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
         elif name == "points":
             line.append(
@@ -87,7 +94,7 @@ def percent(value: float | None) -> str:
 
 
 def class_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Header and one line per class: mAP50-95 or IoU of each run, in percent."""
+    """Header and one line per class: mAP50-95, IoU or HOTA of each run, in percent."""
     scored = [row for row in rows if row.scores]
     names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
     titles = [row.title for row in scored]
@@ -100,6 +107,9 @@ def class_table(rows: Sequence[Row]) -> list[list[str]]:
             if row.scores and row.scores.boxes and name in row.scores.boxes.by_class:
                 found = row.scores.boxes.by_class[name]
                 value, objects = found.map50_95, f"{found.objects:,}"
+            elif row.scores and row.scores.tracks:
+                boxes, value = row.scores.tracks.by_class.get(name, (0, None))
+                objects = f"{boxes:,}"
             elif row.scores and row.scores.pixels:
                 value = row.scores.pixels.by_class.get(name)
             values.append(percent(value))
@@ -137,6 +147,11 @@ def legend(scored: Sequence[Scores]) -> list[str]:
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):
         sentences.append("Percent. mIoU is the mean over the classes, pixels the share of all pixels that are right.")
+    if any(scores.tracks for scores in scored):
+        sentences.append(
+            "Percent. HOTA is the geometric mean of DetA (are objects found) and AssA (do they keep their ids), over "
+            f"all overlaps; MOTA and IDF1 at overlap {IOU}; switches: changes of the id of an object."
+        )
     sentences.append("CPU ms: the engine's processor time per frame, a hint. Points: difference from the first row.")
     return sentences
 

@@ -73,6 +73,7 @@ class _Drawn:
             size=self._world.size,
             class_mask=lambda: truth.class_mask,
             complexity=truth.complexity,
+            track_id=truth.track_id,
         )
 
 

@@ -7,6 +7,7 @@ way there crosses no line.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -315,27 +316,26 @@ class Watch:
 
 
 def simplified(path: Sequence[Step], tolerance: float, most: int) -> list[Step]:
-    """At most `most` points of a path, so that straight steps between them are, at any time, within the tolerance of it
-    (Douglas and Peucker, 1973); the tolerance grows if these are too many."""
-    if len(path) < 3:
-        return list(path)
-    points = np.array(path)
-    while True:
-        kept, spans = {0, len(path) - 1}, [(0, len(path) - 1)]
-        while spans:
-            first, last = spans.pop()
-            if last - first < 2:
-                continue
+    """The points of a path that lie more than the tolerance from where straight steps between the others are at their
+    time (Douglas and Peucker, 1973), the furthest first and at most `most`."""
+    points, kept, spans = np.array(path), {0, len(path) - 1}, list[tuple[float, int, int, int]]()
+
+    def divide(first: int, last: int) -> None:
+        if last - first > 1:
             begin, end, between = points[first], points[last], points[first + 1 : last]
             share = (between[:, :1] - begin[0]) / max(end[0] - begin[0], 1e-9)
             off = np.hypot(*(between[:, 1:] - begin[1:] - share * (end[1:] - begin[1:])).T)
             worst = int(off.argmax())
             if off[worst] > tolerance:
-                kept.add(first + 1 + worst)
-                spans += [(first, first + 1 + worst), (first + 1 + worst, last)]
-        if len(kept) <= most:
-            return [path[number] for number in sorted(kept)]
-        tolerance *= 2
+                heapq.heappush(spans, (-float(off[worst]), first, first + 1 + worst, last))
+
+    divide(0, len(path) - 1)
+    while spans and len(kept) < most:
+        _, first, middle, last = heapq.heappop(spans)
+        kept.add(middle)
+        divide(first, middle)
+        divide(middle, last)
+    return [path[number] for number in sorted(kept)]
 
 
 def _diagonal(box: Box) -> float:

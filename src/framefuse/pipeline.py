@@ -42,7 +42,8 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.stages import decode, infer, track, warm_up, write
+from framefuse.runtime.tracking import tracks_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
@@ -147,6 +148,7 @@ class Pipeline:
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
+            self._tracks = tracks_for(plan.settings, self._info_of)
             self._make_sinks = partial(sinks_for, plan.settings, sinks)
             self._program = plan.make_program(
                 self.engine,
@@ -260,6 +262,7 @@ class Pipeline:
             ),
             choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
+            tracks=self._tracks.count if self._tracks else None,
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
@@ -303,8 +306,9 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
+        results = track(infer(frames, self._program, self._batcher, self._viewer), self._tracks)
         self._last = found = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher, self._viewer), "run a batch")],
+            [gpus.on(self._gpu, results, "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),

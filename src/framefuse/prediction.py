@@ -95,6 +95,13 @@ class Detections:
         rest = (None if part is None else part[rows] for part in (self.mask, self.tracker_id, self.view))
         return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
 
+    def followed_by(self, more: Detections) -> Detections:
+        """These objects, then those, without masks; tracks and views only where both have them."""
+        rest = ((getattr(self, name), getattr(more, name)) for name in ("tracker_id", "view"))
+        tracks, views = (None if one is None or other is None else np.concatenate((one, other)) for one, other in rest)
+        columns = ((getattr(self, name), getattr(more, name)) for name in ("xyxy", "confidence", "class_id"))
+        return Detections(*map(np.concatenate, columns), self.names, tracker_id=tracks, view=views)
+
     @property
     def xywh(self) -> Array:
         """(n, 4) float32: x and y of the centre, width and height in pixels."""

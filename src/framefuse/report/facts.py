@@ -112,6 +112,8 @@ class ReportFacts:
     """(second at the end of an interval, frames per second in it)."""
     detections: int = 0
     detections_per_class: dict[str, int] = field(default_factory=dict)
+    tracks: int | None = None
+    """Objects that were followed, each counted once; None: nothing was tracked."""
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
     choices: list[str] = field(default_factory=list)
@@ -135,6 +137,8 @@ class ReportFacts:
             parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
         if self.model is None or self.model.layout != "semantic":
             parts.append(counted(self.detections, "detection"))
+        if self.tracks is not None:
+            parts.append(counted(self.tracks, "track"))
         if self.error:
             where = f" in {self.error.stage}" if self.error.stage else ""
             return ", ".join(parts) + f"; ended by {self.error.kind}{where}"

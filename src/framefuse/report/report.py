@@ -101,6 +101,7 @@ def build_report(
     choices: Iterable[str] = (),
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
+    tracks: int | None = None,
     outputs: Iterable[Path] = (),
     unreadable: int = 0,
     warnings: Iterable[str] = (),
@@ -111,6 +112,7 @@ def build_report(
     Args:
         measured: `Recorder.snapshot()`.
         detections: class name -> count.
+        tracks: number of tracks, if there are any.
         error: what ended the run early.
     """
     infos = list(sources)
@@ -149,6 +151,7 @@ def build_report(
         fps_over_time=measured.fps_over_time,
         detections=sum(per_class.values()),
         detections_per_class=per_class,
+        tracks=tracks,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
         choices=list(choices),

@@ -223,7 +223,7 @@ def check_task(card: Card, settings: Settings) -> None:
     """Raise UsageError if boxes are requested from a model that only segments."""
     if card.task != "semantic":
         return
-    for field in ("save_txt", "save_csv", "save_crop", "classes"):
+    for field in ("save_txt", "save_csv", "save_mot", "save_crop", "classes", "track"):
         if getattr(settings, field):
             raise UsageError(
                 f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",

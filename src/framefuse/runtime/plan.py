@@ -24,6 +24,7 @@ from framefuse.runtime import choices, readers
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import HostProgram, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
+from framefuse.runtime.tracking import least_confidence
 from framefuse.sources import SourceInfo, SourceOptions
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class RunPlan:
             engine,
             self.card,
             self.preprocess,
-            Selection(settings.conf, settings.iou, settings.max_det, classes, settings.agnostic_nms),
+            Selection(least_confidence(settings), settings.iou, settings.max_det, classes, settings.agnostic_nms),
             batch=self.batch,
             slots=settings.slots,
             keep_frames=keep_frames,

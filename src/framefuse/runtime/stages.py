@@ -14,6 +14,7 @@ from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
+from framefuse.runtime.tracking import Tracks
 from framefuse.runtime.views import Viewer
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import Source, SourceInfo
@@ -95,6 +96,12 @@ def _infer(
     for batch in batcher.flush():
         yield from program.submit(batch)
     yield from program.drain()
+
+
+def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[FrameResult]:
+    """The results with the ids of their objects; unchanged without `tracks`."""
+    for result in found:
+        yield tracks.follow(result) if tracks else result
 
 
 def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:

@@ -7,7 +7,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from framefuse.common.polygons import in_pixels
 from framefuse.common.redact import brief
@@ -186,9 +189,10 @@ class Viewer:
     def __init__(
         self, choose: Choose | None, fixed: Fixed | None, card: Card, preprocess: Preprocess, settings: Settings
     ) -> None:
-        """One of `choose` and `fixed` is given."""
+        """One of `choose` and `fixed` is given. Boxes that only a tracker needs change nothing about the others."""
         self._choose, self._fixed, self._preprocess, self._names = choose, fixed, preprocess, card.names
-        self._max_det, self._agnostic = settings.max_det, settings.agnostic_nms
+        self._join = partial(merge, max_det=settings.max_det, agnostic=settings.agnostic_nms)
+        self._least = np.float32(settings.conf) if settings.track and settings.track_low < settings.conf else None
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
         self.notes: dict[str, None] = {}
@@ -291,9 +295,13 @@ class Viewer:
         result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
             parts, size = [row.result.detections for row in found], (frame.width, frame.height)
-            merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
-            result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
-        self._latest[frame.source_id].append(result)
+            result, kept = replace(found[-1].result, detections=self._join(parts, views, size), views=views), found[0].frame
+        shown = result
+        if found and self._least is not None:
+            strong = self._join([part[part.confidence > self._least] for part in parts], views, size)
+            weak = result.detections[result.detections.confidence <= self._least]
+            shown, result = replace(result, detections=strong), replace(result, detections=strong.followed_by(weak))
+        self._latest[frame.source_id].append(shown)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases
         if frame.lease is not None:

@@ -46,11 +46,15 @@ class ByteTrack:
     """Rows of the array of tracks."""
 
     def __init__(self, options: TrackerOptions, *, first_id: int = 1) -> None:
-        self._options, self._next = options, first_id
+        self._options, self._first, self._next = options, first_id, first_id
         self._names: Mapping[int, str] = {}
         self._last = self._before = math.nan
         self._step = 1 / motion.STEPS
         self.reset()
+
+    @property
+    def count(self) -> int:
+        return self._next - self._first
 
     def reset(self) -> None:
         self._tracks = np.empty((self.rows, 0))

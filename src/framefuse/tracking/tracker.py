@@ -55,6 +55,11 @@ class Tracker(Protocol):
     is None or not finite counts as one step after the last, as long as the step before it.
     """
 
+    @property
+    def count(self) -> int:
+        """Tracks that have got an id so far."""
+        ...
+
     def update(self, detections: Detections, seconds: float | None) -> Detections:
         """The same rows in the same order with `tracker_id`, (n,) int64; nothing else is changed or copied.
 

@@ -151,7 +151,11 @@ def score(scene: Scene, update: Update) -> dict[str, float]:
     for key, short, parts in (("gt", "gt", true_ids), ("tracker", "tracker", found_ids)):
         known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
         ends = np.cumsum([len(part) for part in parts])[:-1]
-        data |= {f"{key}_ids": np.split(numbers, ends), f"num_{short}_ids": len(known), f"num_{short}_dets": len(numbers)}
+        data |= {
+            f"{key}_ids": np.split(numbers, ends),
+            f"num_{short}_ids": len(known),
+            f"num_{short}_dets": len(numbers),
+        }
     return {
         "hota": float(np.mean(HOTA().eval_sequence(data)["HOTA"]) * 100),
         "idf1": float(Identity({"PRINT_CONFIG": False}).eval_sequence(data)["IDF1"] * 100),

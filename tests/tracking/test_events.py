@@ -37,8 +37,12 @@ def objects(rows: Iterable[Row], side: float = 20, class_id: int = 2, score: flo
     )
 
 
+def seen(watch: Watch, found: Detections, frame: FrameInfo) -> list[Event]:
+    return watch.update(found, frame, frame.seconds)
+
+
 def run(watch: Watch, frames: Sequence[Sequence[Row]], start: int = 0) -> list[Event]:
-    return [event for n, rows in enumerate(frames, start) for event in watch.update(objects(rows), info(n))]
+    return [event for n, rows in enumerate(frames, start) for event in seen(watch, objects(rows), info(n))]
 
 
 def said(events: Iterable[Event]) -> list[str]:
@@ -66,7 +70,7 @@ def test_what_is_seen_once_or_has_no_track_makes_no_event() -> None:
     assert run(watch, [[(1, 50, 50), (-1, 90, 90)], [(-1, 90, 90)], *[[]] * 15]) == []
     found = objects([(3, 50, 50)])
     found.tracker_id = None
-    assert watch.update(found, info(20)) == [] and watch.end("stopped") == []
+    assert seen(watch, found, info(20)) == [] and watch.end("stopped") == []
 
 
 def test_zones_are_entered_and_left_once_and_dwell_is_the_time_between() -> None:
@@ -111,7 +115,10 @@ def test_anchor_and_classes() -> None:
         Zone("buses", low, classes=frozenset([3])),
         Zone("cars", low, classes=frozenset([2, 5])),
     )
-    gates = Line("buses only", GATE.points, classes=frozenset([3])), Line("cars only", GATE.points, classes=frozenset([2]))
+    gates = (
+        Line("buses only", GATE.points, classes=frozenset([3])),
+        Line("cars only", GATE.points, classes=frozenset([2])),
+    )
     events = run(Watch(Places(zones, gates)), across(1, 99, 100, 200, 11))
     changes = {change for event in events for change in event.changes}
     assert changes == {Change("entered", "feet"), Change("entered", "cars"), Change("crossed", "cars only", "in")}
@@ -120,7 +127,7 @@ def test_anchor_and_classes() -> None:
 def test_the_class_is_the_one_with_the_most_confidence() -> None:
     watch = Watch()
     for index, (class_id, score) in enumerate([(3, 0.9), (2, 0.5), (2, 0.6), (3, 0.1)]):
-        watch.update(objects([(1, 50, 50)], class_id=class_id, score=score), info(index))
+        seen(watch, objects([(1, 50, 50)], class_id=class_id, score=score), info(index))
     assert watch.end("stopped")[0].name == "car"
 
 
@@ -146,9 +153,9 @@ def test_the_best_frame_is_large_sure_and_not_at_the_edge() -> None:
     events = []
     sizes = [20, 20.5, 21, *np.linspace(21, 60, 60).tolist(), 30, 30]
     for index, side in enumerate(sizes):
-        events += watch.update(objects([(1, 200, 150)], side=side), info(index))
+        events += seen(watch, objects([(1, 200, 150)], side=side), info(index))
     assert said(events)[:3] == ["new 1: ", "update 1: better", "update 1: better"] and len(events) == 4
-    big = watch.update(objects([(1, 200, 199.9)], side=80), info(len(sizes)))
+    big = seen(watch, objects([(1, 200, 199.9)], side=80), info(len(sizes)))
     assert not big and watch.improved == {}, "it touches the edge"
     best = watch.end("stopped")[0].best
     assert 50 < best.xyxy[2] - best.xyxy[0] <= 60 and best.seconds == best.frame / FPS
@@ -157,10 +164,10 @@ def test_the_best_frame_is_large_sure_and_not_at_the_edge() -> None:
 
 def test_a_thumbnail_comes_with_the_end() -> None:
     watch = Watch()
-    watch.update(objects([(1, 50, 50), (2, 90, 90)]), info(0))
+    seen(watch, objects([(1, 50, 50), (2, 90, 90)]), info(0))
     assert watch.improved.keys() == {1, 2} and watch.improved[1] == (40, 30, 60, 50)
     watch.keep(1, b"jpeg")
-    events = watch.update(objects([(1, 50, 50), (2, 90, 90)]), info(1)) + watch.end("stopped")
+    events = seen(watch, objects([(1, 50, 50), (2, 90, 90)]), info(1)) + watch.end("stopped")
     assert [event.thumbnail for event in events] == [None, None, b"jpeg", None]
 
 
@@ -193,26 +200,25 @@ def test_an_object_that_is_hidden_for_a_moment_crosses_the_line_meanwhile() -> N
 def test_times_that_stand_still_or_are_missing() -> None:
     rows = across(1, 50, 100, 200, 11)
     watch = Watch(Places(lines=(GATE,)))
-    still = [event for n, found in enumerate(rows) for event in watch.update(objects(found), info(n, 3.0))]
+    still = [event for n, found in enumerate(rows) for event in seen(watch, objects(found), info(n, 3.0))]
     assert said(still) == ["new 1: ", "update 1: crossed gate in"] and not watch.notes
     watch = Watch(Places(lines=(GATE,)))
     unknown = []
     for n, found in enumerate([*rows, *[[]] * 50]):
-        unknown += watch.update(objects(found), info(n, known=False))
+        unknown += seen(watch, objects(found), info(n, known=False))
     assert said(unknown) == ["new 1: ", "update 1: crossed gate in", "end 1: not seen"]
     assert all(math.isfinite(event.seconds) for event in unknown)
-    assert list(watch.notes) == ["frames have no time: events count them as equally far apart"]
 
 
 @pytest.mark.parametrize(("change", "why"), [({"seconds": 0.05}, "time went back"), ({"connection": 1}, "reconnected")])
 def test_tracks_end_where_time_goes_back_or_the_source_reconnects(change: dict[str, float], why: str) -> None:
     watch = Watch()
     run(watch, [[(1, 50, 50)]] * 5)
-    first = watch.update(objects([(2, 50, 50)]), info(5, **change))  # type: ignore[arg-type]
+    first = seen(watch, objects([(2, 50, 50)]), info(5, **change))  # type: ignore[arg-type]
     assert said(first) == [f"end 1: {why}"]
     assert (first[0].frame, first[0].seconds) == (4, 0.4)
     assert len(watch.notes) == 1 and "new ones began" in next(iter(watch.notes))
-    again = watch.update(objects([(2, 51, 50)]), info(6, 0.6, connection=int(change.get("connection", 0))))
+    again = seen(watch, objects([(2, 51, 50)]), info(6, 0.6, connection=int(change.get("connection", 0))))
     assert said(again) == ["new 2: "]
 
 
@@ -222,7 +228,7 @@ def test_boxes_that_are_none_are_left_out() -> None:
         found = objects([(1, 150, 50), (2, 50, 50), (3, 60, 60), (4, 900, 900), (5, 70, 70), (1, 20, 20)])
         found.xyxy[1, 2], found.xyxy[2, 0] = math.nan, -math.inf
         found.xyxy[4, 2:] = found.xyxy[4, :2]
-        events = watch.update(found, info(n))
+        events = seen(watch, found, info(n))
     ended = watch.end("stopped")
     assert {event.track_id for event in events + ended} <= {1} and watch.ignored == 12
     assert ended[0].xyxy == (140, 30, 160, 50), "the second box of a track in a frame does not count"
@@ -232,7 +238,7 @@ def test_other_frame_sizes_move_the_zones() -> None:
     watch = Watch(Places((Zone("left", ((0, 0), (0.5, 0), (0.5, 1), (0, 1))),)))
     run(watch, [[(1, 150, 50)]] * 2)
     small = FrameInfo(2, 200, Fraction(1, 1000), 200, 200, "clip")
-    assert said(watch.update(objects([(1, 150, 50)]), small)) == ["update 1: left left"]
+    assert said(seen(watch, objects([(1, 150, 50)]), small)) == ["update 1: left left"]
 
 
 def test_many_objects_at_once() -> None:
@@ -262,6 +268,6 @@ def test_paths_are_simplified_within_the_tolerance() -> None:
 def test_long_tracks_stay_small() -> None:
     watch = Watch()
     for n in range(3000):
-        watch.update(objects([(1, 200 + 150 * math.cos(n / 9), 100 + 80 * math.sin(n / 5))]), info(n))
+        seen(watch, objects([(1, 200 + 150 * math.cos(n / 9), 100 + 80 * math.sin(n / 5))]), info(n))
     (end,) = watch.end("stopped")
     assert 30 < len(end.path) <= 64

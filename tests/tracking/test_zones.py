@@ -133,7 +133,10 @@ def test_polygons() -> None:
     inside = ((points > 10) & (points < 30)).all(1)
     assert (within(points, SQUARE) == inside).all()
     assert area(SQUARE) == 400 and area(SQUARE[::-1]) == 400
-    star = [(50 + r * math.cos(a), 50 + r * math.sin(a)) for a, r in zip(np.arange(0, 6.28, 0.3), [9, 50] * 20, strict=False)]
+    star = [
+        (50 + r * math.cos(a), 50 + r * math.sin(a))
+        for a, r in zip(np.arange(0, 6.28, 0.3), [9, 50] * 20, strict=False)
+    ]
     assert not crosses_itself(SQUARE) and not crosses_itself(star) and not crosses_itself(SQUARE[:3])
     part = clipped(star, (60, 45))
     both = within(points, star) & (points < (60, 45)).all(1)

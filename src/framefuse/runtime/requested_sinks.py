@@ -31,14 +31,22 @@ def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tup
     return settings.model_copy(update={"encoder": encoder}), reason
 
 
-def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
+def sinks_for(
+    settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
+) -> list[Sink]:
+    """New sinks for one source; UsageError if an entry of `factories` does not make a sink.
+
+    Args:
+        events: makes the sink of `save_events`.
+    """
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {
         "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_crop": "crops"
     }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save_events and events is not None:
+        sinks.append(events())
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:

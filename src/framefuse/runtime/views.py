@@ -295,7 +295,10 @@ class Viewer:
         result = Result(FrameInfo.of(frame), Detections.none(self._names), arrival=frame.arrival)
         if found:
             parts, size = [row.result.detections for row in found], (frame.width, frame.height)
-            result, kept = replace(found[-1].result, detections=self._join(parts, views, size), views=views), found[0].frame
+            result, kept = (
+                replace(found[-1].result, detections=self._join(parts, views, size), views=views),
+                found[0].frame,
+            )
         shown = result
         if found and self._least is not None:
             strong = self._join([part[part.confidence > self._least] for part in parts], views, size)

@@ -4,6 +4,7 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
+    events    one line per event of a track
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -32,6 +33,7 @@ SINKS: dict[str, str] = {
     "frames": "framefuse.sinks.frames:FramesSink",
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
+    "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",

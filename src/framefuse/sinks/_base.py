@@ -57,13 +57,14 @@ class FolderSink(BaseSink):
 
 
 class RecordSink(BaseSink):
-    """Appends records to <stem>.<name of the sink>; without any, it leaves no file."""
+    """Appends records to <stem>.<suffix, or name of the sink>; without any, it leaves no file."""
 
     name: str
+    suffix = ""
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._file = RecordFile(context.output(f"{context.stem}.{self.name}"), part=context.ends)
+        self._file = RecordFile(context.output(f"{context.stem}.{self.suffix or self.name}"), part=context.ends)
         self.paths.append(self._file.target)
 
     def close(self) -> None:

@@ -31,7 +31,11 @@ def begin(boxes: Array) -> Array:
     """States of new tracks that stand still, from boxes (4, n): centre, width, height."""
     states = np.zeros((ROWS, boxes.shape[1]))
     squared = _squared(boxes)
-    states[POSITION], states[VARIANCE], states[VARIANCE + 2] = boxes, 4 * OF_POSITION * squared, 100 * OF_VELOCITY * squared
+    states[POSITION], states[VARIANCE], states[VARIANCE + 2] = (
+        boxes,
+        4 * OF_POSITION * squared,
+        100 * OF_VELOCITY * squared,
+    )
     return states
 
 

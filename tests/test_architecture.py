@@ -28,12 +28,13 @@ ROOMS: dict[str, set[str]] = {
     "engines": {"common", "cuda", "errors", "kernels", "models"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
+    "tracking": {"common", "errors", "frame", "prediction"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
         *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
-    "report": {"common", "errors", "runtime", "sources"},
+    "report": {"common", "errors", "runtime", "sources", "tracking"},
     "pipeline": {
         *("common", "config", "cuda", "engines", "errors", "frame", "models", "prediction"),
         *("report", "runtime", "sinks", "sources"),

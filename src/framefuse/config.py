@@ -121,6 +121,13 @@ class Settings(BaseModel):
     track_agnostic: bool = Field(False, description="let a track go on with a box of another class")
     trail: float = Field(0.0, ge=0, le=DAY, description="seconds of its path that --save and --show draw of each track")
 
+    # events
+    events: bool = Field(False, description="report what happens to tracks: Result.events, counts in the report")
+    zones: Path | None = Field(None, description="YAML file of zones that objects enter and lines that they cross")
+    stationary: float = Field(10.0, gt=0, le=DAY, description="seconds without motion that make an object stationary")
+    recheck: float = Field(60.0, ge=0, le=DAY, description="seconds between events of a stationary object; 0: none")
+    thumbnails: bool = Field(True, description="with --save-events, write an image of each track")
+
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
     start: float | None = Field(None, ge=0, description="start time in seconds")
@@ -157,6 +164,7 @@ class Settings(BaseModel):
     save_parquet: bool = Field(False, description="write one row per detection as Parquet (needs pyarrow)")
     save_cvat: bool = Field(False, description="write labels for CVAT: tracks with --track, otherwise boxes")
     save_label_studio: bool = Field(False, description="write tasks for Label Studio, like --save-cvat")
+    save_events: bool = Field(False, description="write one JSON line per event of a track")
     save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
     save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
     save_hits: bool = Field(False, description="write the frames with detections as images")
@@ -183,6 +191,11 @@ class Settings(BaseModel):
     def on_gpu(self) -> bool:
         """Whether `device` is a GPU."""
         return self.device.startswith("cuda")
+
+    @property
+    def needs_tracks(self) -> str | None:
+        """The first setting that asks for events of tracks, if there is one."""
+        return next((name for name in ("zones", "save_events", "events") if getattr(self, name)), None)
 
     @property
     def gpu(self) -> int | None:
@@ -263,6 +276,7 @@ GROUPS = {
     "Detections": "conf",
     "Views": "tiles",
     "Tracks": "track",
+    "Events": "events",
     "Source": "vid_stride",
     "Pipeline": "queue",
     "Output": "save",

@@ -28,12 +28,13 @@ from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkE
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.prediction import Result
+from framefuse.prediction import Event, Result
 from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
+from framefuse.runtime.events import events_for
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
@@ -136,6 +137,7 @@ class Pipeline:
             model.card if isinstance(model, Model) else read_card(find_model(DEFAULT_MODEL if model is None else model))
         )
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
+        self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)
         plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
         self._manifest, self._complete = job.manifest, job.stems
@@ -151,7 +153,9 @@ class Pipeline:
             plan = plan.for_output(info)
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
             self._tracks = tracks_for(plan.settings, self._info_of)
-            self._make_sinks = partial(sinks_for, plan.settings, sinks)
+            self._events = events_for(plan.settings, plan.card, self._info_of)
+            own = self._events.sink if self._events else None
+            self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
             self._program = plan.make_program(
                 self.engine,
                 keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
@@ -249,6 +253,12 @@ class Pipeline:
         self.close()
 
     @property
+    def ended(self) -> list[Event]:
+        """With the setting `events`: the ends of tracks that were there when their source ended, which no result
+        carries. Complete once the run has ended."""
+        return self._events.ended if self._events else []
+
+    @property
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
@@ -266,6 +276,7 @@ class Pipeline:
             choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
+            events=self._events.facts() if self._events else None,
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
@@ -274,6 +285,7 @@ class Pipeline:
                 *self._strange(),
                 *(self._viewer.notes if self._viewer else ()),
                 *self._program.checked.warnings,
+                *(self._events.notes if self._events else ()),
                 *(sinks.notes if sinks else ()),
             ],
             error=self._error,
@@ -324,7 +336,9 @@ class Pipeline:
         return found
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
-        results = watched(found, self._program, self.settings.request_timeout)
+        results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
+        if self._events is not None:
+            results = self._events.follow(results, self._reader_of, stopped=lambda: self._closed)
         if self._sink_set is None:
             return (frame_result.result for frame_result in results)
         clock = self._recorder.stage("write")

@@ -11,6 +11,7 @@ from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
 from framefuse.runtime.profiling import Spread, StageStats
 from framefuse.sources import SourceInfo
+from framefuse.tracking.tally import EventFacts
 
 SCHEMA = 1
 """Version of the JSON; incremented when a field changes its meaning or is removed."""
@@ -114,6 +115,8 @@ class ReportFacts:
     detections_per_class: dict[str, int] = field(default_factory=dict)
     tracks: int | None = None
     """Objects that were followed, each counted once; None: nothing was tracked."""
+    events: EventFacts | None = None
+    """What the tracks did; None: nobody asked for events."""
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
     choices: list[str] = field(default_factory=list)
@@ -156,6 +159,7 @@ class ReportFacts:
             lines += self._stage_lines()
         if self.copies:
             lines.append(f"copies   {self.copied()}")
+        lines += self.events.text_lines() if self.events else []
         for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in few(texts, MANY if title == "choice" else FEW)]
         if self.error:

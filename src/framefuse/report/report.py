@@ -28,6 +28,7 @@ from framefuse.report.html import render
 from framefuse.report.verdict import verdict
 from framefuse.runtime.profiling import Measurements
 from framefuse.sources import SourceInfo
+from framefuse.tracking.tally import EventFacts
 
 FILES = "report.json", "report.html"
 
@@ -102,6 +103,7 @@ def build_report(
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
     tracks: int | None = None,
+    events: EventFacts | None = None,
     outputs: Iterable[Path] = (),
     unreadable: int = 0,
     warnings: Iterable[str] = (),
@@ -113,6 +115,7 @@ def build_report(
         measured: `Recorder.snapshot()`.
         detections: class name -> count.
         tracks: number of tracks, if there are any.
+        events: what they did.
         error: what ended the run early.
     """
     infos = list(sources)
@@ -152,6 +155,7 @@ def build_report(
         detections=sum(per_class.values()),
         detections_per_class=per_class,
         tracks=tracks,
+        events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
         choices=list(choices),

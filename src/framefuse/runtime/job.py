@@ -135,7 +135,8 @@ def _is_list(source: Any) -> bool:
 
 def _manifest(settings: Settings, card: Card) -> Manifest:
     def run() -> str:
-        facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options_of(settings)]
+        zones = settings.zones.read_text(errors="replace") if settings.zones and settings.zones.is_file() else ""
+        facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options_of(settings), zones]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     return Manifest(settings.project / (settings.name or "predict"), run, resume=settings.resume)

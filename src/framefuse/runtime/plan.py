@@ -135,7 +135,9 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        device, engine, *others = map(self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder"))
+        device, engine, *others = map(
+            self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder", "track")
+        )
         return list(filter(None, [device, engine, *of_engine, *others]))
 
 
@@ -159,8 +161,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)
+    settings, tracker = choices.choose_tracker(settings)
     source = readers.share(source, settings)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.number(settings.gpu) if settings.on_gpu else None
-    reasons = {"device": device, "engine": why, "batch": grown}
+    reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
     return RunPlan(card, settings, source, name, batch, gpu, reasons, spec)

@@ -52,6 +52,8 @@ class FrameResult(NamedTuple):
     result: Result
     frame: Frame | None
     """The frame itself, if a sink needs it."""
+    tracked: Detections | None = None
+    """All objects that the tracker knows, if the result shows fewer."""
 
 
 class Program(Protocol):

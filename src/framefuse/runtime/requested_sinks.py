@@ -31,8 +31,14 @@ def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tup
     return settings.model_copy(update={"encoder": encoder}), reason
 
 
-def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
+def sinks_for(
+    settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
+) -> list[Sink]:
+    """New sinks for one source; UsageError if an entry of `factories` does not make a sink.
+
+    Args:
+        events: makes the sink of `save_events`.
+    """
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {
@@ -40,6 +46,8 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
         "save_crop": "crops", "save_parquet": "parquet", "save_cvat": "cvat", "save_label_studio": "label_studio",
     }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save_events and events is not None:
+        sinks.append(events())
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:

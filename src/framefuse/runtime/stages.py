@@ -139,7 +139,7 @@ def write(
     """
     previous: dict[int, str] = {}
     try:
-        for result, frame in found:
+        for result, frame, _ in found:
             started, cpu_started = perf_counter(), thread_time()
             source_id = result.frame.source_id
             reader = reader_of(source_id)

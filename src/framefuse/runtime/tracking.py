@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from framefuse.config import Settings
-from framefuse.prediction import Detections, FrameInfo
+from framefuse.prediction import FrameInfo
 from framefuse.runtime.program import FrameResult
 from framefuse.sources import SourceInfo
 from framefuse.tracking import Tracker, TrackerOptions, open_tracker
@@ -39,6 +39,11 @@ def tracks_for(settings: Settings, info_of: Callable[[str], SourceInfo]) -> Trac
     return Tracks(settings, info_of) if settings.track else None
 
 
+def seconds_of(frame: FrameInfo, info: SourceInfo) -> float:
+    """The time of a frame; without one, by the frame rate of its source."""
+    return frame.index / float(info.fps or RATE) if frame.seconds is None else frame.seconds
+
+
 class Tracks:
     """The trackers of a run. The results of each source come in its order; sources may alternate.
 
@@ -52,8 +57,8 @@ class Tracks:
         self._name, self._info_of = settings.track, info_of
         self._options = TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names})
         self._least = None if settings.conf <= settings.track_low else np.float32(settings.conf)
-        self._sources: dict[int, SourceInfo] = {}
-        """The source that each tracker follows, by the tracker's number."""
+        self._sources: dict[int, tuple[SourceInfo, int]] = {}
+        """The source that each tracker follows, and its connection, by the tracker's number."""
         self._trackers: dict[int, Tracker] = {}
         self._numbers: dict[int, int] = {}
         """Number of each source that has none of its own, by its identity."""
@@ -65,25 +70,21 @@ class Tracks:
 
     def follow(self, found: FrameResult) -> FrameResult:
         """A result with ids, without the boxes that only the tracker needs."""
-        result, frame = found
-        return FrameResult(replace(result, detections=self._shown(result.detections, result.frame)), frame)
+        result, frame, _ = found
+        info = self._info_of(result.frame.source_id)
+        tracker = self._tracker(info, result.frame.connection)
+        tracked = tracker.update(result.detections, seconds_of(result.frame, info))
+        shown = tracked if self._least is None else tracked[tracked.confidence > self._least]
+        return FrameResult(replace(result, detections=shown), frame, tracked)
 
-    def _shown(self, detections: Detections, frame: FrameInfo) -> Detections:
-        info = self._info_of(frame.source_id)
-        seconds = frame.seconds
-        if seconds is None:
-            seconds = frame.index / float(info.fps or RATE)
-        tracked = self._tracker(info).update(detections, seconds)
-        return tracked if self._least is None else tracked[tracked.confidence > self._least]
-
-    def _tracker(self, info: SourceInfo) -> Tracker:
-        """The tracker of a source. One whose number had another source before goes on with its ids."""
+    def _tracker(self, info: SourceInfo, connection: int) -> Tracker:
+        """The tracker of a source. One that had another source or connection before goes on with its ids."""
         number = info.number
         if number is None:
             number = self._numbers.setdefault(id(info), len(self._numbers))
         if number not in self._trackers:
             self._trackers[number] = open_tracker(self._name, self._options, first_id=1 + number * IDS)
-        elif self._sources[number] is not info:
+        elif self._sources[number][0] is not info or self._sources[number][1] != connection:
             self._trackers[number].reset()
-        self._sources[number] = info
+        self._sources[number] = info, connection
         return self._trackers[number]

@@ -6,6 +6,7 @@
     coco      COCO JSON                            yolo_txt  one label file per frame
     mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
     cvat, label_studio   labels that people correct
+    events    one line per event of a track
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -36,6 +37,7 @@ SINKS: dict[str, str] = {
     "frames": "framefuse.sinks.frames:FramesSink",
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
+    "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
     "cvat": "framefuse.sinks.labels:CvatSink",
     "label_studio": "framefuse.sinks.labels:LabelStudioSink",

@@ -7,6 +7,7 @@ way there crosses no line.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class EventOptions:
     """Minimum interval of updates that report nothing but a better best frame."""
     fastest: float = 20.0
     """Diagonals of the box a second above which it jumps."""
+    least: float = 0.0
+    """Confidence that one box of a track must have before it is new."""
 
 
 @dataclass(eq=False)
@@ -75,6 +78,7 @@ class _Track:
     """Class -> sum of its confidences."""
     count: int = 0
     """Boxes that counted."""
+    sure: bool = False
     announced: bool = False
     doubt: tuple[Box, float] | None = None
     """A box that was too far away, and its time."""
@@ -112,6 +116,7 @@ class Watch:
     another look at the same moment, and one that goes back ends all tracks, as a new connection to the source does.
 
     Attributes:
+        size, places: of the frame; the zones and lines in its pixels.
         improved: track -> its box, for those that this frame shows best so far.
         notes: what was unusual, each once.
         ignored: tracked boxes that are not finite, or have nothing in the frame.
@@ -119,7 +124,7 @@ class Watch:
 
     def __init__(self, places: Places | None = None, options: EventOptions | None = None) -> None:
         self._wanted, self._options = places or Places(), options or EventOptions()
-        self._places, self._size = self._wanted, (0, 0)
+        self.places, self.size = self._wanted, (0, 0)
         self._tracks: dict[int, _Track] = {}
         self._now, self._step, self._turn = 0.0, 1 / 30, 0
         self._frame: FrameInfo | None = None
@@ -128,14 +133,14 @@ class Watch:
         self.notes: dict[str, None] = {}
         self.ignored = 0
 
-    def update(self, found: Detections, frame: FrameInfo) -> list[Event]:
-        """The events of a frame, from its objects with `tracker_id`; -1 and None: no track."""
-        events = self._advance(frame)
+    def update(self, found: Detections, frame: FrameInfo, seconds: float | None) -> list[Event]:
+        """The events of a frame and its time, from its objects with `tracker_id`; -1 and None: no track."""
+        events = self._advance(frame, seconds)
         self._frame, self._names, self._turn = frame, found.names, self._turn + 1
         self.improved = {}
-        if (size := (frame.width, frame.height)) != self._size:
-            self._places, notes = self._wanted.at(*size)
-            self._size, self.notes = size, self.notes | dict.fromkeys(notes)
+        if (size := (frame.width, frame.height)) != self.size:
+            self.places, notes = self._wanted.at(*size)
+            self.size, self.notes = size, self.notes | dict.fromkeys(notes)
         ids = np.full(len(found), -1) if found.tracker_id is None else found.tracker_id
         rows = np.flatnonzero(ids >= 0)
         boxes = found.xyxy[rows].astype(np.float64)
@@ -148,12 +153,13 @@ class Watch:
             centres = (boxes[:, :2] + boxes[:, 2:]) / 2
             feet = np.stack((centres[:, 0], boxes[:, 3]), 1).clip(0.01, np.subtract(size, 0.01))
             anchors = {"centre": centres, "bottom": feet}
-            depths = np.array([zone.depth(anchors[zone.anchor]) for zone in self._places.zones]).reshape(-1, len(rows))
-            sides = np.array([line.side(anchors[line.anchor]) for line in self._places.lines]).reshape(-1, len(rows))
+            depths = np.array([zone.depth(anchors[zone.anchor]) for zone in self.places.zones]).reshape(-1, len(rows))
+            sides = np.array([line.side(anchors[line.anchor]) for line in self.places.lines]).reshape(-1, len(rows))
             for place, row in enumerate(rows.tolist()):
                 track = self._seen(int(ids[row]), tuple(boxes[place].tolist()))
                 if track is not None:
                     class_id, track.confidence = int(found.class_id[row]), float(found.confidence[row])
+                    track.sure |= track.confidence >= self._options.least
                     track.votes[class_id] = track.votes.get(class_id, 0.0) + track.confidence
                     points = {name: tuple(points[place].tolist()) for name, points in anchors.items()}
                     self._moved(track, points, depths[:, place].tolist(), sides[:, place].tolist())
@@ -172,12 +178,11 @@ class Watch:
         """The picture of a track in `improved`, for its last event."""
         self._tracks[track_id].thumbnail = thumbnail
 
-    def _advance(self, frame: FrameInfo) -> list[Event]:
+    def _advance(self, frame: FrameInfo, known: float | None) -> list[Event]:
         """Move to the time of a frame; the events of the tracks that this ends."""
-        known, before = frame.seconds, self._frame
+        before = self._frame
         if known is None or not math.isfinite(known):
             known = self._now + self._step if before else 0.0
-            self.notes["frames have no time: events count them as equally far apart"] = None
         events: list[Event] = []
         if before and frame.connection != before.connection:
             events = self.end("reconnected")
@@ -216,8 +221,8 @@ class Watch:
     def _moved(self, track: _Track, points: dict[str, Any], depths: Sequence[float], sides: Sequence[float]) -> None:
         """Bring a track up to date with a box that counts: its points by anchor, how they lie to zones and lines."""
         assert self._frame is not None
-        now, size, diagonal = self._now, self._size, _diagonal(track.box)
-        for zone, depth in zip(self._places.zones, depths, strict=True):
+        now, size, diagonal = self._now, self.size, _diagonal(track.box)
+        for zone, depth in zip(self.places.zones, depths, strict=True):
             margin = min(MARGIN * diagonal, SMALL * zone.span) if track.count > 1 else 0.0
             number = track.inside.get(zone.name)
             if number is None and depth > margin and zone.counts(track.class_id):
@@ -228,7 +233,7 @@ class Watch:
                 del track.inside[zone.name]
                 track.visits[number] = track.visits[number]._replace(left=now)
                 track.changes.append(Change("left", zone.name))
-        for line, side in zip(self._places.lines, sides, strict=True):
+        for line, side in zip(self.places.lines, sides, strict=True):
             if abs(side) > MARGIN * diagonal:
                 point, before = points[line.anchor], track.clear.get(line.name)
                 track.clear[line.name] = side > 0, point
@@ -272,7 +277,7 @@ class Watch:
     def _report(self, track: _Track) -> list[Event]:
         """The event of a track that has been seen, if there is one."""
         if not track.announced:
-            track.announced = track.count > 1
+            track.announced = track.count > 1 and track.sure
             return [self._event("new", track)] if track.announced else []
         last, best = track.reported
         if not track.changes and track.best is not best and self._now - last >= self._options.better:
@@ -315,27 +320,26 @@ class Watch:
 
 
 def simplified(path: Sequence[Step], tolerance: float, most: int) -> list[Step]:
-    """At most `most` points of a path, so that straight steps between them are, at any time, within the tolerance of it
-    (Douglas and Peucker, 1973); the tolerance grows if these are too many."""
-    if len(path) < 3:
-        return list(path)
-    points = np.array(path)
-    while True:
-        kept, spans = {0, len(path) - 1}, [(0, len(path) - 1)]
-        while spans:
-            first, last = spans.pop()
-            if last - first < 2:
-                continue
+    """The points of a path that lie more than the tolerance from where straight steps between the others are at their
+    time (Douglas and Peucker, 1973), the furthest first and at most `most`."""
+    points, kept, spans = np.array(path), {0, len(path) - 1}, list[tuple[float, int, int, int]]()
+
+    def divide(first: int, last: int) -> None:
+        if last - first > 1:
             begin, end, between = points[first], points[last], points[first + 1 : last]
             share = (between[:, :1] - begin[0]) / max(end[0] - begin[0], 1e-9)
             off = np.hypot(*(between[:, 1:] - begin[1:] - share * (end[1:] - begin[1:])).T)
             worst = int(off.argmax())
             if off[worst] > tolerance:
-                kept.add(first + 1 + worst)
-                spans += [(first, first + 1 + worst), (first + 1 + worst, last)]
-        if len(kept) <= most:
-            return [path[number] for number in sorted(kept)]
-        tolerance *= 2
+                heapq.heappush(spans, (-float(off[worst]), first, first + 1 + worst, last))
+
+    divide(0, len(path) - 1)
+    while spans and len(kept) < most:
+        _, first, middle, last = heapq.heappop(spans)
+        kept.add(middle)
+        divide(first, middle)
+        divide(middle, last)
+    return [path[number] for number in sorted(kept)]
 
 
 def _diagonal(box: Box) -> float:

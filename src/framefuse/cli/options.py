@@ -54,7 +54,7 @@ def normalise(words: Sequence[str]) -> list[str]:
         if name.startswith("--"):
             word = name.replace("_", "-") + equals + value
         done.append(word)
-        if word == "--track" and (not words or words[0] not in schema_of("track")["enum"]):
+        if word == "--track" and not set("".join(words[:1]).split(",")) <= {*schema_of("track")["enum"], "none"}:
             done.append("bytetrack")
         if word in _LISTS:
             numbers = []

@@ -67,9 +67,10 @@ def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
     """The results without boxes below the setting `min_area`."""
     if not area:
         yield from results
-    for result, frame in results:
-        kept = result.detections.at_least(area, result.frame.width, result.frame.height)
-        yield FrameResult(replace(result, detections=kept), frame)
+    for found in results:
+        frame = found.result.frame
+        kept = found.result.detections.at_least(area, frame.width, frame.height)
+        yield found._replace(result=replace(found.result, detections=kept))
 
 
 def _infer(

@@ -46,8 +46,8 @@ def load(path: Path, rate: float) -> Table:
 
 
 def kept(table: Table, settings: Settings) -> Ints:
-    """The rows that `classes`, `max_det` and `min_area` leave. Those above a `conf` are the first of each frame, so that
-    it changes nothing about the others."""
+    """The rows that `classes`, `max_det` and `min_area` leave. Those above a `conf` are the first of each frame, so it
+    changes nothing about the others."""
     rows = np.arange(len(table.frame))
     if settings.classes is not None:
         rows = rows[np.isin(table.found.class_id, settings.classes)]

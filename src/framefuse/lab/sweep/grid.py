@@ -55,7 +55,7 @@ def read_grid(file: Path | None, given: Mapping[str, Any]) -> dict[str, list[Any
         lines = read_mapping(file.read_bytes()) if file else {}
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot use the grid {file}: {reason}", remedy="write lines of field: [value, value]") from error
+        raise ConfigError(f"cannot use the grid {file}: {reason}", remedy="write lines of field: [a, b]") from error
     found = {}
     for field, (value, line) in lines.items():
         where = f"file {file}, line {line}"

@@ -1,4 +1,4 @@
-"""Record: what a model finds in a file from confidence FLOOR on, inferred once and kept as Parquet in the cache.
+"""Record: what a model finds in a video from confidence FLOOR on, inferred once and kept as Parquet in the cache.
 
 Suppression compares boxes before they are clipped to the frame, so it cannot be repeated on the boxes of a result.
 Hence each file of boxes is what the pipeline itself finds at one `iou`. On the CPU, one pass makes those of COMMON too;
@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from framefuse.common.files import user_cache
 from framefuse.common.redact import redact_source
@@ -24,11 +26,14 @@ from framefuse.common.version import __version__
 from framefuse.config import Settings, settings_from
 from framefuse.engines.cache import DAMAGED, locked, model_hash, write_atomically
 from framefuse.errors import SinkError, SourceError, UsageError
+from framefuse.lab.evaluation import open_data
+from framefuse.lab.evaluation.dataset import Dataset
+from framefuse.lab.evaluation.mot import INI
 from framefuse.lab.sweep.grid import FIELDS, FLOOR
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Detections, FrameInfo, Result
-from framefuse.runtime.job import ELSEWHERE
+from framefuse.runtime.job import options_of
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.tracking import RATE
 from framefuse.sinks import SinkContext
@@ -36,15 +41,16 @@ from framefuse.sinks.parquet import ParquetSink
 from framefuse.sources.paths import is_image_path
 from framefuse.sources.source import is_camera
 from framefuse.world import World
-from framefuse.world.address import write
 
 FORMAT = 1
-ABOUT = "about.json"
-"""What is in the folder of a recording; written last."""
+ABOUT, TRUTH = "about.json", "truth.npz"
+"""In the folder of a recording: facts, written last; and ground truth."""
 COMMON = (0.4, 0.5, 0.6, 0.7, 0.8)
 """Values of `iou` that are recorded besides those that are asked for."""
 MOST_BOXES = 3000
-"""Of a frame; more than any `max_det` that makes sense, since boxes of a class are counted once it is chosen."""
+"""Of a frame; more than any `max_det` that makes sense, as this is applied after the classes are chosen."""
+Counting = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""(title, frames or 0) -> what shows the number of frames done."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +59,18 @@ class Recording:
 
     source: str
     folder: Path
-    frames: int
-    seconds: float
+    frames: int = 0
+    seconds: float = 0.0
     """That inference took, now or earlier."""
-    rate: float
-    """Frames a second, if frames have no times."""
-    inferred: bool
-    """Whether this call ran the model."""
+    rate: float = RATE
+    """Frames a second, for frames without a time."""
+    ious: frozenset[float] = frozenset()
+    inferred: bool = False
+    """Whether the model ran just now."""
 
-    def boxes(self, iou: float) -> Path | None:
-        """The file of the boxes at an `iou`; None: the source has no frame."""
-        return _file(self.folder, iou) if self.frames else None
+    def boxes(self, iou: float) -> Path:
+        """The file of the boxes at an `iou`, unless there is no frame."""
+        return self.folder / f"iou-{iou}.parquet"
 
 
 def record(
@@ -73,106 +80,109 @@ def record(
     ious: Sequence[float],
     *,
     cache: Path | None = None,
-    on_frame: Callable[[int], None] = lambda done: None,
+    counting: Counting = lambda title, frames: nullcontext(lambda done: None),
 ) -> Recording:
-    """The recording of a video or of a synthetic:// address, from the cache or made now.
+    """The recording of a video, a synthetic:// address or a MOTChallenge sequence, from the cache or made now.
 
     Args:
         settings: model and source options, which decide with the model and the file whether a recording may be used.
         ious: values of `iou` that it must have.
         cache: default: `user_cache() / "sweep"`.
-        on_frame: called with the number of frames done while the model runs.
 
     Raises:
-        SourceError: the source cannot be read, or ends with an error. UsageError: it is neither file nor synthetic.
+        SourceError: the source cannot be read. UsageError: it is none of these.
         SinkError: the cache cannot be written. CapabilityError: the extra `parquet` is not installed.
     """
-    fixed = {field: Settings.model_fields[field].default for field in FIELDS if field in settings.model_fields_set}
-    saves = {field: False for field in settings.model_fields_set if field == "save" or field.startswith("save_")}
-    settings = settings_from(fixed | saves | {"conf": FLOOR, "max_det": MOST_BOXES}, base=settings)
-    options = settings.model_dump(mode="json", exclude=ELSEWHERE | {"iou"})
-    key = [FORMAT, __version__, model_hash(card.path), repr(replace(card, path=Path(), origin={})), options]
-    digest = hashlib.sha256(json.dumps([*key, _identity(source)], sort_keys=True).encode()).hexdigest()[:32]
+    ours = {*FIELDS, *(field for field in Settings.model_fields if field.startswith("save")), "events", "trail", "show"}
+    plain = {field: Settings.model_fields[field].default for field in ours & settings.model_fields_set}
+    settings = settings_from({**plain, "conf": FLOOR, "max_det": MOST_BOXES}, base=settings)
+    key = [FORMAT, __version__, model_hash(card.path), repr(replace(card, path=Path(), origin={})), _identity(source)]
+    digest = hashlib.sha256(json.dumps([*key, options_of(settings)], sort_keys=True).encode()).hexdigest()[:32]
     folder = (cache or user_cache() / "sweep") / digest
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
-            known, frames, seconds, rate = _read(folder)
-            if missing := sorted(set(ious) - known):
+            found = _read(source, folder)
+            if missing := sorted(set(ious) - found.ious):
                 on_gpu = plan_run(card, settings, source, None).settings.on_gpu
-                passes = [[iou] for iou in missing] if on_gpu else [sorted({*missing, *COMMON} - known)]
                 started = perf_counter()
-                for wanted in passes:
-                    frames, rate = _infer(source, card, settings, wanted, folder, on_gpu, on_frame)
-                    known |= set(wanted)
-                seconds += perf_counter() - started
-                about = {"ious": sorted(known), "frames": frames, "seconds": seconds, "rate": rate}
-                write_atomically(folder / ABOUT, json.dumps(about).encode())
+                for wanted in [[iou] for iou in missing] if on_gpu else [sorted({*missing, *COMMON} - found.ious)]:
+                    found = _infer(found, card, settings, wanted, on_gpu, counting)
+                found = replace(found, seconds=found.seconds + perf_counter() - started, inferred=True)
+                facts = {name: getattr(found, name) for name in ("frames", "seconds", "rate")}
+                write_atomically(folder / ABOUT, json.dumps({**facts, "ious": sorted(found.ious)}).encode())
     except OSError as error:
         reason = f"cannot write the recording {folder}: {error.strerror or error}"
         raise SinkError(reason, remedy="free some space, or set XDG_CACHE_HOME to a writable folder") from error
-    return Recording(source, folder, frames, seconds, rate, bool(missing))
+    return found
+
+
+def data_of(source: str, settings: Settings) -> Dataset | None:
+    """The ground truth of a whole source; None: there is none."""
+    if settings.start or settings.end or settings.vid_stride > 1:
+        return None
+    return open_data(source) if source.startswith("synthetic://") or (Path(source) / INI).is_file() else None
 
 
 def _identity(source: str) -> list[Any]:
     """What changes if the frames of a source may have changed."""
     if source.startswith("synthetic://"):
-        return [write(World.parse(source)), World.version]
-    if "://" in source or is_camera(source) or is_image_path(source):
-        raise UsageError(f"{redact_source(source)} is no video", remedy="sweep over video files or synthetic:// worlds")
+        return [repr(World.parse(source)), World.version]
+    sequence = (Path(source) / INI).is_file()
+    if "://" in source or is_camera(source) or is_image_path(source) or (Path(source).is_dir() and not sequence):
+        remedy = "sweep over video files, synthetic:// worlds or MOTChallenge sequences"
+        raise UsageError(f"{redact_source(source)} is no video", remedy=remedy)
     try:
-        facts = os.stat(source)
+        files = sorted(path for path in Path(source).rglob("*") if path.is_file()) if sequence else [Path(source)]
+        facts = [(os.path.realpath(path), path.stat()) for path in files]
     except (OSError, ValueError) as error:
         raise SourceError(f"cannot read {source}: {error}", remedy="check the path") from error
-    return [os.path.realpath(source), facts.st_size, facts.st_mtime_ns]
+    return [[path, stat.st_size, stat.st_mtime_ns] for path, stat in facts]
 
 
-def _read(folder: Path) -> tuple[set[float], int, float, float]:
-    """The values of `iou` whose boxes are there, the number of frames, the seconds that they took, and their rate."""
+def _read(source: str, folder: Path) -> Recording:
+    """The recording in a folder, with the values of `iou` whose boxes are there."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        frames, seconds, rate = int(about["frames"]), float(about["seconds"]), float(about["rate"])
-        return {iou for iou in about["ious"] if not frames or _file(folder, iou).exists()}, frames, seconds, rate
+        found = Recording(source, folder, int(about["frames"]), float(about["seconds"]), float(about["rate"]))
+        there = (float(iou) for iou in about["ious"] if not found.frames or found.boxes(iou).exists())
+        return replace(found, ious=frozenset(there))
     except DAMAGED:
-        return set(), 0, 0.0, RATE
-
-
-def _file(folder: Path, iou: float) -> Path:
-    return folder / f"iou-{iou}.parquet"
+        return Recording(source, folder)
 
 
 def _infer(
-    source: str,
-    card: Card,
-    settings: Settings,
-    ious: Sequence[float],
-    folder: Path,
-    on_gpu: bool,
-    on_frame: Callable[[int], None],
-) -> tuple[int, float]:
-    """Write the boxes for some values of `iou`, one on a GPU, in one pass; the number and the rate of the frames."""
+    found: Recording, card: Card, settings: Settings, ious: Sequence[float], on_gpu: bool, counting: Counting
+) -> Recording:
+    """The recording with the boxes for more values of `iou`, one on a GPU, from one pass."""
     sinks = {iou: ParquetSink() for iou in ious}
 
     def observe(frames: Sequence[FrameInfo], at: Callable[[float], Sequence[Detections]]) -> None:
         for iou, sink in sinks.items():
-            for frame, found in zip(frames, at(iou), strict=True):
-                sink.write(Result(frame, found), None)
+            for frame, detections in zip(frames, at(iou), strict=True):
+                sink.write(Result(frame, detections), None)
 
-    done = 0
     settings = settings_from({"iou": ious[0]}, base=settings)
-    with TemporaryDirectory(dir=folder) as scratch, ExitStack() as opened:
-        pipeline = opened.enter_context(
-            Pipeline(source, card.path, settings=settings, observe=None if on_gpu else observe)
-        )
-        info = pipeline.sources[0].info
+    data, truth, done = data_of(found.source, settings), [np.empty((0, 8))], 0
+    with TemporaryDirectory(dir=found.folder) as name, ExitStack() as opened:
+        frames = data.open(data.keys) if data else found.source
+        watch = None if on_gpu else observe
+        pipeline = opened.enter_context(Pipeline(frames, card.path, settings=settings, observe=watch))
+        info, scratch = pipeline.sources[0].info, Path(name)
         for iou, sink in sinks.items():
-            sink.open(SinkContext(Path(scratch), info, card.names, f"iou-{iou}"))
+            sink.open(SinkContext(scratch, info, card.names, f"iou-{iou}"))
             opened.callback(sink.close)
+        count = opened.enter_context(counting(found.source, info.frames or 0))
         for done, result in enumerate(pipeline, 1):
             if on_gpu:
                 sinks[ious[0]].write(result, None)
-            on_frame(done)
+            if data and (labels := data.labels(data.key_of(result.frame))).track_id is not None:
+                columns = [np.full(len(labels.xyxy), done - 1), labels.class_id, labels.crowd, labels.track_id]
+                truth.append(np.column_stack([*columns, labels.xyxy]))
+            count(done)
         opened.close()
-        for iou in ious if done else ():
-            os.replace(_file(Path(scratch), iou), _file(folder, iou))
-    return done, float(info.fps or RATE)
+        if len(truth) > 1:
+            np.savez_compressed(scratch / TRUTH, truth=np.concatenate(truth))
+        for path in scratch.iterdir():
+            os.replace(path, found.folder / path.name)
+    return replace(found, frames=done, rate=float(info.fps or RATE), ious=found.ious | set(ious))

@@ -56,7 +56,8 @@ def _entries(zone: Zone, points: Array, diagonals: Array, of: Array) -> Array:
     margin = np.where(first, 0, np.minimum(MARGIN * diagonals, SMALL * zone.span))
     clear = np.flatnonzero(first | (np.abs(depth) > margin))
     inside = depth[clear] > margin[clear]
-    return clear[inside & (first[clear] | ~np.roll(inside, 1))]
+    entered: Array = clear[inside & (first[clear] | ~np.roll(inside, 1))]
+    return entered
 
 
 def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
@@ -66,4 +67,5 @@ def _crossings(line: Line, points: Array, diagonals: Array, of: Array) -> Array:
     old, new = clear[:-1], clear[1:]
     turned = ((side[old] > 0) != (side[new] > 0)) & (of[old] == of[new])
     crossed = [line.crossed(tuple(points[a]), tuple(points[b])) for a, b in zip(old[turned], new[turned], strict=True)]
-    return new[turned][np.array(crossed, np.bool_)]
+    done: Array = new[turned][np.array(crossed, np.bool_)]
+    return done

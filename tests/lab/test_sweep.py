@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,9 @@ def test_truth_gives_the_scores_of_val(cache: Path) -> None:
         scores = validate("scout-n", uri, settings=choice.settings).tracks
         assert scores is not None and scores.hota > 0.05
         assert (counted["hota"], counted["idf1"]) == pytest.approx((100 * scores.hota, 100 * scores.idf1))
-    assert len(page.compare([found], every[0], every[1])[1].shown) > 0
+    gained, lost = page.compare([found], *choices({"track": [None, "bytetrack"]}, BASE, CARD))
+    assert gained.tracks == len(gained.shown) > 0 == lost.tracks
+    assert "data:image/jpeg;base64," in gained.shown[0]
 
 
 @pytest.mark.parametrize(

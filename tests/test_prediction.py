@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,11 @@ def test_to_supervision_and_back() -> None:
     back = Detections.from_supervision(detections().to_supervision())
     assert [one.name for one in back] == [one.name for one in detections()]
     assert back.xyxy.tolist() == detections().xyxy.tolist()
+    assert back.tracker_id is None
+    tracked = replace(detections(), tracker_id=np.arange(len(detections())) * 10 - 1)
+    theirs = tracked.to_supervision()
+    assert theirs[theirs.tracker_id >= 0].tracker_id.tolist() == [9, 19][: len(tracked) - 1]
+    assert Detections.from_supervision(theirs).tracker_id.tolist() == tracked.tracker_id.tolist()  # type: ignore[union-attr]
 
 
 def test_in_a_notebook() -> None:

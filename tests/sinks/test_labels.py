@@ -17,6 +17,7 @@ from framefuse import Pipeline
 from framefuse.errors import SinkError
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import open_sink
+from framefuse.sinks.parquet import read_boxes
 from framefuse.sinks.repair import repair_folder
 from framefuse.sources import SourceInfo
 from sink_frames import MS, NAMES, context
@@ -286,6 +287,29 @@ def test_full_disk_keeps_what_was_written(full_disk: Path, tmp_path: Path, name:
     shutil.copy(full_disk / f"clip.{name}.part", tmp_path)
     (done,) = repair_folder(tmp_path)
     assert done.done == f"completed, {index} frames"
+
+
+def test_tracks_of_a_run_are_the_same_everywhere(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    saves = ("save_cvat", "save_label_studio", "save_parquet")
+    source = "synthetic://street?frames=30&size=320x192&complexity=0.9&split=test"
+    pipeline = Pipeline(source, "scout-n", track="bytetrack", project=tmp_path, **dict.fromkeys(saves, True))  # type: ignore[arg-type]
+    boxes = [len(one.detections) for one in pipeline]
+    folder = pipeline.folder
+    assert folder is not None and not any("nothing was tracked" in text for text in pipeline.report.warnings)
+    table = read_boxes(folder / "synthetic.parquet")
+    ids = table.detections.tracker_id
+    assert ids is not None and len(table.detections) == sum(boxes)
+    tracks, lone = set(ids[ids >= 0].tolist()), int((ids < 0).sum())
+    assert len(tracks) > 1
+    assert len(tracks_in(folder / "synthetic.cvat.xml")) == len(tracks) + lone
+    (task,) = json.loads((folder / "synthetic.label_studio.json").read_text())
+    names = {one["id"] for one in task["predictions"][0]["result"]}
+    assert {f"track{number}" for number in tracks} <= names and len(names) == len(tracks) + lone
+
+
+def tracks_in(path: Path) -> list[ElementTree.Element]:
+    return ElementTree.parse(path).getroot().findall("track")
 
 
 def test_a_run_writes_both(tmp_path: Path) -> None:

@@ -97,10 +97,11 @@ class Detections:
 
     def followed_by(self, more: Detections) -> Detections:
         """These objects, then those, without masks; tracks and views only where both have them."""
-        rest = ((getattr(self, name), getattr(more, name)) for name in ("tracker_id", "view"))
-        tracks, views = (None if one is None or other is None else np.concatenate((one, other)) for one, other in rest)
-        columns = ((getattr(self, name), getattr(more, name)) for name in ("xyxy", "confidence", "class_id"))
-        return Detections(*map(np.concatenate, columns), self.names, tracker_id=tracks, view=views)
+        joined: dict[str, Any] = {}
+        for name in ("xyxy", "confidence", "class_id", "tracker_id", "view"):
+            parts = getattr(self, name), getattr(more, name)
+            joined[name] = None if parts[0] is None or parts[1] is None else np.concatenate(parts)
+        return Detections(**joined, names=self.names)
 
     @property
     def xywh(self) -> Array:

@@ -41,7 +41,8 @@ def flag(field: str) -> str:
 def normalise(words: Sequence[str]) -> list[str]:
     """The command line in the form that the parser accepts.
 
-    --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640.
+    --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640;
+    --track alone becomes --track bytetrack.
     """
     done: list[str] = []
     words = list(words)
@@ -53,6 +54,8 @@ def normalise(words: Sequence[str]) -> list[str]:
         if name.startswith("--"):
             word = name.replace("_", "-") + equals + value
         done.append(word)
+        if word == "--track" and (not words or words[0] not in schema_of("track")["enum"]):
+            done.append("bytetrack")
         if word in _LISTS:
             numbers = []
             while words and _NUMBER.fullmatch(words[0]):

@@ -220,7 +220,10 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
 
 
 def check_task(card: Card, settings: Settings) -> None:
-    """Raise UsageError if boxes are requested from a model that only segments."""
+    """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
+    for field in ("save_mot", "trail"):
+        if getattr(settings, field) and not settings.track:
+            raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
     if card.task != "semantic":
         return
     fields = "save_txt", "save_csv", "save_mot", "save_crop", "classes", "track", "zones", "events", "save_events"

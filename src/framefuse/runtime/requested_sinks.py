@@ -42,7 +42,8 @@ def sinks_for(
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {
-        "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_crop": "crops"
+        "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_mot": "mot",
+        "save_crop": "crops",
     }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
     if settings.save_events and events is not None:
@@ -50,7 +51,7 @@ def sinks_for(
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images"))
+        sinks.append(open_sink("images", trail=settings.trail))
     elif settings.save:
         video = open_sink(
             "video",
@@ -59,10 +60,11 @@ def sinks_for(
             preset=settings.encode_preset,
             threads=settings.encode_threads,
             gpu=settings.gpu,
+            trail=settings.trail,
         )
         sinks.append(video)
     if settings.show:
-        sinks.append(open_sink("show"))
+        sinks.append(open_sink("show", trail=settings.trail))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

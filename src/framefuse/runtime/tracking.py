@@ -47,8 +47,8 @@ def seconds_of(frame: FrameInfo, info: SourceInfo) -> float:
 class Tracks:
     """The trackers of a run. The results of each source come in its order; sources may alternate.
 
-    A file, address or camera is a source; so are all images of a folder or list together. Frames without a time are those
-    of its frame rate.
+    A file, address or camera is a source; so are all images of a folder or list together. Frames without a time have
+    that of their number at the source's frame rate.
     """
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:

@@ -4,7 +4,7 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
-    events    one line per event of a track
+    mot       MOTChallenge text of the tracks       events    one line per event of a track
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -35,6 +35,7 @@ SINKS: dict[str, str] = {
     "csv": "framefuse.sinks.csv:CsvSink",
     "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
+    "mot": "framefuse.sinks.mot:MotSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",

@@ -18,14 +18,16 @@ from framefuse.sinks._base import FolderSink
 from framefuse.sinks._lines import open_output, part_of, write_error
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
+from framefuse.sinks.trails import Trails
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
 class RgbAnnotator:
-    """Converts frames to upright RGB images and draws their results."""
+    """Converts frames to upright RGB images and draws their results, and of tracks the last `trail` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, trail: float = 0.0) -> None:
+        self._trails = Trails(trail)
         self._converter = FrameConverter()
         annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
         self._annotator_of = lru_cache(1)(annotator)
@@ -33,7 +35,9 @@ class RgbAnnotator:
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
-        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks)
+        self._annotator_of(frame.width, frame.height).draw(
+            (image,), result.detections, result.masks, self._trails.after(result)
+        )
         return image
 
 
@@ -56,15 +60,16 @@ class ImagesSink(FolderSink):
 
     Args:
         quality: of JPEG, 1..95.
+        trail: see `RgbAnnotator`.
     """
 
     name = "images"
     needs_frame = True
 
-    def __init__(self, *, quality: int = 92) -> None:
+    def __init__(self, *, quality: int = 92, trail: float = 0.0) -> None:
         super().__init__()
         self._quality = quality
-        self._annotator = RgbAnnotator()
+        self._annotator = RgbAnnotator(trail)
 
     def open(self, context: SinkContext) -> None:
         self._context = context

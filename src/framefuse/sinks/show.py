@@ -28,9 +28,9 @@ class ShowSink(BaseSink):
     name = "show"
     needs_frame = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, trail: float = 0.0) -> None:
         super().__init__()
-        self._annotator = RgbAnnotator()
+        self._annotator = RgbAnnotator(trail)
         self._title = ""
 
     def open(self, context: SinkContext) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class SharedList:
         Raises:
             SourceError: no item can be opened, or there is none.
         """
-        lock, numbers = threading.Lock(), count()
+        lock, numbers = threading.Lock(), itertools.count()
 
         def open_numbered(item: Any, number: int) -> Source:
             source = self.open_one(item, options)

@@ -31,8 +31,8 @@ def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> 
     """Pairs with IoU >= minimum, ordered by row and column, from corners (4, m) and (4, n).
 
     Args:
-        margins: (m,) pixels by which both boxes of a pair are extended on every side: a track whose place is uncertain has
-            a wide one (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
+        margins: (m,) pixels by which both boxes of a pair are extended on every side: wide for a track whose place is
+            uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
     """
     step = max(1, CELLS // max(1, boxes.shape[1]))
     parts = []

@@ -1,13 +1,13 @@
 """Motion: one Kalman filter with constant velocity for all tracks at once, in arrays.
 
-The four coordinates of a box (centre x, centre y, width, height) move independently of each other, each as a filter with a
-position and a velocity. Noise grows with the size of the object alike in all four, so that they share one covariance.
-`states` holds as rows, (11, tracks) float64: four positions, four velocities, the variance of a position, its covariance
-with its velocity, and the variance of a velocity.
+The four coordinates of a box (centre x, centre y, width, height) move independently of each other, each with a position
+and a velocity. Noise grows with the size of the object alike in all four, so that they share one covariance. `states`
+holds as rows, (11, tracks) float64: four positions, four velocities, the variance of a position, its covariance with
+its velocity, and the variance of a velocity.
 
-The constants are those of ByteTrack and DeepSORT: standard deviations of 1/20 of the size, and of 1/160 of it a step. A step
-there is a frame; here it is 1/30 s, and `predict` takes any number n of steps, with the result of n single ones in closed
-form, so that a fractional n has a meaning too. The size is the square root of the area.
+The constants are those of ByteTrack and DeepSORT: standard deviations of 1/20 of the size, and of 1/160 of it a step. A
+step there is a frame; here it is 1/30 s, and `predict` takes any number n of steps, with the result of n single ones in
+closed form, so that a fractional n has a meaning too. The size is the square root of the area.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def predict(states: Array, steps: float) -> Array:
     """The states after a time of `steps`: x += n v, and P = F P F' + Q of n single steps."""
     n, squared = steps, _squared(states)
     moved = states.copy()
-    variance, covariance, of_velocity = states[VARIANCE:]
+    _, covariance, of_velocity = states[VARIANCE:]
     moved[POSITION] += n * states[VELOCITY]
     twice, thrice = max(0.0, n * (n - 1) / 2), max(0.0, n * (n - 1) * (2 * n - 1) / 6)
     moved[VARIANCE] += 2 * n * covariance + n * n * of_velocity + (n * OF_POSITION + thrice * OF_VELOCITY) * squared

@@ -4,8 +4,8 @@ The steps of ByteTrack, with three additions:
 
 - momentum: a box is worth more to a track if it lies in the direction in which the track has moved (OCM);
 - recovery: tracks that are left are compared with boxes by where they were last seen (OCR);
-- re-update: when a track is found again, its filter runs again from where it was lost, along a straight line to where it
-  was found, as if it had been seen all the time (ORU).
+- re-update: when a track is found again, its filter runs again from where it was lost, along a straight line to where
+  it was found, as if it had been seen all the time (ORU).
 """
 
 from __future__ import annotations

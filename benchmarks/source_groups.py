@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("models/weights/*",),
     "lowering": ("models/fp16.py", "models/int8.py", "lab/lowering/*.py"),
     "evaluation": ("lab/evaluation/*.py",),
+    "sweep": ("lab/sweep/*.py", "tracking/*.py", "sinks/parquet.py", "prediction.py"),
     "parity": ("lab/parity/*.py",),
     "synthetic world": ("world/*.py",),
     "peer": ("benchmarks/peers/*.py", "benchmarks/models.py", "benchmarks/scene.py", "benchmarks/clips.py"),

@@ -26,9 +26,9 @@ ROOMS: dict[str, set[str]] = {
     "preprocess": {"errors", "frame", "kernels"},
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
+    "tracking": {"common", "errors", "frame", "prediction"},
     "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
-    "tracking": {"common", "errors", "frame", "prediction"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),

@@ -70,8 +70,9 @@ def replay(
             trackings.append(done[1])
         on_choice(len(found))
 
-    count = min(available_cores(), len(groups))
-    if count < 2 or sum(one.frames for one in recordings) * len(groups) < SMALL:
+    tracked = sum(members[0].settings.track is not None for members in groups.values())
+    count = min(available_cores(), tracked)
+    if count < 2 or sum(one.frames for one in recordings) * tracked < SMALL:
         for members in groups.values():
             take(members, work(members))
     else:

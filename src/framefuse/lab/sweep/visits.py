@@ -37,7 +37,7 @@ def visits(tracks: Tracks, places: Places, buffer: float) -> tuple[Array, Array,
     feet = np.stack((centres[:, 0], boxes[:, 3]), 1).clip(0.01, sizes - 0.01)
     best, done = np.zeros(int(first.sum())), np.zeros((2, int(first.sum())), np.int64)
     np.maximum.at(best, of, table.found.confidence[rows])
-    for size in np.unique(sizes, axis=0).tolist():
+    for size in {(one.width, one.height) for one in table.frames}:
         at, _ = places.at(*size)
         for place in (*at.zones, *at.lines):
             here = (sizes == size).all(axis=1)

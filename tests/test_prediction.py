@@ -118,3 +118,11 @@ def test_in_a_notebook() -> None:
     assert page.count("<tr>") == 4
     masks = Masks(np.array([[0, 1], [1, 1]], np.uint8), NAMES)
     assert "75.0%" in Result(frame, Detections.none(NAMES), masks=masks)._repr_html_()
+
+
+def test_boxes_that_are_large_enough() -> None:
+    found = detections()
+    assert len(found.at_least(0, 400, 100)) == 3
+    assert found.at_least(200, 400, 100).confidence.tolist() == pytest.approx([0.9, 0.25])
+    assert found.at_least(0.05, 400, 100).class_id.tolist() == [7]  # 2,000 of 40,000 pixels
+    assert len(found.at_least(1.0, 400, 100)) == 0

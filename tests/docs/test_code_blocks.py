@@ -51,6 +51,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     box = {"x": 10, "y": 20, "width": 30, "height": 40, "rotation": 0, "rectanglelabels": ["car"]}
     row = {"type": "rectanglelabels", "original_width": 640, "original_height": 360, "value": box}
     task = {"data": {"image": "/data/local-files/?d=images/video_0.jpg"}, "annotations": [{"result": [row]}]}
+    (folder / "grid.yaml").write_text("conf: [0.3, 0.5]\ntrack: [bytetrack, ocsort]\n")
     (folder / "export.json").write_text(json.dumps([task]))  # of Label Studio
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")

@@ -23,8 +23,8 @@ INI = "seqinfo.ini"
 COUNTED = 1, -1
 """Classes of gt.txt that are scored: pedestrians, and -1, as the first challenge has them."""
 UNCOUNTED = 2, 7, 8, 12
-"""People on vehicles, people who stand still, distractors and reflections, in MOT20 also 6, vehicles without a motor: who
-finds them is neither right nor wrong. Other classes are not read."""
+"""People on vehicles, people who stand still, distractors and reflections, in MOT20 also 6, vehicles without a motor:
+who finds them is neither right nor wrong. Other classes are not read."""
 
 
 def sequences_in(folder: Path) -> list[Path]:

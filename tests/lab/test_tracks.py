@@ -216,7 +216,8 @@ def test_scores_equal_those_that_trackeval_reads_from_files(mot: Path, tmp_path:
 def test_val_on_the_world(tracker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["val", "scout-n", "--data", STREET, "--track", tracker, "--project", str(tmp_path), "--limit", "24"]
     assert main(words) == 0
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
+    assert f"tracked by {tracker}; scored are its boxes with confidence above 0.25" in err
     head, row, *_ = out.splitlines()
     assert " ".join(head.split()) == "model engine precision input MB HOTA DetA AssA MOTA IDF1 switches CPU ms"
     assert 5 < float(row.split()[5]) < 100
@@ -312,6 +313,16 @@ def test_rows_of_the_first_challenge_have_no_class(tmp_path: Path) -> None:
         assert not known.crowd.any()
     (folder / "gt" / "gt.txt").write_text("\n")
     assert len(open_data(folder).labels(1).xyxy) == 0
+
+
+@pytest.mark.parametrize(("name", "crowd"), [("MOT17-02", [2, 8]), ("MOT20-01", [2, 6, 8])])
+def test_classes_that_do_not_count(tmp_path: Path, name: str, crowd: list[int]) -> None:
+    folder = write_mot(tmp_path / name, World.parse("synthetic://street?frames=1&size=64x64"), images=False)
+    rows = [f"1,{kind},{kind},3,10,10,{int(kind == 1)},{kind},1\n" for kind in (1, 2, 3, 6, 8, 11)]
+    (folder / "gt" / "gt.txt").write_text("".join(rows))
+    known = open_data(folder).labels(0)
+    assert known.track_id is not None and known.track_id[known.crowd].tolist() == crowd
+    assert known.track_id[~known.crowd].tolist() == [1]
 
 
 def test_images_of_a_sequence_are_its_own(mot: Path) -> None:

@@ -102,6 +102,15 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
+def sink_errors(path: Path) -> Iterator[None]:
+    """Raise OSErrors as SinkErrors of a file."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+@contextmanager
 def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
     """A file to write `target` to, from `stream`, what a run has written until then, which is removed afterwards.
 

@@ -25,7 +25,7 @@ from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink, rounded, tracks_of
-from framefuse.sinks._lines import RecordFile, finished
+from framefuse.sinks._lines import RecordFile, finished, sink_errors
 
 Record = Mapping[str, Any]
 Row = Callable[[Record, list[Any], int | None], str]
@@ -97,19 +97,20 @@ def complete(stream: Path) -> int:
     Raises:
         SinkError: it cannot be written; the lines stay.
     """
-    about: Any = next(_lines(stream), None)
-    name = about.get("labels") if isinstance(about, dict) else None
-    if name not in SUFFIX:
-        return 0
-    frames = partial(_lines, stream, 1)
-    tracked = [any(track is not None for *_, track in frame["boxes"]) for frame in frames()]
-    if not tracked:
-        stream.unlink()
-        return 0
-    with finished(stream, stream.with_name(stream.name.removesuffix(f".{name}.part") + SUFFIX[name])) as out:
-        for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
-            out.write(text.encode())
-    return len(tracked)
+    with sink_errors(stream):
+        about: Any = next(_lines(stream), None)
+        name = about.get("labels") if isinstance(about, dict) else None
+        if name not in SUFFIX:
+            return 0
+        frames = partial(_lines, stream, 1)
+        tracked = [any(track is not None for *_, track in frame["boxes"]) for frame in frames()]
+        if not tracked:
+            stream.unlink()
+            return 0
+        with finished(stream, stream.with_name(stream.name.removesuffix(f".{name}.part") + SUFFIX[name])) as out:
+            for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
+                out.write(text.encode())
+        return len(tracked)
 
 
 def _line(content: Record) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -25,7 +24,7 @@ from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink, tracks_of
-from framefuse.sinks._lines import RecordFile, encode, finished
+from framefuse.sinks._lines import RecordFile, encode, finished, sink_errors
 
 SCHEMA = 1
 """Version of the columns; incremented when one changes its meaning or is removed."""
@@ -143,7 +142,7 @@ def complete(stream: Path) -> int:
         SinkError: it cannot be written; the stream stays.
     """
     arrow, count = load(), 0
-    with stream.open("rb") as file:
+    with sink_errors(stream), stream.open("rb") as file:
         batches = _batches(arrow, file)
         first = next(batches, None)
         if first is None or ABOUT not in (first.schema.metadata or {}):
@@ -165,8 +164,13 @@ def complete(stream: Path) -> int:
 
 def _batches(arrow: Any, file: BinaryIO) -> Iterator[Any]:
     """The whole record batches of a stream that may end anywhere."""
-    with suppress(arrow.ArrowInvalid, OSError):
+    try:
         yield from arrow.ipc.open_stream(file)
+    except arrow.ArrowInvalid:
+        return
+    except OSError as error:
+        if error.errno is not None:  # of the disk; that of a cut stream has none
+            raise
 
 
 @dataclass(frozen=True, eq=False)

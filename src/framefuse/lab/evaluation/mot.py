@@ -22,9 +22,9 @@ from framefuse.sources.pull import Frames, PullSource
 INI = "seqinfo.ini"
 COUNTED = 1, -1
 """Classes of gt.txt that are scored: pedestrians, and -1, as the first challenge has them."""
-UNCOUNTED = 2, 6, 7, 8, 12
-"""People on vehicles, vehicles without a motor, people who stand still, distractors and reflections: who finds them is
-neither right nor wrong. Other classes are not read."""
+UNCOUNTED = 2, 7, 8, 12
+"""People on vehicles, people who stand still, distractors and reflections, in MOT20 also 6, vehicles without a motor:
+who finds them is neither right nor wrong. Other classes are not read."""
 
 
 def sequences_in(folder: Path) -> list[Path]:
@@ -55,7 +55,8 @@ def open_sequence(folder: Path) -> Dataset:
     if len(images) != length:
         have = f"{folder / place} has {len(images)} images ({suffix}), and {INI} says {length}"
         raise SourceError(have, remedy="complete the images, or correct seqLength, imDir and imExt")
-    rows = _truth(folder / "gt" / "gt.txt", length)
+    uncounted = (*UNCOUNTED, 6) if facts.get("name", folder.name).startswith("MOT20") else UNCOUNTED
+    rows = _truth(folder / "gt" / "gt.txt", length, uncounted)
     position = {str(path): number for number, path in enumerate(images)}
     name = str(folder)
 
@@ -92,7 +93,7 @@ def _index_of(frame: FrameInfo) -> Key:
     return frame.index
 
 
-def _truth(path: Path, length: int) -> NDArray[np.float64]:
+def _truth(path: Path, length: int, uncounted: Sequence[int]) -> NDArray[np.float64]:
     """Rows of frame, id, left, top, width, height, mark and class, without those that are not scored."""
     try:
         with path.open() as file:
@@ -114,5 +115,5 @@ def _truth(path: Path, length: int) -> NDArray[np.float64]:
         wanted = "frame, id, left, top, width, height, 1 if it counts, class, visibility"
         raise DecodeError(f"{path} cannot be used: {error}", remedy=f"its rows are {wanted}") from error
     counted = np.isin(rows[:, 7], COUNTED) & (rows[:, 6] != 0)
-    kept: NDArray[np.float64] = rows[(counted | np.isin(rows[:, 7], UNCOUNTED)) & (rows[:, 4:6] > 0).all(axis=1)]
+    kept: NDArray[np.float64] = rows[(counted | np.isin(rows[:, 7], uncounted)) & (rows[:, 4:6] > 0).all(axis=1)]
     return kept

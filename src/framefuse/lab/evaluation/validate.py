@@ -89,6 +89,8 @@ def validate(
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
         notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
+    if chosen.track:
+        notes.append(f"tracked by {chosen.track}; scored are its boxes with confidence above {chosen.conf:g}")
     if calibration := pipeline.card.calibration:
         notes.append(f"{pipeline.card.path.stem} is calibrated with {calibration}")
     return Scores(

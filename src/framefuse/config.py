@@ -109,11 +109,11 @@ class Settings(BaseModel):
     track: Literal["bytetrack", "ocsort"] | None = Field(
         None, description="follow objects from frame to frame, and give each its id"
     )
-    track_high: float = Field(0.5, ge=0, le=1, description="boxes of this confidence are matched with tracks first")
+    track_high: float = Field(0.4, ge=0, le=1, description="boxes of this confidence are matched with tracks first")
     track_low: float = Field(
         0.1, ge=0, le=1, description="boxes of this confidence can continue a track, even below conf, which hides them"
     )
-    track_new: float = Field(0.6, ge=0, le=1, description="boxes of this confidence can begin a track")
+    track_new: float = Field(0.5, ge=0, le=1, description="boxes of this confidence can begin a track")
     track_buffer: float = Field(1.0, ge=0, le=DAY, description="seconds for which a lost track is remembered")
     track_match: float = Field(0.2, gt=0, le=1, description="overlap (IoU) that a box needs to continue a track")
     track_confirm: int = Field(2, ge=1, le=1000, description="frames in a row that show a new track before it counts")

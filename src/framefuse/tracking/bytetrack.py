@@ -5,6 +5,8 @@
 3. Strong boxes that are left are matched with tracks that do not count yet.
 4. What is left of the strongest begins tracks.
 
+Unlike there, boxes are extended by the uncertainty of the track before they are compared, and times are in seconds.
+
 All tracks are columns of one array, so that no step loops over them.
 """
 
@@ -29,10 +31,12 @@ MOST = 2000
 """Boxes of a frame that are tracked, the strongest ones; more get NO_TRACK."""
 LARGEST = 1e6
 """Pixels; a box with a longer side is none."""
-UNCERTAIN = 1.0
+UNCERTAIN = 2.0
 """Standard deviations of a predicted place by which boxes are extended before they are compared."""
-WEAK_MATCH, YOUNG_MATCH = 0.5, 0.3
-"""IoU that steps 2 and 3 ask for at least."""
+LONGEST_STEP = 1.0
+"""Seconds between two frames that are no gap, however short the buffer is."""
+WEAK_MATCH = 0.5
+"""IoU that step 2 asks for at least."""
 ID, CLASS, SEEN, HITS, CONFIDENCE = range(motion.ROWS, motion.ROWS + 5)
 """Rows of the array of tracks after those of `motion`; SEEN is the time of the last observation, in seconds."""
 ROWS = CONFIDENCE + 1
@@ -71,7 +75,7 @@ class ByteTrack:
         strong = usable & (confidence >= self._options.high)
         if len(confidence) > MOST:
             usable[np.argsort(-confidence, kind="stable")[MOST:]] = False
-        chosen = np.flatnonzero(usable)
+        chosen = usable.nonzero()[0]
         ids = np.full(len(confidence), NO_TRACK, np.int64)
         boxes = np.concatenate(((corners[:2] + corners[2:]) / 2, sides, [detections.class_id, confidence]))[:, chosen]
         ids[chosen] = self._follow(boxes, corners[:, chosen], strong[chosen], now)
@@ -94,7 +98,7 @@ class ByteTrack:
         """Move all tracks to the time of a frame; returns it."""
         now = self._last + self._step if seconds is None or not math.isfinite(seconds) else float(seconds)
         step, self._before = now - self._last, self._last
-        if not 0 <= step <= self._options.buffer:
+        if not 0 <= step <= max(self._options.buffer, LONGEST_STEP):
             self.reset()
         elif step:
             self._step = step
@@ -124,7 +128,7 @@ class ByteTrack:
             remembered = (tracks[ID] >= 0) & (now - tracks[SEEN] <= options.buffer)
             kept = tracks[:, found | remembered]
             mates = mates[found | remembered]
-        rows = np.flatnonzero(mates >= 0)
+        rows = (mates >= 0).nonzero()[0]
         columns = mates[rows]
         kept[:, rows] = self._observed(kept[:, rows], boxes[:, columns], now)
         ids, free = np.full(count, NO_TRACK, np.int64), strong & (boxes[5] >= options.new)
@@ -132,7 +136,7 @@ class ByteTrack:
         begun = self._begun(boxes[:, free], now) if free.any() else None
         self._tracks = kept if begun is None else np.concatenate((kept, begun), axis=1)
         count_now = 1 if self._fresh else options.confirm
-        grown = np.flatnonzero((self._tracks[ID] < 0) & (self._tracks[HITS] >= count_now))
+        grown = ((self._tracks[ID] < 0) & (self._tracks[HITS] >= count_now)).nonzero()[0]
         self._tracks[ID, grown] = np.arange(self._next, self._next + len(grown))
         self._next += len(grown)
         ids[columns] = self._tracks[ID, rows]
@@ -147,22 +151,19 @@ class ByteTrack:
         if not (mates.size and free.size):
             return mates
 
-        def among(pairs: Pairs, rows: Array, columns: Array, minimum: float = 0.0) -> Pairs:
-            open_rows, open_columns = rows & (mates < 0), columns & free
-            return pairs.where(open_rows[pairs.rows] & open_columns[pairs.columns] & (pairs.worth >= minimum))
-
         def take(pairs: Pairs) -> None:
-            pairs = assign(pairs)
-            mates[pairs.rows], free[pairs.columns] = pairs.columns, False
+            if len(pairs.rows):
+                pairs = assign(pairs)
+                mates[pairs.rows], free[pairs.columns] = pairs.columns, False
 
         pairs = self._pairs(motion.corners(tracks), corners, tracks, boxes)
         old = tracks[ID] >= 0
-        take(self._weighed(among(pairs, old, strong), tracks, boxes))
-        if not strong.all():
-            take(among(pairs, old & (tracks[SEEN] == self._before), ~strong, WEAK_MATCH))
-        if (mates < 0).any() and free.any():
-            take(self._again(np.flatnonzero(old & (mates < 0)), np.flatnonzero(strong & free), corners, tracks, boxes))
-            take(among(pairs, ~old, strong, YOUNG_MATCH))
+        take(self._weighed(pairs.where(old[pairs.rows] & strong[pairs.columns]), tracks, boxes))
+        pairs = pairs.where((mates[pairs.rows] < 0) & free[pairs.columns])
+        seen, firm = (old & (tracks[SEEN] == self._before))[pairs.rows], strong[pairs.columns]
+        take(pairs.where(seen & ~firm & (pairs.worth >= WEAK_MATCH)))
+        take(self._again(old & (mates < 0), strong & free, corners, tracks, boxes))
+        take(pairs.where(~old[pairs.rows] & firm & free[pairs.columns]))
         return mates
 
     def _pairs(self, last: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
@@ -178,7 +179,7 @@ class ByteTrack:
         return pairs._replace(worth=pairs.worth * boxes[5][pairs.columns])
 
     def _again(self, rows: Array, columns: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
-        """Pairs of tracks and strong boxes that are left, for another try."""
+        """Pairs for another try, of tracks and strong boxes that are left."""
         return NONE
 
     def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-CELLS = 1 << 20
-"""Overlaps computed at a time, to bound the memory."""
 MOST_CELLS = 1 << 18
 """Of a problem that the solver gets; a larger one is matched greedily."""
 
@@ -28,31 +26,28 @@ class Pairs(NamedTuple):
 
 
 def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> Pairs:
-    """Pairs with IoU >= minimum, ordered by row and column, from corners (4, m) and (4, n).
+    """Pairs with IoU >= minimum, ordered by row, from corners (4, m) and (4, n).
+
+    Only boxes that begin near a track from left to right are compared with it.
 
     Args:
         margins: (m,) pixels by which both boxes of a pair are extended on every side: wide for a track whose place is
             uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
     """
-    step = max(1, CELLS // max(1, boxes.shape[1]))
-    parts = []
-    for at in range(0, max(1, tracks.shape[1]), step):
-        part = slice(at, at + step)
-        parts.append(_overlapping(tracks[:, part], boxes, minimum, margins[part], at))
-    return parts[0] if len(parts) == 1 else Pairs(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array, first: int) -> Pairs:
-    twice = 2 * margins[:, None]
-    sides = np.minimum(tracks[2:, :, None], boxes[2:, None]) - np.maximum(tracks[:2, :, None], boxes[:2, None])
-    sides += twice
+    order = boxes[0].argsort(kind="stable")
+    starts, twice = boxes[0][order], 2 * margins
+    widest = (boxes[2] - boxes[0]).max(initial=0)
+    first = starts.searchsorted(tracks[0] - twice - widest)
+    near = starts.searchsorted(tracks[2] + twice) - first
+    rows = np.arange(len(near)).repeat(near)
+    columns = order[np.arange(len(rows)) - (near.cumsum() - near - first)[rows]]
+    ones, others, twice = tracks[:, rows], boxes[:, columns], twice[rows]
+    sides = np.minimum(ones[2:], others[2:]) - np.maximum(ones[:2], others[:2]) + twice
     np.maximum(sides, 0, out=sides)
     common = sides[0] * sides[1]
-    width, height = tracks[2:] - tracks[:2] + 2 * margins
-    others = boxes[2:] - boxes[:2]
-    iou = common / ((width * height)[:, None] + (others[0] + twice) * (others[1] + twice) - common)
-    rows, columns = np.nonzero(iou >= minimum)
-    return Pairs(rows + first, columns, iou[rows, columns])
+    ones, others = ones[2:] - ones[:2] + twice, others[2:] - others[:2] + twice
+    iou = common / (ones[0] * ones[1] + others[0] * others[1] - common)
+    return Pairs(rows, columns, iou).where(iou >= minimum)
 
 
 def assign(pairs: Pairs) -> Pairs:
@@ -63,7 +58,7 @@ def assign(pairs: Pairs) -> Pairs:
     alone = (in_row[pairs.rows] == 1) & (in_column[pairs.columns] == 1)
     if alone.all():
         return pairs
-    rest = np.flatnonzero(~alone)
+    rest = (~alone).nonzero()[0]
     rows, columns, worth = pairs.where(rest)
     row_of, column_of = _numbered(rows), _numbered(columns)
     shape = row_of[-1] + 1, column_of.max() + 1

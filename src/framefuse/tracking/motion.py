@@ -7,7 +7,8 @@ its velocity, and the variance of a velocity.
 
 The constants are those of ByteTrack and DeepSORT: standard deviations of 1/20 of the size, and of 1/160 of it a step. A
 step there is a frame; here it is 1/30 s, and `predict` takes any number n of steps, with the result of n single ones in
-closed form, so that a fractional n has a meaning too. The size is the square root of the area.
+closed form, so that a fractional n has a meaning too. The size is the square root of the area. The first velocity of a
+track is twice as uncertain as theirs, because frames may be far apart.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def begin(boxes: Array) -> Array:
     states[POSITION], states[VARIANCE], states[VARIANCE + 2] = (
         boxes,
         4 * OF_POSITION * squared,
-        100 * OF_VELOCITY * squared,
+        400 * OF_VELOCITY * squared,
     )
     return states
 

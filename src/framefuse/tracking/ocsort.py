@@ -55,13 +55,16 @@ class OCSort(ByteTrack):
         return pairs._replace(worth=np.maximum(worth, 1e-6))
 
     def _again(self, rows: Array, columns: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+        rows, columns = rows.nonzero()[0], columns.nonzero()[0]
+        if not (len(rows) and len(columns)):
+            return super()._again(rows, columns, corners, tracks, boxes)
         left = tracks[:, rows]
         pairs = self._pairs(motion.corners(left[LAST]), corners[:, columns], left, boxes[:, columns])
         return Pairs(rows[pairs.rows], columns[pairs.columns], pairs.worth)
 
     def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
         for seen in np.unique(tracks[SEEN][tracks[SEEN] < self._before]):
-            again = np.flatnonzero(tracks[SEEN] == seen)
+            again = (tracks[SEEN] == seen).nonzero()[0]
             tracks[: motion.ROWS, again] = self._updated_again(tracks[:, again], boxes[:4, again], now - seen)
         moved = boxes[:2] - self._reference(tracks)
         tracks[DIRECTION] = moved / np.maximum(np.hypot(*moved), 1e-9)

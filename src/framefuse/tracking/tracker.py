@@ -21,11 +21,11 @@ class TrackerOptions:
         UsageError: a value is out of its range.
     """
 
-    high: float = 0.5
+    high: float = 0.4
     """Boxes with this confidence or more are matched first."""
     low: float = 0.1
     """Boxes with this confidence or more can continue a track."""
-    new: float = 0.6
+    new: float = 0.5
     """Boxes with this confidence or more, matched with no track, begin a new one."""
     buffer: float = 1.0
     """Seconds for which a lost track is remembered."""
@@ -51,8 +51,8 @@ class Tracker(Protocol):
     """Follows the objects of one source. It has no clock: every call says its time.
 
     Times are presentation times in seconds and may be any distance apart. One that stands still is another look at the
-    same moment. One that goes back, or that comes more than `buffer` after the last, starts anew, as `reset`. One that
-    is None or not finite counts as one step after the last, as long as the step before it.
+    same moment. One that goes back, or that comes more than `buffer` and a second after the last, starts anew, as
+    `reset`. One that is None or not finite counts as one step after the last, as long as the step before it.
     """
 
     @property

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-MOST_CELLS = 1 << 18
-"""Of a problem that the solver gets; a larger one is matched greedily."""
-
 
 class Pairs(NamedTuple):
     """Candidates: track `rows[k]` and box `columns[k]` with an overlap, or a worth made of it, above 0."""
@@ -62,18 +59,14 @@ def assign(pairs: Pairs) -> Pairs:
     rows, columns, worth = pairs.where(rest)
     row_of, column_of = _numbered(rows), _numbered(columns)
     shape = row_of[-1] + 1, column_of.max() + 1
-    if shape[0] * shape[1] > MOST_CELLS:
-        kept = _greedy(row_of, column_of, worth)
-    else:
-        grid = np.zeros(shape)
-        grid[row_of, column_of] = worth
-        best = grid.argmax(1)
-        if np.bincount(best).max() > 1:  # two tracks want the same box
-            some, best = lap.lapjvx(-grid, extend_cost=True, return_cost=False)
-            chosen = np.full(shape[0], -1)
-            chosen[some] = best
-            best = chosen
-        kept = best[row_of] == column_of
+    grid = np.zeros(shape)
+    grid[row_of, column_of] = worth
+    best = grid.argmax(1)
+    if np.bincount(best).max() > 1:  # two tracks want the same box
+        some, found = lap.lapjvx(-grid, extend_cost=True, return_cost=False)
+        best = np.full(shape[0], -1)
+        best[some] = found
+    kept = best[row_of] == column_of
     alone[rest[kept]] = True
     return pairs.where(alone)
 
@@ -83,21 +76,3 @@ def _numbered(values: Array) -> Array:
     used = np.bincount(values) > 0
     found: Array = (np.cumsum(used) - 1)[values]
     return found
-
-
-def _greedy(rows: Array, columns: Array, worth: Array) -> Array:
-    """Whether each pair is chosen: pairs that are the best of both their track and their box, again and again."""
-    order = np.argsort(-worth, kind="stable")
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    kept, left = np.zeros(len(order), np.bool_), np.arange(len(order))
-    while len(left):
-        of_row = np.full(rows.max() + 1, len(order))
-        of_column = np.full(columns.max() + 1, len(order))
-        np.minimum.at(of_row, rows[left], rank[left])
-        np.minimum.at(of_column, columns[left], rank[left])
-        best = left[(of_row[rows[left]] == rank[left]) & (of_column[columns[left]] == rank[left])]
-        kept[best] = True
-        gone_row, gone_column = np.isin(rows[left], rows[best]), np.isin(columns[left], columns[best])
-        left = left[~(gone_row | gone_column)]
-    return kept

@@ -12,10 +12,17 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, hardening, kernels
+from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, tracking
 from benchmarks.results.pages import Table, load, render, stale
 
-TABLES: dict[str, Table] = {**cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES, **hardening.TABLES}
+TABLES: dict[str, Table] = {
+    **cpu.TABLES,
+    **gpu.TABLES,
+    **kernels.TABLES,
+    **accuracy.TABLES,
+    **hardening.TABLES,
+    **tracking.TABLES,
+}
 """By the name in a marker."""
 
 

@@ -98,6 +98,7 @@ def _map(source: str, heat: HeatFacts, named: bool) -> str:
         names += f"<span style='left:{x:.1f}%;top:{y:.1f}%'>{in_html(name)}</span>"
     caption = f"<figcaption class='note'>{in_html(source)}</figcaption>" if named else ""
     return (
-        f"<figure class='map'><div><svg viewBox='0 0 {across} {down}' shape-rendering='crispEdges' role='img' aria-label='Map of the paths'>{shapes}"
+        f"<figure class='map'><div><svg viewBox='0 0 {across} {down}' shape-rendering='crispEdges' role='img' "
+        f"aria-label='Map of the paths'>{shapes}"
         f"</svg>{names}</div>{caption}</figure>"
     )

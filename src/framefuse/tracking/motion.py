@@ -13,6 +13,7 @@ track is twice as uncertain as theirs, because frames may be far apart.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,30 +43,29 @@ def begin(boxes: Array) -> Array:
 
 def predict(states: Array, steps: float) -> Array:
     """The states after a time of `steps`: x += n v, and P = F P F' + Q of n single steps."""
-    n, squared = steps, _squared(states)
-    moved = states.copy()
-    _, covariance, of_velocity = states[VARIANCE:]
-    moved[POSITION] += n * states[VELOCITY]
-    twice, thrice = max(0.0, n * (n - 1) / 2), max(0.0, n * (n - 1) * (2 * n - 1) / 6)
-    moved[VARIANCE] += 2 * n * covariance + n * n * of_velocity + (n * OF_POSITION + thrice * OF_VELOCITY) * squared
-    moved[VARIANCE + 1] += n * of_velocity + twice * OF_VELOCITY * squared
-    moved[VARIANCE + 2] += n * OF_VELOCITY * squared
+    move, noise = _moves(steps)
+    moved: Array = move @ states
+    moved[VARIANCE:] += noise * _squared(states)
     return moved
+
+
+@lru_cache(maxsize=64)
+def _moves(n: float) -> tuple[Array, Array]:
+    """(11, 11) what n steps do to the rows of `states`, and (3, 1) the noise that they add to the last three."""
+    move = np.eye(ROWS)
+    move[range(4), range(4, 8)] = n
+    move[VARIANCE, VARIANCE + 1 :] = 2 * n, n * n
+    move[VARIANCE + 1, VARIANCE + 2] = n
+    twice, thrice = max(0.0, n * (n - 1) / 2), max(0.0, n * (n - 1) * (2 * n - 1) / 6)
+    return move, np.array([[n * OF_POSITION + thrice * OF_VELOCITY], [twice * OF_VELOCITY], [n * OF_VELOCITY]])
 
 
 def correct(states: Array, boxes: Array) -> Array:
     """The states after an observation of each, (4, n)."""
-    variance, covariance, of_velocity = states[VARIANCE:]
-    by_position = variance / (total := variance + OF_POSITION * _squared(boxes))
-    by_velocity, rest = covariance / total, 1 - by_position
-    missed = boxes - states[POSITION]
-    return np.concatenate(
-        (
-            states[POSITION] + by_position * missed,
-            states[VELOCITY] + by_velocity * missed,
-            [variance * rest, covariance * rest, of_velocity - by_velocity * covariance],
-        )
-    )
+    covariances = states[VARIANCE:]
+    gains = covariances[:2] / (covariances[0] + OF_POSITION * _squared(boxes))
+    means = states[:VARIANCE].reshape(2, 4, -1) + gains[:, None] * (boxes - states[POSITION])
+    return np.concatenate((means.reshape(8, -1), covariances - gains[[0, 0, 1]] * covariances[[0, 1, 1]]))
 
 
 def corners(boxes: Array) -> Array:

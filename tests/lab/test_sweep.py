@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from test_tracks import write_mot
 
 from framefuse import Pipeline, Settings
 from framefuse.cli.app import main
@@ -158,7 +159,7 @@ def written(tmp_path: Path, frames: int, rows: list[tuple[int, float, float]]) -
     return Recording("x", tmp_path, frames)
 
 
-def test_false_starts_and_fragments(tmp_path: Path) -> None:
+def test_false_starts_and_fragments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A car for 2 s, gone for 1.5 s, back at the same place; a ghost of three frames; one that begins at the end."""
     rows = [(n, 10.0, 0.9) for n in (*range(20), *range(35, 60))]
     rows += [(n, 70.0, 0.9) for n in (24, 25, 26)] + [(n, 75.0, 0.8) for n in (58, 59)]
@@ -166,6 +167,8 @@ def test_false_starts_and_fragments(tmp_path: Path) -> None:
     grid = {"conf": [0.5, 0.95], "track": ["bytetrack"], "track_confirm": [1], "track_buffer": [0.5, 2.0]}
     every = choices(grid, BASE, CARD)
     numbers, trackings = replay([recording], every, CARD)
+    monkeypatch.setattr("framefuse.lab.sweep.replay.SMALL", 0)
+    assert replay([recording], every, CARD)[0] == numbers  # in several processes
     assert [one["tracks"] for one in numbers] == [4, 3, 0, 0]
     assert [one["false_starts"] for one in numbers] == [1, 1, 0, 0]
     assert [one["fragments"] for one in numbers] == [1, 0, 0, 0]
@@ -278,6 +281,8 @@ def test_grids(tmp_path: Path) -> None:
             choices(wrong, BASE, CARD)
     with pytest.raises(UsageError, match="tiles, roi or stereo"):
         choices({}, settings_from({"tiles": "2x2"}, base=BASE), CARD)
+    with pytest.raises(UsageError, match=r"conf is 0\.001"):
+        choices({}, settings_from({"conf": 0.001}, base=BASE), CARD)
     with pytest.raises(UsageError, match="agnostic_nms and classes"):
         choices(grid, settings_from({"agnostic_nms": True}, base=BASE), CARD)
     path.write_text("conff: 1\n")
@@ -296,7 +301,7 @@ def test_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["sweep", str(clip), "scout-n", "--imgsz", "320", "--conf", "0.1,0.3,0.6", "--track", "bytetrack,ocsort"]
+    words = ["sweep", str(clip), "scout-n", "--imgsz", "320", "--conf", "0.1,0.3,0.95", "--track", "bytetrack,ocsort"]
     assert main([*words, "--track-new", "0.3", "--compare", "1", "5", "--choose", "3", "--rows", "4"]) == 0
     out, err = capsys.readouterr()
     head, *rows = out.splitlines()
@@ -304,7 +309,7 @@ def test_the_command(
     assert len(rows) == 4 and "2 more rows" in err and "30 frames, inferred in" in err and "2 trackings computed" in err
     folder = tmp_path / "runs/sweep/sweep"
     table = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-    assert [row["conf"] for row in table] == ["0.1", "0.1", "0.3", "0.3", "0.6", "0.6"]
+    assert [row["conf"] for row in table] == ["0.1", "0.1", "0.3", "0.3", "0.95", "0.95"]
     html = (folder / "sweep.html").read_text()
     assert (
         "Setting 1 has them, setting 5 has not" in html
@@ -326,6 +331,29 @@ def test_the_command(
         assert main([*words, *wrong]) == 2
         assert capsys.readouterr().err.count("->") == 1
     assert main(["sweep", "scout-n"]) == 2
+
+
+def test_a_sequence_of_motchallenge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("trackeval")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for seed in (3, 4):
+        world = World("street", frames=12, size=(320, 192), seed=seed, complexity=0.9)
+        write_mot(tmp_path / "MOT" / f"MOT17-0{seed}", world)
+    words = ["sweep", "MOT", "scout-n", "--imgsz", "320", "--conf", "0.2,0.7", "--track", "none,ocsort", "--json"]
+    assert main([*words, "--classes", "person", "--track-new", "0.2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all("12 frames, inferred in" in note for note in found["notes"][:2])
+    rows = found["settings"]
+    assert "hota" in rows[0] and rows[0]["hota"] >= rows[1]["hota"] >= 0 and "hota" not in rows[3]
+    settings = settings_from({**BASE.model_dump(exclude_unset=True), "conf": 0.2, "track": "ocsort", "track_new": 0.2})
+    scores = validate("scout-n", "MOT", settings=settings).tracks
+    assert scores is not None
+    (same,) = (row["hota"] for row in rows if row["track"] and row["conf"] == 0.2)
+    assert same == pytest.approx(100 * scores.hota)
+    assert yaml.safe_load(Path("runs/sweep/sweep/chosen.yaml").read_text())["track"] == "ocsort"
 
 
 def test_without_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,7 +35,8 @@ FIELDS: Final = (
 )
 FILES: Final = "sweep.csv", "sweep.html", "chosen.yaml"
 HIGHER: Final = "hota", "idf1", "boxes", "tracks", "entered", "crossed"
-"""Columns of which more is better; of the others, less is."""
+LOWER: Final = "false_starts", "fragments"
+"""Columns, by whether more or less is better."""
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
@@ -72,7 +74,7 @@ def sweep(
     from framefuse.lab.sweep import grid as grids
     from framefuse.lab.sweep import page
     from framefuse.lab.sweep.record import record
-    from framefuse.lab.sweep.replay import replay
+    from framefuse.lab.sweep.replay import places_of, replay
     from framefuse.models import find_model
     from framefuse.models.card import read_card
     from framefuse.sinks.run_folder import output_path, run_folder
@@ -86,6 +88,9 @@ def sweep(
     values = grids.read_grid(grid, {field: value for field, value in given.items() if field in grids.FIELDS})
     card = read_card(find_model(inputs[-1]))
     every = grids.choices(values, base, card)
+    places_of(every, card)  # so that a wrong file ends the sweep before the model runs
+    if by := by and by.replace("-", "_").replace(" ", "_"):
+        check_choice("--by", by, (*HIGHER, *LOWER))
     for option, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
         if number is not None and not 1 <= number <= len(every):
             raise UsageError(f"{option} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
@@ -112,13 +117,15 @@ def sweep(
                 f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each: "
                 "settings that differ only in conf or zones share one"
             )
-        by = by.replace("-", "_").replace(" ", "_") if by else "hota" if "hota" in numbers[0] else None
+        columns = list(dict.fromkeys(name for one in numbers for name in one))
+        by = by or ("hota" if "hota" in columns else None)
         order = list(range(len(every)))
         if by:
-            check_choice("--by", by, list(numbers[0]))
-            order.sort(key=lambda row: numbers[row].get(by, 0) * (-1 if by in HIGHER else 1))
+            check_choice("--by", by, columns, remedy=f"this sweep has {', '.join(columns)}")
+            order.sort(key=lambda row: numbers[row].get(by, math.inf) * (-1 if by in HIGHER else 1))
+            order.sort(key=lambda row: by not in numbers[row])
         best = choose or (order[0] + 1 if by else None)
-        lines = _lines(values, every, numbers, order)
+        lines = _lines(values, every, numbers, order, columns)
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(lines)
         chosen = _yaml(every[best - 1], base, inputs[-1]) if best else ""
@@ -147,11 +154,14 @@ def sweep(
 
 
 def _lines(
-    values: Mapping[str, Sequence[Any]], every: Sequence[Choice], numbers: Sequence[Numbers], order: Sequence[int]
+    values: Mapping[str, Sequence[Any]],
+    every: Sequence[Choice],
+    numbers: Sequence[Numbers],
+    order: Sequence[int],
+    columns: Sequence[str],
 ) -> list[list[str]]:
     """Header and rows; fields that are the same in all settings are left out."""
     fields = [field for field in values if len(values[field]) > 1] or list(values)
-    columns = list(dict.fromkeys(name for one in numbers for name in one))
     lines = [["setting", *fields, *(name.replace("_", " ") for name in columns)]]
     for row in order:
         own = [every[row].values[field] for field in fields]

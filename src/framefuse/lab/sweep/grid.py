@@ -95,6 +95,7 @@ def choices(grid: Mapping[str, Sequence[Any]], base: Settings, card: Card) -> li
         f"the grid has {prod(map(len, grid.values())):,} settings": (
             prod(map(len, grid.values())) > MOST_SETTINGS, f"use at most {MOST_SETTINGS:,}"
         ),
+        f"conf is {base.conf:g}": (base.conf < FLOOR, f"boxes are recorded from {FLOOR} on: use {FLOOR} to 1"),
         f"{card.path.name} finds no boxes": (card.task != "detect", "sweep with a detector"),
         "tiles, roi or stereo was asked for": (
             bool(base.tiles or base.roi or base.stereo),

@@ -48,15 +48,9 @@ def replay(
         on_choice: called with the number of choices done.
 
     Raises:
-        ConfigError, UsageError: a file of zones cannot be used, or is given without a tracker.
+        ConfigError, UsageError: see `places_of`.
     """
-    places: dict[Any, Places] = {}
-    for choice in choices:
-        zones = choice.settings.zones
-        if zones and not choice.settings.track:
-            raise UsageError(f"zones is {zones}, but nothing is tracked", remedy="add --track bytetrack")
-        if zones and zones not in places:
-            places[zones] = load_places(zones, partial(class_number, card))
+    places = places_of(choices, card)
     groups = defaultdict(list)
     for choice in choices:
         groups[choice.key].append(choice)
@@ -85,6 +79,21 @@ def replay(
             finally:
                 pool.shutdown(cancel_futures=True)
     return [found[choice.number] for choice in choices], trackings
+
+
+def places_of(choices: Sequence[Choice], card: Card) -> dict[Any, Places]:
+    """The zones and lines of each file that a choice names.
+
+    Raises:
+        ConfigError, UsageError: a file cannot be used, or is given without a tracker.
+    """
+    for choice in choices:
+        if choice.settings.zones and not choice.settings.track:
+            raise UsageError(
+                f"zones is {choice.settings.zones}, but nothing is tracked", remedy="add --track bytetrack"
+            )
+    files = {choice.settings.zones for choice in choices} - {None}
+    return {zones: load_places(zones, partial(class_number, card)) for zones in files if zones}
 
 
 def _group(

@@ -137,7 +137,7 @@ def test_ids_do_not_depend_on_how_sources_alternate(seed: int, order: list[int])
         for source in order:
             index = step[source]
             boxes = (start[source] + index * speed[source])[: 6 - index % 2].tolist()
-            result, _ = following.follow(frame_result(str(source), index, boxes))
+            result = following.follow(frame_result(str(source), index, boxes)).result
             assert result.detections.tracker_id is not None and (result.detections.confidence > 0.3).all()
             found[source, index], step[source] = result.detections.tracker_id.tolist(), index + 1
         return found
@@ -159,7 +159,7 @@ def test_frames_without_times_have_those_of_the_rate() -> None:
     following = Tracks(Settings(track="bytetrack"), lambda name: info)
     found = []
     for index in (0, 1, 2, 10):
-        result, _ = frame_result("a.png", index, [[10, 10]])
+        result = frame_result("a.png", index, [[10, 10]]).result
         info_of = FrameInfo(index, None, Fraction(1, 1000), 640, 480, "a.png")
         found.append(following.follow(FrameResult(Result(info_of, result.detections), None)).result)
     assert tracks(found) == [[1], [1], [1], [2]]

@@ -31,7 +31,7 @@ ELSEWHERE += ("doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build "
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, annotations.json, ..."""
+    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, zones.yaml, ..."""
     folder = tmp_path_factory.mktemp("pages")
     clip = "synthetic://street?frames=12&size=640x360&split=test"
     assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
@@ -52,6 +52,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = {"type": "rectanglelabels", "original_width": 640, "original_height": 360, "value": box}
     task = {"data": {"image": "/data/local-files/?d=images/video_0.jpg"}, "annotations": [{"result": [row]}]}
     (folder / "export.json").write_text(json.dumps([task]))  # of Label Studio
+    (zones,) = blocks(ROOT / "docs/guide/events.md", "yaml")
+    (folder / "zones.yaml").write_text(zones)
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")
     shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")

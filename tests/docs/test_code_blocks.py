@@ -31,7 +31,7 @@ ELSEWHERE += ("MOT17", "doctor", "bench ", "parity ", "tune ", "demo", "synth ",
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, annotations.json, ..."""
+    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, zones.yaml, ..."""
     folder = tmp_path_factory.mktemp("pages")
     clip = "synthetic://street?frames=12&size=640x360&split=test"
     assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
@@ -53,6 +53,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task = {"data": {"image": "/data/local-files/?d=images/video_0.jpg"}, "annotations": [{"result": [row]}]}
     (folder / "grid.yaml").write_text("conf: [0.3, 0.5]\ntrack: [bytetrack, ocsort]\n")
     (folder / "export.json").write_text(json.dumps([task]))  # of Label Studio
+    (zones,) = blocks(ROOT / "docs/guide/events.md", "yaml")
+    (folder / "zones.yaml").write_text(zones)
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")
     shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")

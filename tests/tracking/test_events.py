@@ -230,7 +230,8 @@ def test_boxes_that_are_none_are_left_out() -> None:
         found.xyxy[4, 2:] = found.xyxy[4, :2]
         events = seen(watch, found, info(n))
     ended = watch.end("stopped")
-    assert {event.track_id for event in events + ended} <= {1} and watch.ignored == 12
+    assert {event.track_id for event in events + ended} <= {1}
+    assert list(watch.notes) == ["tracked boxes that are not finite or have no area in the frame were left out"]
     assert ended[0].xyxy == (140, 30, 160, 50), "the second box of a track in a frame does not count"
 
 
@@ -244,7 +245,7 @@ def test_other_frame_sizes_move_the_zones() -> None:
 def test_many_objects_at_once() -> None:
     watch = Watch(Places((YARD,), (GATE,)))
     rng = np.random.default_rng(3)
-    where = rng.uniform((20, 30), (380, 190), (5000, 2)).tolist()
+    where = (rng.uniform((20, 30), (380, 190), (5000, 2)).round(1) + 0.05).tolist()
     events = run(watch, [[(n, x, y) for n, (x, y) in enumerate(where)]] * 2) + watch.end("stopped")
     inside = sum(100 < x < 200 and y < 100 for x, y in where)
     assert len(events) == 10_000

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -191,9 +192,8 @@ def test_the_command_line(tmp_path: Path, zones: Path, capsys: pytest.CaptureFix
 def with_events(index: int, count: int = 1) -> Result:
     """A result with an event that has a thumbnail."""
     picture = thumbnail(np.zeros((50, 50, 3), np.uint8), (10, 10, 40, 40))
-    watch, found = Watch(), result_of(frame(index)).detections
+    watch, found = Watch(), replace(result_of(frame(index)).detections, tracker_id=np.array([index + 1]))
     for number in range(2):
-        found.tracker_id = np.array([index + 1])
         watch.update(found, FrameInfo.of(frame(number)), number / 30)
         watch.keep(index + 1, picture)
     return Result(FrameInfo.of(frame(index)), found, events=tuple(watch.end("not seen") * count))

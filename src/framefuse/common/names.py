@@ -47,7 +47,8 @@ WISHES = {
     "cannot be changed yet; in Python, draw on the array from Frame.to_bgr()",
     "augment tta": "test-time augmentation is not there yet",
     "retina_masks": "instance masks are not there yet",
-    "region zone crop": "use {roi} x,y,width,height",
+    "region crop": "use {roi} x,y,width,height",
+    "zone zones_file polygon polygons line lines counter count_line line_zone": "use {zones} FILE",
     "sahi slice slicing": "use {tiles} 2x3",
 }
 """Options of other tools -> what to use here: {conf} is an option, {device=cuda} an option with a value."""

@@ -65,6 +65,23 @@ def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of the run folder, which gets its name once it is complete.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    part = part_of(path)
+    try:
+        with os.fdopen(open_output(part), "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise write_error(path, error) from error
+
+
 def open_folder(folder: Path) -> os.stat_result:
     """Create a folder inside the run's, unless it exists; returns what `check_unmoved` takes.
 

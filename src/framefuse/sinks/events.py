@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from framefuse.frame import Frame
-from framefuse.prediction import Event, Result
+from framefuse.prediction import Best, Change, Crossing, Event, Result, Visit
 from framefuse.sinks._base import RecordSink
-from framefuse.sinks._lines import encode, make_folder_durable, open_folder, open_output, part_of, write_error
+from framefuse.sinks._lines import encode, make_folder_durable, open_folder, write_whole
 
 SCHEMA = 1
 """Version of a line; incremented when a field changes its meaning or is removed."""
+RENAMED = {"source_id": "source", "name": "class"}
 FOLDER = "events"
 SIDE, AROUND = 192, 0.15
 """Longest side of a thumbnail, in pixels, and how many sides of the box it shows around it."""
@@ -37,50 +37,25 @@ def thumbnail(image: NDArray[np.uint8], box: tuple[float, ...]) -> bytes:
 
 
 def to_json(event: Event, thumbnail: str | None = None) -> str:
-    """One line of JSON, without the newline: the fields of `Event`, and its `dwell`.
-
-    Times have 3 decimals, pixels 1, confidences 4. "source" and "class" are `source_id` and `name`.
+    """One line of JSON, without the newline: the fields of `Event` as RENAMED, and its `dwell`; 4 decimals at most.
 
     Args:
         thumbnail: file in the folder of the run.
     """
+    names = [field.name for field in fields(event) if field.name != "thumbnail"]
+    line = {RENAMED.get(name, name): _plain(getattr(event, name)) for name in names}
+    dwell = {zone: _plain(seconds) for zone, seconds in event.dwell.items()}
+    line = {"schema": SCHEMA, **line, "dwell": dwell, **({"thumbnail": thumbnail} if thumbnail else {})}
+    return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
-    def short(value: Any, digits: int = 3) -> Any:
-        if isinstance(value, float):
-            return round(value, digits)
-        return [short(item, digits) for item in value] if isinstance(value, tuple) else value
 
-    best = event.best
-    line = {
-        "schema": SCHEMA,
-        "kind": event.kind,
-        "source": event.source_id,
-        "track_id": event.track_id,
-        "class_id": event.class_id,
-        "class": event.name,
-        "frame": event.frame,
-        "seconds": short(event.seconds),
-        "changes": [{key: part for key, part in change._asdict().items() if part} for change in event.changes],
-        "xyxy": short(event.xyxy, 1),
-        "confidence": short(event.confidence, 4),
-        "first_seconds": short(event.first_seconds),
-        "last_seconds": short(event.last_seconds),
-        "state": event.state,
-        "stationary_seconds": short(event.stationary_seconds),
-        "best": {
-            "frame": best.frame,
-            "seconds": short(best.seconds),
-            "xyxy": short(best.xyxy, 1),
-            "confidence": short(best.confidence, 4),
-            "score": float(f"{best.score:.4g}"),
-        },
-        "dwell": {zone: round(seconds, 3) for zone, seconds in event.dwell.items()},
-        "visits": [{key: short(part) for key, part in visit._asdict().items()} for visit in event.visits],
-        "crossings": [{key: short(part) for key, part in line._asdict().items()} for line in event.crossings],
-        "jumps": event.jumps,
-        "path": [[round(seconds, 3), round(x, 1), round(y, 1)] for seconds, x, y in event.path],
-    }
-    return json.dumps(line | ({"thumbnail": thumbnail} if thumbnail else {}), ensure_ascii=False, allow_nan=False)
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; a tuple with names is an object without its empty texts."""
+    if isinstance(value, Best | Change | Crossing | Visit):
+        return {key: _plain(part) for key, part in value._asdict().items() if part != ""}
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 class EventsSink(RecordSink):
@@ -136,15 +111,6 @@ class EventsSink(RecordSink):
             open_folder(self._context.folder / FOLDER)
             self.paths.append(self._context.folder / FOLDER)
         name = f"{FOLDER}/{self._context.stem}_{event.track_id}.jpg"
-        path = self._context.output(name)
-        part = part_of(path)
-        try:
-            with os.fdopen(open_output(part), "wb") as file:
-                file.write(event.thumbnail)
-            os.replace(part, path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            raise write_error(path, error) from error
+        write_whole(self._context.output(name), event.thumbnail)
         self._saved(event.track_id, name)
         return name

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
+import io
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
-from framefuse.sinks._lines import open_output, part_of, write_error
+from framefuse.sinks._lines import write_error, write_whole
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.trails import Trails
@@ -96,14 +95,6 @@ def save_image(path: Path, image: NDArray[np.uint8], quality: int) -> None:
     Raises:
         SinkError: it cannot be written.
     """
-    part = part_of(path)
-    try:
-        with os.fdopen(open_output(part), "wb") as file:
-            Image.fromarray(image).save(
-                file, "PNG" if path.suffix == ".png" else "JPEG", quality=quality, subsampling=0, compress_level=1
-            )
-        os.replace(part, path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise write_error(path, error) from error
+    file, kind = io.BytesIO(), "PNG" if path.suffix == ".png" else "JPEG"
+    Image.fromarray(image).save(file, kind, quality=quality, subsampling=0, compress_level=1)
+    write_whole(path, file.getvalue())

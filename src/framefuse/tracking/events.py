@@ -119,7 +119,6 @@ class Watch:
         size, places: of the frame; the zones and lines in its pixels.
         improved: track -> its box, for those that this frame shows best so far.
         notes: what was unusual, each once.
-        ignored: tracked boxes that are not finite, or have nothing in the frame.
     """
 
     def __init__(self, places: Places | None = None, options: EventOptions | None = None) -> None:
@@ -131,7 +130,6 @@ class Watch:
         self._names: Any = {}
         self.improved: dict[int, Box] = {}
         self.notes: dict[str, None] = {}
-        self.ignored = 0
 
     def update(self, found: Detections, frame: FrameInfo, seconds: float | None) -> list[Event]:
         """The events of a frame and its time, from its objects with `tracker_id`; -1 and None: no track."""
@@ -145,9 +143,10 @@ class Watch:
         rows = np.flatnonzero(ids >= 0)
         boxes = found.xyxy[rows].astype(np.float64)
         good = np.isfinite(boxes).all(1)
-        boxes = boxes.clip(0, (*size, *size))
+        boxes = boxes.clip(0, (*size, *size)).round(2)
         good &= (boxes[:, 2:] > boxes[:, :2]).all(1)
-        self.ignored += int((~good).sum())
+        if not good.all():
+            self.notes["tracked boxes that are not finite or have no area in the frame were left out"] = None
         rows, boxes = rows[good], boxes[good]
         if len(rows):
             centres = (boxes[:, :2] + boxes[:, 2:]) / 2

@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from benchmarks.protocol import measure, save
 from framefuse import Pipeline
 from framefuse.prediction import Detections
-from framefuse.tracking import TRACKERS, TrackerOptions, open_tracker
+from framefuse.tracking import TRACKERS, Tracker, TrackerOptions, open_tracker
 from framefuse.world import World
 
 Array = NDArray[Any]
@@ -120,17 +120,27 @@ def ours(name: str, options: TrackerOptions | None = None, *, step: float | None
 
 def theirs(name: str, *, timed: bool = False, **options: Any) -> Update:
     """The tracker of the package `trackers`."""
-    import supervision
-    from trackers import ByteTrackTracker, OCSORTTracker
-
-    tracker = {"bytetrack": ByteTrackTracker, "ocsort": OCSORTTracker}[name](**options)
+    tracker = opened(name, **options)
 
     def update(found: Detections, seconds: float) -> tuple[Array, Array]:
-        boxes = supervision.Detections(found.xyxy, confidence=found.confidence, class_id=found.class_id)
-        tracked = tracker.update(boxes, **({"timestamp": seconds} if timed else {}))
+        tracked = tracker.update(converted(found), **({"timestamp": seconds} if timed else {}))
         return tracked.xyxy[tracked.tracker_id >= 0], tracked.tracker_id[tracked.tracker_id >= 0]
 
     return update
+
+
+def opened(name: str, **options: Any) -> Any:
+    """A tracker of the package `trackers`."""
+    from trackers import ByteTrackTracker, OCSORTTracker
+
+    return {"bytetrack": ByteTrackTracker, "ocsort": OCSORTTracker}[name](**options)
+
+
+def converted(found: Detections) -> Any:
+    """What `trackers` takes."""
+    import supervision
+
+    return supervision.Detections(found.xyxy, confidence=found.confidence, class_id=found.class_id)
 
 
 def our_thresholds(name: str) -> dict[str, float]:
@@ -195,19 +205,25 @@ def crowd(count: int, frames: int) -> list[Detections]:
 
 
 def timed(count: int, runs: int) -> dict[str, Any]:
-    """The time of a frame of `count` objects, by tracker."""
-
-    def looped(update: Update) -> Callable[[], object]:
-        frames = zip(itertools.cycle(found), itertools.count(), strict=False)
-        return lambda: (lambda item: update(item[0], item[1] / 30))(next(frames))
-
+    """The time of a frame of `count` objects, by tracker. What they take is made beforehand."""
     found = crowd(count, 200)
     found += found[::-1]  # there and back, so that no frame is a jump
-    made = {
-        f"{whose} {name}": make(name) for name in TRACKERS for whose, make in (("ours", ours), ("trackers", theirs))
-    }
-    measured = measure({name: looped(update) for name, update in made.items()}, warmups=60, runs=runs)
-    return {name: measurement.wall for name, measurement in measured.items()}
+    their_found = [converted(one) for one in found]
+    calls: dict[str, Callable[[], object]] = {}
+    for name in TRACKERS:
+        mine, other = open_tracker(name), opened(name)
+        frames, numbers, their_frames = itertools.cycle(found), itertools.count(), itertools.cycle(their_found)
+        calls[f"ours {name}"] = partial(_step_ours, mine, frames, numbers)
+        calls[f"trackers {name}"] = partial(_step_theirs, other, their_frames)
+    return {name: measurement.wall for name, measurement in measure(calls, warmups=60, runs=runs).items()}
+
+
+def _step_ours(tracker: Tracker, frames: Iterator[Detections], numbers: Iterator[int]) -> object:
+    return tracker.update(next(frames), next(numbers) / 30)
+
+
+def _step_theirs(tracker: Any, frames: Iterator[Any]) -> object:
+    return tracker.update(next(frames))
 
 
 def main() -> None:

@@ -304,7 +304,7 @@ def test_the_assignment_is_the_best(seed: int, rows: int, columns: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10_000), st.integers(0, 30), st.integers(0, 30))
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))
 def test_overlaps_are_all_found(seed: int, count: int, others: int) -> None:
     rng = np.random.default_rng(seed)
     ones, twos = (

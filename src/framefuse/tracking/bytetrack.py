@@ -40,6 +40,8 @@ WEAK_MATCH = 0.5
 ID, CLASS, SEEN, HITS, CONFIDENCE = range(motion.ROWS, motion.ROWS + 5)
 """Rows of the array of tracks after those of `motion`; SEEN is the time of the last observation, in seconds."""
 ROWS = CONFIDENCE + 1
+CORNERS = slice(6, 10)
+"""Rows of an array of boxes."""
 NONE = Pairs(np.empty(0, np.intp), np.empty(0, np.intp), np.empty(0))
 
 
@@ -68,17 +70,19 @@ class ByteTrack:
     def update(self, detections: Detections, seconds: float | None) -> Detections:
         now = self._advance(seconds)
         self._names = detections.names
-        corners = detections.xyxy.T.astype(np.float64)
-        confidence = detections.confidence
-        sides = corners[2:] - corners[:2]
-        usable = ((sides > 0) & (sides < LARGEST)).all(0) & (confidence >= self._options.low)
-        strong = usable & (confidence >= self._options.high)
+        options, confidence = self._options, detections.confidence
+        boxes = np.empty((10, len(confidence)))
+        boxes[CORNERS], boxes[4], boxes[5] = detections.xyxy.T, detections.class_id, confidence
+        starts, ends = boxes[6:8], boxes[8:10]
+        boxes[:2], boxes[motion.SIZE] = (starts + ends) / 2, ends - starts
+        width, height = boxes[motion.SIZE]
+        usable = (np.minimum(width, height) > 0) & (np.maximum(width, height) < LARGEST) & (confidence >= options.low)
         if len(confidence) > MOST:
             usable[np.argsort(-confidence, kind="stable")[MOST:]] = False
         chosen = usable.nonzero()[0]
-        ids = np.full(len(confidence), NO_TRACK, np.int64)
-        boxes = np.concatenate(((corners[:2] + corners[2:]) / 2, sides, [detections.class_id, confidence]))[:, chosen]
-        ids[chosen] = self._follow(boxes, corners[:, chosen], strong[chosen], now)
+        ids = np.empty(len(confidence), np.int64)
+        ids.fill(NO_TRACK)
+        ids[chosen] = self._follow(boxes if len(chosen) == len(ids) else boxes.take(chosen, 1), now)
         return replace(detections, tracker_id=ids)
 
     def predict(self, seconds: float) -> Detections:
@@ -107,47 +111,48 @@ class ByteTrack:
         self._last = now if math.isfinite(now) else 0.0
         return self._last
 
-    def _follow(self, boxes: Array, corners: Array, strong: Array, now: float) -> Array:
+    def _follow(self, boxes: Array, now: float) -> Array:
         """Match boxes with tracks and bring these up to date.
 
         Args:
-            boxes: (6, n) centre, width, height, class, confidence.
-            corners: (4, n) of the same boxes.
-            strong: (n,) whether they are matched first.
+            boxes: (10, n) centre, width, height, class, confidence, corners.
 
         Returns:
             (n,) ids.
         """
-        tracks, options, count = self._tracks, self._options, boxes.shape[1]
-        mates = self._match(tracks, boxes, corners, strong)
-        found = mates >= 0
-        if found.all():
-            kept = tracks
-        else:
-            tracks[motion.SIZE_VELOCITY, ~found] = 0
-            remembered = (tracks[ID] >= 0) & (now - tracks[SEEN] <= options.buffer)
-            kept = tracks[:, found | remembered]
-            mates = mates[found | remembered]
+        tracks, options = self._tracks, self._options
+        strong = boxes[5] >= options.high
+        mates = self._match(tracks, boxes, strong)
         rows = (mates >= 0).nonzero()[0]
-        columns = mates[rows]
-        kept[:, rows] = self._observed(kept[:, rows], boxes[:, columns], now)
-        ids, free = np.full(count, NO_TRACK, np.int64), strong & (boxes[5] >= options.new)
+        if len(rows) < len(mates):
+            found = mates >= 0
+            tracks[motion.SIZE_VELOCITY] *= found
+            kept = (found | ((tracks[ID] >= 0) & (tracks[SEEN] >= now - options.buffer))).nonzero()[0]
+            tracks, mates = tracks.take(kept, 1), mates.take(kept)
+            rows = (mates >= 0).nonzero()[0]
+        columns = mates.take(rows)
+        tracks[:, rows] = self._observed(tracks.take(rows, 1), boxes.take(columns, 1), now)
+        free = strong & (boxes[5] >= options.new)
         free[columns] = False
-        begun = self._begun(boxes[:, free], now) if free.any() else None
-        self._tracks = kept if begun is None else np.concatenate((kept, begun), axis=1)
-        count_now = 1 if self._fresh else options.confirm
-        grown = ((self._tracks[ID] < 0) & (self._tracks[HITS] >= count_now)).nonzero()[0]
-        self._tracks[ID, grown] = np.arange(self._next, self._next + len(grown))
-        self._next += len(grown)
-        ids[columns] = self._tracks[ID, rows]
-        if begun is not None:
-            ids[free] = self._tracks[ID, kept.shape[1] :]
-        self._fresh = False
+        begun = free.nonzero()[0]
+        if len(begun):
+            rows = np.concatenate((rows, np.arange(len(mates), len(mates) + len(begun))))
+            columns = np.concatenate((columns, begun))
+            tracks = np.concatenate((tracks, self._begun(boxes.take(begun, 1), now)), axis=1)
+        grown = (tracks[ID] < 0) & (tracks[HITS] >= (1 if self._fresh else options.confirm))
+        if count := int(np.count_nonzero(grown)):
+            tracks[ID, grown] = np.arange(self._next, self._next + count)
+            self._next += count
+        self._tracks, self._fresh = tracks, False
+        ids = np.empty(boxes.shape[1])
+        ids.fill(NO_TRACK)
+        ids[columns] = tracks[ID].take(rows)
         return ids
 
-    def _match(self, tracks: Array, boxes: Array, corners: Array, strong: Array) -> Array:
+    def _match(self, tracks: Array, boxes: Array, strong: Array) -> Array:
         """(tracks,) the box of each track; -1: none."""
-        mates, free = np.full(tracks.shape[1], -1), np.ones(boxes.shape[1], np.bool_)
+        mates, free = np.empty(tracks.shape[1], np.intp), np.ones(boxes.shape[1], np.bool_)
+        mates.fill(-1)
         if not (mates.size and free.size):
             return mates
 
@@ -156,29 +161,32 @@ class ByteTrack:
                 pairs = assign(pairs)
                 mates[pairs.rows], free[pairs.columns] = pairs.columns, False
 
-        pairs = self._pairs(motion.corners(tracks), corners, tracks, boxes)
+        pairs = self._pairs(motion.corners(tracks), tracks, boxes)
         old = tracks[ID] >= 0
-        take(self._weighed(pairs.where(old[pairs.rows] & strong[pairs.columns]), tracks, boxes))
-        pairs = pairs.where((mates[pairs.rows] < 0) & free[pairs.columns])
-        seen, firm = (old & (tracks[SEEN] == self._before))[pairs.rows], strong[pairs.columns]
-        take(pairs.where(seen & ~firm & (pairs.worth >= WEAK_MATCH)))
-        take(self._again(old & (mates < 0), strong & free, corners, tracks, boxes))
-        take(pairs.where(~old[pairs.rows] & firm & free[pairs.columns]))
+        firm = strong.take(pairs.columns)
+        take(self._weighed(pairs.where(old.take(pairs.rows) & firm), tracks, boxes))
+        left = ((mates.take(pairs.rows) < 0) & free.take(pairs.columns)).nonzero()[0]
+        pairs, firm = pairs.where(left), firm.take(left)
+        if len(left):
+            seen = (old & (tracks[SEEN] == self._before)).take(pairs.rows)
+            take(pairs.where(seen & ~firm & (pairs.worth >= WEAK_MATCH)))
+        take(self._again(old & (mates < 0), strong & free, tracks, boxes))
+        if len(left):
+            take(pairs.where(~old.take(pairs.rows) & firm & free.take(pairs.columns)))
         return mates
 
-    def _pairs(self, last: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+    def _pairs(self, last: Array, tracks: Array, boxes: Array) -> Pairs:
         """Tracks and boxes that overlap and may belong together; `last`: corners of the tracks."""
         margins = UNCERTAIN * np.sqrt(tracks[motion.VARIANCE])
-        pairs = overlapping(last, corners, self._options.match, margins)
-        if self._options.agnostic:
-            return pairs
-        return pairs.where(tracks[CLASS][pairs.rows] == boxes[4][pairs.columns])
+        pairs = overlapping(last, boxes[CORNERS], self._options.match, margins)
+        alike = tracks[CLASS].take(pairs.rows) == boxes[4].take(pairs.columns)
+        return pairs if self._options.agnostic or alike.all() else pairs.where(alike)
 
     def _weighed(self, pairs: Pairs, tracks: Array, boxes: Array) -> Pairs:
         """The pairs with what counts in the first step."""
-        return pairs._replace(worth=pairs.worth * boxes[5][pairs.columns])
+        return pairs._replace(worth=pairs.worth * boxes[5].take(pairs.columns))
 
-    def _again(self, rows: Array, columns: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+    def _again(self, rows: Array, columns: Array, tracks: Array, boxes: Array) -> Pairs:
         """Pairs for another try, of tracks and strong boxes that are left."""
         return NONE
 

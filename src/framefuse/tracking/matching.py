@@ -19,11 +19,13 @@ class Pairs(NamedTuple):
     worth: Array
 
     def where(self, chosen: Array) -> Pairs:
-        return Pairs(self.rows[chosen], self.columns[chosen], self.worth[chosen])
+        """Those of a mask or of indices."""
+        at = chosen.nonzero()[0] if chosen.dtype == np.bool_ else chosen
+        return Pairs(self.rows.take(at), self.columns.take(at), self.worth.take(at))
 
 
 def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> Pairs:
-    """Pairs with IoU >= minimum, ordered by row, from corners (4, m) and (4, n).
+    """Pairs with IoU >= minimum, ordered by row, from corners (4, m) and (4, n), neither empty.
 
     Only boxes that begin near a track from left to right are compared with it.
 
@@ -31,14 +33,13 @@ def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> 
         margins: (m,) pixels by which both boxes of a pair are extended on every side: wide for a track whose place is
             uncertain (buffered IoU: Yang et al., 2023, arXiv:2211.14317).
     """
-    order = boxes[0].argsort(kind="stable")
-    starts, twice = boxes[0][order], 2 * margins
-    widest = (boxes[2] - boxes[0]).max(initial=0)
-    first = starts.searchsorted(tracks[0] - twice - widest)
+    order = boxes[0].argsort()
+    starts, twice = boxes[0].take(order), 2 * margins
+    first = starts.searchsorted(tracks[0] - twice - (boxes[2] - boxes[0]).max())
     near = starts.searchsorted(tracks[2] + twice) - first
     rows = np.arange(len(near)).repeat(near)
-    columns = order[np.arange(len(rows)) - (near.cumsum() - near - first)[rows]]
-    ones, others, twice = tracks[:, rows], boxes[:, columns], twice[rows]
+    columns = order.take(np.arange(len(rows)) - (near.cumsum() - near - first).take(rows))
+    ones, others, twice = tracks.take(rows, 1), boxes.take(columns, 1), twice.take(rows)
     sides = np.minimum(ones[2:], others[2:]) - np.maximum(ones[:2], others[:2]) + twice
     np.maximum(sides, 0, out=sides)
     common = sides[0] * sides[1]
@@ -52,9 +53,9 @@ def assign(pairs: Pairs) -> Pairs:
     if not len(pairs.rows):
         return pairs
     in_row, in_column = np.bincount(pairs.rows), np.bincount(pairs.columns)
-    alone = (in_row[pairs.rows] == 1) & (in_column[pairs.columns] == 1)
-    if alone.all():
+    if in_row.max() == in_column.max() == 1:
         return pairs
+    alone = (in_row.take(pairs.rows) == 1) & (in_column.take(pairs.columns) == 1)
     rest = (~alone).nonzero()[0]
     rows, columns, worth = pairs.where(rest)
     row_of, column_of = _numbered(rows), _numbered(columns)

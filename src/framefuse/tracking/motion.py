@@ -62,10 +62,13 @@ def _moves(n: float) -> tuple[Array, Array]:
 
 def correct(states: Array, boxes: Array) -> Array:
     """The states after an observation of each, (4, n)."""
-    covariances = states[VARIANCE:]
-    gains = covariances[:2] / (covariances[0] + OF_POSITION * _squared(boxes))
-    means = states[:VARIANCE].reshape(2, 4, -1) + gains[:, None] * (boxes - states[POSITION])
-    return np.concatenate((means.reshape(8, -1), covariances - gains[[0, 0, 1]] * covariances[[0, 1, 1]]))
+    after, missed = states.copy(), boxes - states[POSITION]
+    gain, of_velocity = states[VARIANCE : VARIANCE + 2] / (states[VARIANCE] + OF_POSITION * _squared(boxes))
+    after[POSITION] += gain * missed
+    after[VELOCITY] += of_velocity * missed
+    after[VARIANCE : VARIANCE + 2] *= 1 - gain
+    after[VARIANCE + 2] -= of_velocity * states[VARIANCE + 1]
+    return after
 
 
 def corners(boxes: Array) -> Array:

@@ -54,13 +54,13 @@ class OCSort(ByteTrack):
         worth = pairs.worth + INERTIA * agreement * boxes[5][pairs.columns]
         return pairs._replace(worth=np.maximum(worth, 1e-6))
 
-    def _again(self, rows: Array, columns: Array, corners: Array, tracks: Array, boxes: Array) -> Pairs:
+    def _again(self, rows: Array, columns: Array, tracks: Array, boxes: Array) -> Pairs:
         rows, columns = rows.nonzero()[0], columns.nonzero()[0]
         if not (len(rows) and len(columns)):
-            return super()._again(rows, columns, corners, tracks, boxes)
-        left = tracks[:, rows]
-        pairs = self._pairs(motion.corners(left[LAST]), corners[:, columns], left, boxes[:, columns])
-        return Pairs(rows[pairs.rows], columns[pairs.columns], pairs.worth)
+            return super()._again(rows, columns, tracks, boxes)
+        left = tracks.take(rows, 1)
+        pairs = self._pairs(motion.corners(left[LAST]), left, boxes.take(columns, 1))
+        return Pairs(rows.take(pairs.rows), columns.take(pairs.columns), pairs.worth)
 
     def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
         for seen in np.unique(tracks[SEEN][tracks[SEEN] < self._before]):

@@ -7,7 +7,7 @@ protocol.py       how everything here is timed, and what a record says
 source_groups.py  which sources can change a result, by hash
 scene.py          the procedural moving image;  clips.py  writes it as video files
 models.py         YOLOv8n and YOLOv5s as tables, over detection_heads.py and the eager builder model_graph.py
-engines.py        every engine of a machine, CPU or GPU;  parity.py  their certificates
+engines.py        every engine of a machine, CPU or GPU;  parity.py  their certificates;  engine_table.py  what they can
 cpu/  gpu/        what is timed on either;  kernels/  the kernels alone, on both
 peers/            what framefuse is compared with end to end, in an environment of its own
 device/           scripts for a GPU machine without internet

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                  "runtime/tracking.py", "sources/*.py"),
     "model call": ("runtime/model.py",),
     "tracking": ("tracking/*.py", "benchmarks/tracking.py"),
+    "views": ("runtime/views.py",),
     "sink": ("sinks/*.py",),
     "fleet": ("fleet/*.py",),
     "engine openvino": ("engines/openvino/*.py", "!selftest.py"),

@@ -18,9 +18,8 @@ import numpy as np
 from benchmarks.models import model as benchmark_model
 from benchmarks.protocol import save
 from framefuse.common.machine import available_cores
-from framefuse.engines.tvm import artifact, compiling, engine, package, records, targets, tuning
+from framefuse.engines.tvm import compiling, engine, package, records, targets, tuning
 from framefuse.engines.tvm.importer import import_model
-from framefuse.engines.tvm.tensors import tensors
 
 SIZE = 640
 ROUNDS = 3
@@ -29,7 +28,7 @@ ROUNDS = 3
 def machine(path: Path, target: targets.Target, precision: str, database: records.Records | None) -> Any:
     """TVM's virtual machine over a compiled model."""
     tvm = package.tvm()
-    built = artifact.artifact(path, (1, 3, SIZE, SIZE), target, precision, records=database)
+    built = engine.artifact(path, (1, 3, SIZE, SIZE), target, precision, records=database)
     return tvm.relax.VirtualMachine(tvm.runtime.load_module(str(built.path)), tvm.cpu())
 
 
@@ -49,7 +48,7 @@ def measure(path: Path, target: targets.Target, precisions: list[str], database:
         for name, used in (("untuned", None), ("tuned", database)):
             made = machine(path, target, precision, used)
             runs[f"{name} {precision}"] = lambda run=made["main"]: [
-                np.from_dlpack(value).copy() for value in tensors(run(tvm_ffi.from_dlpack(image)))
+                np.from_dlpack(value).copy() for value in package.tensors(run(tvm_ffi.from_dlpack(image)))
             ]
     expected = runs["onnxruntime fp32"]()
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -3,7 +3,7 @@
 #
 #     benchmarks/device/run_gpu.sh [first|second|all|STEP...]      # STEP+STEP: at the same time, where nothing is timed
 #
-# first: network program central memory network11 precision; second: accuracy+parity tests files ledger engines fleet faults.
+# first: network program views central memory network11 precision; second: accuracy+parity tests files ledger engines fleet faults.
 # They are two calls on a machine with one GPU, or two at the same time where there are two GPUs:
 #
 #     TOTAL=300 CUDA_VISIBLE_DEVICES=0 WORK=/tmp/lane0 OUT=$OUT/lane0 benchmarks/device/run_gpu.sh first &
@@ -32,7 +32,7 @@ SITE=${SITE:-/tmp/site}
 TOTAL=${TOTAL:-560}
 WORK=${WORK:-/tmp/framefuse-run}
 MODELS=${MODELS:-$WORK}
-FIRST="network program central memory network11 precision"
+FIRST="network program views central memory network11 precision"
 SECOND="accuracy+parity tests files ledger engines fleet faults" # tests and faults take all of the GPU's memory
 TESTS=${TESTS:-tests/runtime/test_cuda_*.py tests/engines/test_cudnn_*.py tests/runtime/test_ledger.py tests/runtime/test_device.py tests/engines/test_engine_onnxruntime.py
     tests/engines/test_engine_torch.py tests/fleet/test_fleet.py tests/sources/test_sources_nvdec.py}
@@ -149,6 +149,8 @@ run_tvm() {
 
 run_program() { bench program 120 gpu.program "$V8" --batches 1 8 32; }
 
+run_views() { bench views 150 gpu.views "$V8"; }
+
 run_central() { bench central 70 gpu.central_table "$V8"; }
 
 run_accuracy() { bench accuracy 120 gpu.accuracy --models scout-n scout-s; }
@@ -201,7 +203,7 @@ for word in "${STEPS[@]}"; do
     begun=()
     for name in ${word//+/ }; do
         case $name in
-            network | program | central | memory | precision) needs yolov8n.onnx ;;
+            network | program | views | central | memory | precision) needs yolov8n.onnx ;;
             network11) needs yolo11n.onnx ;;
             files | ledger | fleet) needs yolov8n.onnx clip.mp4 ;;
             engines | tvm) needs yolov8n.onnx yolov5s.onnx ;;

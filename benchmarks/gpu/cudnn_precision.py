@@ -33,9 +33,9 @@ from framefuse.engines.cudnn import mixed_precision
 from framefuse.engines.cudnn.autotune import PrecisionTuner
 from framefuse.engines.cudnn.compiled import compile_network
 from framefuse.engines.cudnn.convolutions import Builder
-from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Conv, Type
 from framefuse.engines.cudnn.plans import Plans
+from framefuse.engines.cudnn.weights import Weights
 from framefuse.lab.lowering.frames import read_footage
 from framefuse.models import find_model
 from framefuse.models.card import read_card

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment in which the peers of benchmarks/cpu/end_to_end.py run. It is never a dependency of framefuse:
+# Makes the environment in which the peers of benchmarks/cpu/end_to_end.py and views.py run. It is never a dependency of framefuse:
 # ultralytics is AGPL-3.0 and is only measured, from outside, in processes of its own.
 #
 #   benchmarks/peers/env.sh [FOLDER]        default: .venv-peers; PYTHON=python3.11 chooses the interpreter
@@ -19,7 +19,8 @@ pip="$folder/bin/pip"
     numpy==2.4.6 av==18.1.0 onnx==1.23.2 onnxruntime==1.31.1 openvino==2026.4.1 opencv-python-headless==5.0.0.93 \
     nncf==3.4.0 psutil requests pyyaml pillow matplotlib polars defusedxml pydeprecate scipy tqdm
 # Both ask for the opencv-python wheel (with a GUI), which would overwrite the headless one file by file.
-"$pip" install --quiet --no-deps ultralytics==8.4.190 ultralytics-thop==2.2.3 supervision==0.29.1
+"$pip" install --quiet --no-deps ultralytics==8.4.190 ultralytics-thop==2.2.3 supervision==0.29.1 sahi==0.12.8
+"$pip" install --quiet shapely fire click
 
 # PyPI's torchvision is built against CUDA and does not import over a CPU torch. PyTorch's own index has the CPU build;
 # where it cannot be reached, a stand-in gives ultralytics the one function it calls (see torchvision_standin/).

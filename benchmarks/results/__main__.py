@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, tracking
+from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
@@ -22,6 +22,7 @@ TABLES: dict[str, Table] = {
     **accuracy.TABLES,
     **hardening.TABLES,
     **tracking.TABLES,
+    **views.TABLES,
 }
 """By the name in a marker."""
 

@@ -69,7 +69,12 @@ class Settings(BaseModel):
         description="shrink the padded axis if the model allows it (1080p at 640 runs as 640x384); "
         "off on cuda if frame sizes may differ",
     )
-    batch: int = Field(1, ge=1, le=64, description="maximum frames per batch; 8 on cuda if several videos are read")
+    batch: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="maximum frames per batch; on cuda 8 if several videos are read, or the views of a frame",
+    )
     batch_timeout: float = Field(0.05, ge=0, le=DAY, description="seconds a partial batch waits for more frames")
     streams: int = Field(0, ge=0, le=1024, description="requests the engine runs at once; 0: chosen to fit the cores")
     threads: int = Field(0, ge=0, le=1024, description="total engine threads; 0: the cores this process may use")
@@ -93,9 +98,17 @@ class Settings(BaseModel):
     tiles: str | None = Field(
         None,
         min_length=1,
-        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap",
+        description="also look at tiles: 2x3 (rows x columns) or 640 (pixels), 640:0.25 with overlap; auto: as many as "
+        "the size of the frame and the measured time of the model suggest",
     )
     tiles_whole: bool = Field(True, description="look at the whole frame besides its tiles")
+    target_fps: float | None = Field(
+        None,
+        gt=0,
+        le=100000,
+        description="--tiles auto: frames per second that the tiles leave time for, all sources together; default: the "
+        "rate of live sources, no limit for files",
+    )
     roi: str | None = Field(
         None,
         min_length=1,
@@ -180,6 +193,7 @@ class Settings(BaseModel):
     encode_preset: str = Field("ultrafast", min_length=1, description="speed preset of the encoder")
     encode_threads: int = Field(0, ge=0, le=64, description="threads of the encoder; 0: its default")
     show: bool = Field(False, description="show the annotated frames in a window (needs opencv-python)")
+    show_views: bool = Field(False, description="--save and --show: outline the tiles, regions and eyes, dashed")
 
     if not TYPE_CHECKING:  # type checkers and editors see the fields instead
 

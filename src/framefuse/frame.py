@@ -154,6 +154,8 @@ class Frame:
     """What the model sees of it; None: all."""
     connection: int = 0
     """Live sources: how many connections were lost before the one that brought it."""
+    joined: int = 0
+    """Rows of a batch, with this one, that show this frame and whose objects the program merges; 0: it merges none."""
 
     def replace_unchecked(self, **facts: Any) -> Frame:
         """A copy with other attributes, not validated; new planes must have the same shapes and dtypes.

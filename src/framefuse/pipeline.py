@@ -25,7 +25,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.cuda import current as gpus
 from framefuse.engines import Engine, open_engine
 from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkError, UsageError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Event, Result
@@ -38,7 +38,7 @@ from framefuse.runtime.events import events_for
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
-from framefuse.runtime.plan import RunPlan, plan_run
+from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
@@ -54,8 +54,8 @@ from framefuse.sinks.window import load_opencv
 from framefuse.sources import SourceInfo
 
 DEFAULT_MODEL = "squares"
-LIKELY = 1920, 1080
-"""Frame size for which the model is loaded before a camera tells its own: most have these proportions."""
+UNKNOWN_FPS = 30.0
+"""Rate of a live source that does not tell its own."""
 _open: WeakSet[Pipeline] = WeakSet()
 """Pipelines to close before the interpreter ends: their threads would run into code that is gone."""
 NOT_TAKEN = "not taken"
@@ -141,7 +141,6 @@ class Pipeline:
         job = plan_job(source, settings, self.card)
         plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
         self._manifest, self._complete = job.manifest, job.stems
-        self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
         with gpus.current(plan.gpu, "open the source and the model"), ExitStack() as opened:
             # A live source is opened last, or anew: its frames would be lost while the model loads.
             live = is_live(plan.source)
@@ -152,6 +151,9 @@ class Pipeline:
             self.engine = cast("Engine", engine)
             plan = plan.for_output(info)
             self._viewer = viewer_for(plan.settings, plan.card, plan.preprocess, views)
+            if self._viewer:
+                plan = plan.for_views(self._viewer, info)
+            self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
             self._tracks = tracks_for(plan.settings, self._info_of)
             self._events = events_for(plan.settings, plan.card, self._info_of)
             own = self._events.sink if self._events else None
@@ -164,11 +166,14 @@ class Pipeline:
                 observe=observe,
             )
             opened.callback(self._program.close)
+            self._keep_up(plan.settings, [info])
             self._prepare(info)
             if live:
+                ready = self._input_size(plan, *LIKELY)
                 found = self._open(plan, opened)
+                self._keep_up(plan.settings, [source.info for source in self.sources])
                 width, height = found.width or LIKELY[0], found.height or LIKELY[1]
-                if plan.preprocess.place(width, height).size != plan.preprocess.place(*LIKELY).size:
+                if self._input_size(plan, width, height) != ready:
                     self._close_sources()
                     self._prepare(found)
                     self._open(plan, opened)
@@ -262,7 +267,7 @@ class Pipeline:
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
-        looked = self._viewer.summary() if self._viewer else []
+        viewer = self._viewer
         infos, ledger = self._infos(), self._program.ledger
         copied = ledger.totals()
         if decoded := sum(info.copied for info in infos):
@@ -273,7 +278,8 @@ class Pipeline:
             model=ModelFacts(
                 self.card.path.stem, self.card.layout, f"{width}x{height}", self.engine.name, self.engine.precision
             ),
-            choices=dict.fromkeys([*self._choices, *looked, *self._program.reasons]),
+            looked=viewer.looked if viewer else None,
+            choices=dict.fromkeys([*self._choices, *(viewer.reasons if viewer else ()), *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
             events=self._events.facts() if self._events else None,
@@ -283,7 +289,7 @@ class Pipeline:
             warnings=[
                 *self._warnings,
                 *self._strange(),
-                *(self._viewer.notes if self._viewer else ()),
+                *(viewer.notes if viewer else ()),
                 *self._program.checked.warnings,
                 *(self._events.notes if self._events else ()),
                 *(sinks.notes if sinks else ()),
@@ -374,11 +380,21 @@ class Pipeline:
         self._count(self._untaken.pop(id(result)))
         self._drop(None, result.frame.source_id, NOT_TAKEN)
 
+    def _keep_up(self, settings: Settings, infos: Sequence[SourceInfo]) -> None:
+        if self._viewer is not None:
+            rate = sum(float(info.fps or UNKNOWN_FPS) for info in infos if info.live) / settings.vid_stride
+            self._viewer.keep_up(self._program, settings.target_fps or rate or None)
+
+    def _view(self, width: int, height: int) -> View | None:
+        return self._viewer.expected(width, height) if self._viewer else None
+
+    def _input_size(self, plan: RunPlan, width: int, height: int) -> tuple[int, int]:
+        return plan.preprocess.place_view(width, height, self._view(width, height)).size
+
     def _prepare(self, info: SourceInfo) -> None:
         if info.width and info.height:
             try:
-                view = self._viewer.expected(info.width, info.height) if self._viewer else None
-                self._program.prepare(info.width, info.height, view)
+                self._program.prepare(info.width, info.height, self._view(info.width, info.height))
             except MemoryError as error:
                 raise self._explained(error) from error
 

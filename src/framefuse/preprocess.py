@@ -31,9 +31,14 @@ class Placement:
     """x, y, width, height of the part of the displayed image that is used; None: all of it."""
 
     @property
+    def shown(self) -> tuple[int, int]:
+        """Width and height of the part of the displayed image that is used."""
+        return self.roi[2:] if self.roi else self.source
+
+    @property
     def scale(self) -> tuple[float, float]:
         """Model pixels per source pixel, in x and in y."""
-        width, height = self.roi[2:] if self.roi else self.source
+        width, height = self.shown
         return self.content[2] / width, self.content[3] / height
 
     @property

@@ -26,13 +26,14 @@ KNOWN = [*Settings.model_fields, *sorted(RUN), "config", "json", "quiet", "stdou
         ("jsn", "json"),
         ("thread", "threads"),
         ("agnostic", "agnostic_nms"),
+        ("fps", "target_fps"),
     ],
 )
 def test_what_is_spelt_or_meant_alike_is_suggested(name: str, expected: str) -> None:
     assert nearest(name, KNOWN) == [expected]
 
 
-@pytest.mark.parametrize("name", ["no-such-option", "save-everything", "show-me", "max", "fps", "visualize", "", "-"])
+@pytest.mark.parametrize("name", ["no-such-option", "save-everything", "show-me", "max", "visualize", "", "-"])
 def test_words_that_say_little_suggest_nothing(name: str) -> None:
     assert nearest(name, KNOWN) == []
 

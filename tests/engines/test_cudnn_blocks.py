@@ -15,7 +15,9 @@ from cudnn_nets import ANCHORS, Net, anchored, any_order, images, onnx_runtime, 
 from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines.cudnn import execution, launch
 from framefuse.engines.cudnn.compiled import compile_network
+from framefuse.engines.cudnn.convolutions import BIAS, WEIGHT
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, decode_anchors
+from framefuse.engines.cudnn.weights import Weights
 from framefuse.errors import ModelError
 
 
@@ -55,11 +57,12 @@ def compare(compiled: Any, x: Any) -> None:
             other = arena.copy()
             reference.step(compiled, other, index)
             if isinstance(step, Attention):
-                launch.attention(compiled, step, arena.ctypes.data, 0)
+                launch.other(compiled, step, arena.ctypes.data, 0)
             else:
                 weight = np.ascontiguousarray(step.weight.transpose(2, 3, 1, 0), np.float16)
                 bias = step.bias.astype(np.float16)
-                launch.depthwise(compiled, step, weight.ctypes.data, bias.ctypes.data, arena.ctypes.data, 0)
+                weights = {WEIGHT: weight.ctypes.data, BIAS: bias.ctypes.data}
+                launch.depthwise(compiled, step, weights, arena.ctypes.data, 0)
             np.testing.assert_allclose(arena, other, rtol=2e-3, atol=2e-3)
             checked += 1
         else:
@@ -99,7 +102,7 @@ def test_what_is_nearly_attention_is_not_taken(tmp_path: Path, wrong: str) -> No
 def on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, compiled: Any, x: Any) -> list[Any]:
     """The results of a whole execution whose convolutions are NumPy's."""
     plans = convolve_by_reference(monkeypatch)
-    weights = execution.Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
+    weights = Weights([step for step in compiled.placement.steps if isinstance(step, Conv)])
     runs = execution.Execution(compiled, None, weights, plans, fold=True)  # type: ignore[arg-type]
     stream = Chain()
     runs.pack(on_device(x), stream)

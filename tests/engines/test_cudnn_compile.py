@@ -15,7 +15,7 @@ from cudnn_on_cpu import Chain, convolve_by_reference
 from framefuse.engines import selftest
 from framefuse.engines.cudnn import execution, launch
 from framefuse.engines.cudnn.compiled import compile_network
-from framefuse.engines.cudnn.network import Conv, Pool, Upsample, cells
+from framefuse.engines.cudnn.network import Conv, Upsample, cells
 from framefuse.errors import ModelError
 from framefuse.kernels.network import call as kernels_network
 from framefuse.models import find_model
@@ -48,14 +48,13 @@ def test_yolov8n(models: dict[str, Path]) -> None:
     """The whole benchmark model, with every free axis: boxes and scores as ONNX Runtime's."""
     path, x = models["yolov8n"], images(2, 96, 128)
     (expected,) = onnx_runtime(path, x)
-    for merge, steps in ((True, 63), (False, 66)):
-        compiled = compile_network(path, 2, 96, 128, merge=merge)
-        head = compiled.network.head
-        assert head is not None and (head.bins, head.classes) == (16, 80)
-        assert len(compiled.placement.steps) == steps  # nothing is copied
-        found = reference.decode_levels(reference.run(compiled, x), head, 96, 128)
-        assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
-        assert np.abs(found - expected)[:, 4:].max() < 1e-3
+    compiled = compile_network(path, 2, 96, 128)
+    head = compiled.network.head
+    assert head is not None and (head.bins, head.classes) == (16, 80)
+    assert len(compiled.placement.steps) == 63  # nothing is copied
+    found = reference.decode_levels(reference.run(compiled, x), head, 96, 128)
+    assert np.abs(found - expected)[:, :4].max() < 0.02  # pixels
+    assert np.abs(found - expected)[:, 4:].max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ["scout-n", "scout-s", "body-n"])
@@ -188,10 +187,8 @@ def test_kernels_between_convolutions(fibres: Fibres, tmp_path: Path) -> None:
     for index, step in enumerate(steps):
         if isinstance(step, Conv):
             reference.step(compiled, arena, index)
-        elif isinstance(step, Pool):
-            launch.pool(compiled, step, arena.ctypes.data, 0)
         else:
-            launch.upsample(compiled, step, arena.ctypes.data, 0)
+            launch.other(compiled, step, arena.ctypes.data, 0)
     for name, value in zip(compiled.network.outputs, expected, strict=True):
         found = np.full(value.shape, np.nan, np.float32)
         launch.unpack(compiled, name, output=found.ctypes.data, arena=arena.ctypes.data, stream=0)

@@ -22,10 +22,11 @@ from framefuse.engines.cudnn.agreement import agreement
 from framefuse.engines.cudnn.autotune import PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Layer
-from framefuse.engines.cudnn.execution import Execution, Weights
+from framefuse.engines.cudnn.execution import Execution
 from framefuse.engines.cudnn.low_precision import decode, encode, rounded
 from framefuse.engines.cudnn.network import Conv, Head, Type
 from framefuse.engines.cudnn.plans import Plans
+from framefuse.engines.cudnn.weights import Weights
 from framefuse.errors import CapabilityError
 
 EIGHT: tuple[Type, ...] = ("fp8", "int8")

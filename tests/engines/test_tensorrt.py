@@ -278,18 +278,6 @@ def test_too_little_scratch_memory_says_so(two: Path, gpu: Any, monkeypatch: pyt
         build_plan(two, SHAPES, workspace_mb=64)
 
 
-def test_tensorrt_10_calibrates_and_rtx_does_not(two: Path, gpu: Any) -> None:
-    shown = list(images(3, 32, 32))
-    plan = build_plan(two, SHAPES, precision="int8", calibration=shown)
-    assert plan.precision == "int8"
-    rtx = fake_tensorrt.module()
-    del rtx.IInt8EntropyCalibrator2
-    with pytest.raises(CapabilityError, match="quantised files only"):
-        build_plan(
-            two, SHAPES, precision="int8", calibration=shown, found=tensorrt_build.Bindings(rtx, "tensorrt_rtx", "1.7")
-        )
-
-
 def test_the_timing_cache_is_kept(two: Path, gpu: Any, tmp_path: Path) -> None:
     for _ in range(2):
         tensorrt_plans.build(two, SHAPES, output=tmp_path / "two.plan")

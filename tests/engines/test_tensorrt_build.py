@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from framefuse.engines.cache import EngineCache
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, build_plan, rewrite
 from framefuse.engines.tensorrt.plans import build, cached, read
-from framefuse.errors import CapabilityError, EngineError, ModelError
+from framefuse.errors import EngineError, ModelError
 from framefuse.models import find_model
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install tensorrt-rtx")
@@ -64,11 +64,6 @@ def test_an_operator_that_it_lacks_is_named(rtx: Bindings, tmp_path: Path) -> No
 def test_the_workspace_limit_holds(rtx: Bindings) -> None:
     with pytest.raises(EngineError, match="--workspace"):
         build_plan(find_model("scout-n"), WIDE, workspace_mb=1, found=rtx)
-
-
-def test_there_is_no_calibrator(rtx: Bindings) -> None:
-    with pytest.raises(CapabilityError, match="reads quantised files only"):
-        build_plan(find_model("scout-n"), WIDE, precision="int8", calibration=[], found=rtx)
 
 
 def test_the_input_is_what_preprocessing_writes() -> None:

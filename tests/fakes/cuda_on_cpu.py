@@ -69,10 +69,11 @@ extern "C" void run(char* p, int gx, int gy, int gz, int bx, int by, int bz) {{
 }}
 """
 
-# Each parameter lies in a slot of 8 bytes, as the launcher packs it.
+# Each parameter lies in a slot of 8 bytes, as the launcher packs it; the last may want more alignment.
 CALL = """
+template <class A> A taken(char* p) { A value; memcpy(&value, p, sizeof value); return value; }
 template <class... A, size_t... I> void spread(void (*f)(A...), char* p, std::index_sequence<I...>) {
-  f(*(A*)(p + 8 * I)...);
+  f(taken<A>(p + 8 * I)...);
 }
 template <class... A> void call(void (*f)(A...), char* p) { spread(f, p, std::index_sequence_for<A...>()); }
 """

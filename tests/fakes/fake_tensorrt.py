@@ -1,8 +1,7 @@
 """A TensorRT 10 without a GPU: it refuses what the API's documentation says is refused, and computes with ONNX Runtime.
 
-What it refuses: a network with a dynamic input and no profile; INT8 flags on a strongly typed network, and an INT8
-network without ranges; plans that are not its own; shapes outside the profile; unknown names; running before the shape
-or an address is set; being captured before it has run once.
+What it refuses: a network with a dynamic input and no profile; plans that are not its own; shapes outside the profile;
+unknown names; running before the shape or an address is set; being captured before it has run once.
 """
 
 from __future__ import annotations
@@ -78,10 +77,7 @@ class TimingCache:
 class Config:
     def __init__(self) -> None:
         self.profiles: list[Any] = []
-        self.flags: set[int] = set()
         self.limit = 0
-        self.int8_calibrator: Any = None
-        self.calibration_profile: Any = None
         self.times: Any = None
         self.profiling_verbosity: Any = None
 
@@ -91,13 +87,6 @@ class Config:
     def add_optimization_profile(self, profile: Any) -> int:
         self.profiles.append(profile)
         return len(self.profiles) - 1
-
-    def set_flag(self, flag: int) -> None:
-        self.flags.add(flag)
-
-    def set_calibration_profile(self, profile: Any) -> bool:
-        self.calibration_profile = profile
-        return True
 
     def create_timing_cache(self, content: bytes) -> TimingCache:
         return TimingCache(content)
@@ -135,13 +124,6 @@ class Builder:
             return refuse("another input format")
         if 0 < config.limit < 1 << 20:
             return refuse("Error Code 2: OutOfMemory (Requested size was 1048576 bytes.)")
-        if BuilderFlag.INT8 in config.flags:
-            if network.strong:
-                return refuse("INT8 must not be set on a strongly typed network")
-            if config.int8_calibrator is None or config.calibration_profile is None:
-                return refuse("calibration failed: no calibrator or no profile for it")
-            while config.int8_calibrator.get_batch([network.entry.name]) is not None:
-                pass
         self.logger.log(Severity.WARNING, "one thing to know")
         head = json.dumps({"shapes": config.profiles[0].shapes, "input": network.entry.name}).encode()
         return TAG + len(head).to_bytes(4, "little") + head + network.model
@@ -242,15 +224,6 @@ class Context:
         return list(self.engine.session.run(None, {self.engine.names[0]: np.ascontiguousarray(images)}))
 
 
-class IInt8EntropyCalibrator2:
-    pass
-
-
-class BuilderFlag(IntEnum):
-    FP16 = 0
-    INT8 = 1
-
-
 CAPTURING: list[int] = []
 """Not empty while a stream is being captured."""
 
@@ -264,8 +237,6 @@ def module(version: str = "10.13.0") -> ModuleType:
         Builder=Builder,
         OnnxParser=Parser,
         Runtime=Runtime,
-        BuilderFlag=BuilderFlag,
-        IInt8EntropyCalibrator2=IInt8EntropyCalibrator2,
         NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=0),
         TensorFormat=SimpleNamespace(HWC8=3),
         MemoryPoolType=SimpleNamespace(WORKSPACE=0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -114,21 +113,8 @@ def test_out_may_have_a_pitch(move: Move) -> None:
     assert not outside.any()
 
 
-def test_rows_in_threads() -> None:
-    frame = noise_frame("yuv420p", 31, 41)
-    out = np.zeros((41, 31, 3), np.uint8)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda rows: yuv_to_rgb(frame, out, rows=rows), [(0, 13), (13, 41)]))
-    assert np.array_equal(out, yuv_to_rgb(frame))
-    planes = rgb_to_yuv(out)
-    parts = tuple(np.zeros_like(plane) for plane in planes)
-    for rows in ((0, 12), (12, 41)):
-        rgb_to_yuv(out, parts, rows=rows)
-    assert all(np.array_equal(a, b) for a, b in zip(planes, parts, strict=True))
-
-
 def test_reference_is_preprocess_at_the_same_size() -> None:
-    """The specification of `preprocess` was written apart from this one."""
+    """The specification of `preprocess` resizes, and takes chroma, in its own words."""
     for chroma in ("nearest", "linear"):
         frame = noise_frame("yuv420p", 19, 14, matrix="bt709")
         wanted = np.zeros((3, 14, 19), np.float32)
@@ -227,11 +213,9 @@ def test_wrong_arguments_are_named(move: Move) -> None:
         ("chroma", lambda: yuv_to_rgb(frame, chroma="cubic")),  # type: ignore[arg-type]
         ("scale", lambda: yuv_to_rgb(frame, scale=0)),
         ("differ", lambda: yuv_to_rgb([frame, other])),
-        ("rows", lambda: yuv_to_rgb(frame, rows=(3, 3))),
         ("matrix", lambda: rgb_to_yuv(image, matrix="rgb")),
         ("format", lambda: rgb_to_yuv(image, format="yuv422p")),  # type: ignore[arg-type]
         ("channels", lambda: rgb_to_yuv(move(np.zeros((6, 8, 1), np.uint8)))),
-        ("in two", lambda: rgb_to_yuv(image, rows=(1, 6))),
         ("planes", lambda: rgb_to_yuv(image, [image])),
         ("std", lambda: normalize(image, (0, 0, 0), (1, 0, 1))),
         ("mean", lambda: normalize(image, (0, 0), (1, 1))),

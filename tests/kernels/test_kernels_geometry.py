@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -157,17 +156,6 @@ def test_pitch_out_and_views(move: Move) -> None:
     agree(warp_affine(flip(view, vertical=True), matrix), reference.warp_affine(wide[::-1, 5:55], matrix))
 
 
-def test_rows_in_threads() -> None:
-    image, matrix = noise((101, 67, 3), np.uint8), turned(67, 101)
-    out = np.zeros_like(image)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda rows: warp_affine(image, matrix, out, rows=rows), [(0, 50), (50, 101)]))
-    assert np.array_equal(out, warp_affine(image, matrix))
-    part = np.full_like(image, 7)
-    warp_affine(image, matrix, part, rows=(10, 20))
-    assert (part[:10] == 7).all() and (part[20:] == 7).all() and np.array_equal(part[10:20], out[10:20])
-
-
 @pytest.mark.parametrize("border", ["constant", "replicate"])
 def test_reference_is_opencv_within_its_rounding(border: Any) -> None:
     image = smooth(120, 160)
@@ -203,7 +191,6 @@ def test_wrong_arguments_are_named(move: Move) -> None:
         ("layout", lambda: warp_affine(image, np.eye(2, 3), layout="NHWC")),  # type: ignore[arg-type]
         ("value", lambda: warp_affine(image, np.eye(2, 3), value=(1, 2))),
         ("0..255", lambda: warp_affine(image, np.eye(2, 3), value=256)),
-        ("rows", lambda: warp_affine(image, np.eye(2, 3), rows=(0, 9))),
         ("size", lambda: warp_affine(image, np.eye(2, 3), size=(0, 4))),
         ("adjacent", lambda: warp_affine(image[:, ::-1], np.eye(2, 3))),
         ("out is", lambda: warp_affine(image, np.eye(2, 3), move(np.zeros((8, 9, 4), np.uint8)))),

@@ -142,7 +142,7 @@ def test_same_boxes_as_the_decoded_head() -> None:
         (lambda o: o[:-1], "have shapes"),
         (lambda o: [], "have shapes"),
         (lambda o: [o[0][:, :2], *o[1:]], "have shapes"),
-        (lambda o: [o[0][..., :63].copy(), o[1]], "no 4 distances"),
+        (lambda o: [o[0][..., :63].copy(), o[1]], "outputs have shapes"),
         (lambda o: [o[0].astype(np.float64), o[1]], "are float64, float32"),
         (lambda o: [o[0][..., ::-1], *o[1:]], "contiguous"),
     ],

@@ -117,15 +117,6 @@ def test_smoothing_takes_batches(move: Move) -> None:
         np.testing.assert_array_equal(single, masks.box_blur(plane, 4))
 
 
-def test_threads_may_share_a_image_by_rows() -> None:
-    mask = np.stack([blobs((50, 31), seed) for seed in range(3)])
-    whole = masks.box_blur(mask, 4)
-    parts = np.zeros_like(mask)
-    for rows in ((0, 17), (17, 50)):
-        masks.box_blur(mask, 4, out=parts, rows=rows)
-    np.testing.assert_array_equal(whole, parts)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("size", SIZES)
 def test_ema(dtype: Any, size: tuple[int, int], move: Move) -> None:
@@ -361,15 +352,15 @@ def test_composite_is_exact_for_every_value() -> None:
 
 def test_bad_arguments_are_named() -> None:
     f32, u8 = np.zeros((1, 3, 4, 4), np.float32), np.zeros((4, 4), np.uint8)
-    with pytest.raises(UsageError, match=r"scores are float64"):
+    with pytest.raises(UsageError, match=r"scores is float64"):
         masks.argmax(f32.astype(np.float64))
-    with pytest.raises(UsageError, match=r"out is uint8 \(4, 4\), expected uint8 \(1, 4, 4\)"):
+    with pytest.raises(UsageError, match=r"out is uint8 \(4, 4\) .*expected uint8 \(1, 4, 4\)"):
         masks.argmax(f32, out=u8)
     with pytest.raises(UsageError, match="radius 65"):
         masks.box_blur(u8, 65)
     with pytest.raises(UsageError, match="sigma 0"):
         masks.gaussian_blur(u8, 0)
-    with pytest.raises(UsageError, match="must be adjacent"):
+    with pytest.raises(UsageError, match="last 1 axes are contiguous"):
         masks.box_blur(np.zeros((4, 8), np.uint8)[:, ::2], 1)
     with pytest.raises(UsageError, match="weight 2"):
         masks.ema(u8, u8.astype(np.float32), 2)
@@ -377,9 +368,9 @@ def test_bad_arguments_are_named() -> None:
         masks.upsample(u8, (0, 4))
     with pytest.raises(UsageError, match="unknown crop 'box'"):
         instances.instance_masks(f32[0], np.zeros((2, 3)), np.zeros((2, 4)), (4, 4), crop="box")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"coefficients \(2, 5\)"):
+    with pytest.raises(UsageError, match=r"coefficients is float32 \(2, 5\)"):
         instances.instance_runs(f32[0], np.zeros((2, 5)), np.zeros((2, 4)), (4, 4))
-    with pytest.raises(UsageError, match="masks are float32"):
+    with pytest.raises(UsageError, match="masks is float32"):
         instances.mask_runs(f32[0])
     with pytest.raises(UsageError, match="cannot draw into rgb24"):
         drawing.overlay([u8], PIXEL_FORMATS["rgb24"], u8, np.zeros((256, 3), np.uint8), np.zeros(256, np.uint8))

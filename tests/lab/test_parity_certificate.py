@@ -20,7 +20,7 @@ from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMe
 from framefuse.frame import PIXEL_FORMATS
 from framefuse.lab.parity import certify
 from framefuse.lab.parity.chain import Chain, decoded, on_host, read_input, write_input
-from framefuse.lab.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference, pixel_check
+from framefuse.lab.parity.compare import LIMITS, BoxDifference, Boxes, Limits, PixelDifference
 from framefuse.lab.parity.peer import run_peer
 from framefuse.lab.parity.report import verdict
 from framefuse.sources import open_source
@@ -46,8 +46,8 @@ def found(boxes: list[tuple[float, ...]], scores: list[float], classes: list[int
 
 
 def compared(reference: Boxes, other: Boxes, limits: Limits = LIMITS["fp32"]) -> BoxDifference:
-    difference = BoxDifference()
-    difference.add(reference, other, limits, conf=0.25, iou=0.7)
+    difference = BoxDifference(limits, 0.25, 0.7)
+    difference.add(reference, other)
     return difference
 
 
@@ -60,7 +60,7 @@ BOX = (10.0, 10.0, 50.0, 50.0)
 def test_the_same_boxes_in_another_order_are_identical() -> None:
     one = found([BOX, (60, 10, 90, 50)], [0.9, 0.8], [0, 1])
     two = found([(60, 10, 90, 50), BOX], [0.8, 0.9], [1, 0])
-    assert compared(one, two).verdict(LIMITS["fp32"]) == "exact" and "identical" in str(compared(one, two))
+    assert compared(one, two).verdict == "exact" and "identical" in str(compared(one, two))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_same_boxes_in_another_order_are_identical() -> None:
 )
 def test_what_is_apart_is_judged(other: Boxes, expected: str) -> None:
     difference = compared(found([BOX], [0.9], [0]), other)
-    assert difference.verdict(LIMITS["fp32"]) == expected, str(difference)
+    assert difference.verdict == expected, str(difference)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_what_is_apart_is_judged(other: Boxes, expected: str) -> None:
 def test_boxes_of_few_pixels_are_judged_by_their_edges(
     reference: tuple[float, ...], other: tuple[float, ...], pixel: float, expected: str
 ) -> None:
-    limits, difference = LIMITS["fp16"], BoxDifference()
-    difference.add(found([reference], [0.9], [0]), found([other], [0.9], [0]), limits, conf=0.25, iou=0.7, pixel=pixel)
-    assert difference.verdict(limits) == expected, str(difference)
+    difference = BoxDifference(LIMITS["fp16"], 0.25, 0.7)
+    difference.add(found([reference], [0.9], [0]), found([other], [0.9], [0]), pixel)
+    assert difference.verdict == expected, str(difference)
     assert ("judged by their edges" in str(difference)) == bool(difference.fine)
     exact = LIMITS["fp32"]
     assert compared(found([reference], [0.9], [0]), found([other], [0.9], [0]), exact).fine == 0
@@ -113,7 +113,7 @@ def test_one_large_box_of_a_hundred_may_overlap_less(wrong: int, expected: str) 
     moved = [(left + 7 * (row < wrong), top, right, low) for row, (left, top, right, low) in enumerate(places)]
     scores, classes = [0.9] * 100, [0] * 100
     difference = compared(found(places, scores, classes), found(moved, scores, classes), LIMITS["fp16"])
-    assert 0.90 < difference.iou < 0.95 and difference.verdict(LIMITS["fp16"]) == expected
+    assert 0.90 < difference.iou < 0.95 and difference.verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_box_that_one_side_lacks_is_excused_where_rounding_decides(
     limits, both, one = LIMITS["fp16"], found([BOX, box], [0.9, score], [0, 0]), found([BOX], [0.9], [0])
     for difference in (compared(both, one, limits), compared(one, both, limits)):
         assert (difference.unsure, difference.tied) == (unsure, tied)
-        assert difference.verdict(limits) == expected
+        assert difference.verdict == expected
         assert ("excused: score" in str(difference)) == bool(unsure)
         assert ("excused: overlap" in str(difference)) == bool(tied)
 
@@ -148,7 +148,7 @@ def test_few_boxes_may_be_of_another_class_that_scores_alike(
     scores = [score if row < renamed else 0.5 for row in range(boxes)]
     classes = [int(row < renamed) for row in range(boxes)]
     difference = compared(found(places, [0.5] * boxes, [0] * boxes), found(places, scores, classes), limits)
-    assert difference.verdict(limits) == expected, str(difference)
+    assert difference.verdict == expected, str(difference)
     assert not difference.exact
     assert difference.renamed in (0, renamed) and ("another class" in str(difference)) == bool(difference.renamed)
 
@@ -166,10 +166,10 @@ def test_a_box_that_the_edge_cuts_to_nothing_is_itself() -> None:
 def test_pixels() -> None:
     difference = PixelDifference()
     difference.add(np.zeros((3, 4)), np.zeros((3, 4)))
-    assert str(difference) == "identical" and pixel_check("decode", difference, 0.0).verdict == "exact"
+    assert str(difference) == "identical" and difference.check("decode", 0.0).verdict == "exact"
     difference.add(np.zeros((3, 4)), np.full((3, 4), 0.25))
-    assert difference.mean == 0.125 and pixel_check("colour", difference, 0.5).verdict == "within"
-    assert pixel_check("decode", difference, 0.0).verdict == "outside"
+    assert difference.mean == 0.125 and difference.check("colour", 0.5).verdict == "within"
+    assert difference.check("decode", 0.0).verdict == "outside"
     difference.add(np.empty((0,)), np.empty((0,)))
     assert difference.worst == 0.25
 
@@ -291,7 +291,7 @@ def test_an_engine_that_cannot_start_is_absent_unless_it_breaks(
     def fail(model: Path, options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr("framefuse.engines.openvino.engine.open_engine", fail)
+    monkeypatch.setattr("framefuse.engines.openvino.engine.OpenVinoEngine", fail)
     certificate = certify("squares", clip, engines=["onnxruntime", "openvino"], frames=1)
     openvino = certificate.engines[1]
     assert certificate.ok is not broken and bool(openvino.absent) is not broken
@@ -420,7 +420,7 @@ sys.path.insert(0, {source!r})
 from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.lab.parity.chain import Chain, Selection, on_host, reference_stage
+from framefuse.lab.parity.chain import Chain, Selection, colours, on_host, preprocessed, reference_stage
 from framefuse.config import Settings
 from framefuse.runtime.choices import choose_preprocess
 from framefuse.sources import open_source
@@ -431,8 +431,8 @@ stage = reference_stage(card)
 found = {{round(float(frame.pts * frame.time_base), 3): on_host(frame) for frame in open_source(asked["video"])}}
 for number, seconds in enumerate(asked["seconds"]):
     frame = found[round(seconds, 3)]
-    image = np.floor(chain.colour(frame, ours=False) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
-    pixels, place = chain.pixels(Frame.from_array(image))
+    image = np.floor(colours(frame) + 0.5).astype(np.uint8)[::-1].transpose(1, 2, 0).copy()
+    pixels, place = preprocessed(chain.spec, Frame.from_array(image))
     {fault}
     raw = stage.run(pixels)
     boxes = chain.boxes(raw, place, ours=False)

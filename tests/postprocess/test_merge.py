@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from framefuse.common.polygons import within
 from framefuse.frame import View
-from framefuse.postprocess.merge import merge, within
+from framefuse.postprocess.merge import merge
 from framefuse.prediction import Detections
 
 SIZE = 1000, 600
@@ -63,7 +64,7 @@ def test_a_part_at_the_edge_of_a_tile_yields_to_the_whole_object() -> None:
 
 def test_the_edge_of_the_frame_cuts_nothing() -> None:
     """A box there is as whole as any other."""
-    found = (View(), objects((0, 0, 300, 300, 0.5, 0))), (LEFT, objects((0, 0, 100, 100, 0.9, 0)))
+    found = (View(), objects((0, 0, 90, 90, 0.5, 0))), (LEFT, objects((0, 0, 40, 40, 0.9, 0)))
     assert len(merged(*found)) == 2
 
 
@@ -75,6 +76,33 @@ def test_two_parts_of_an_object_larger_than_the_overlap_are_joined() -> None:
 def test_parts_that_only_touch_are_two_objects() -> None:
     parts = (LEFT, objects((500, 100, 600, 200, 0.7, 0))), (RIGHT, objects((400, 190, 520, 400, 0.9, 0)))
     assert len(merged(*parts)) == 2
+
+
+def test_a_larger_view_has_the_last_word_on_parts() -> None:
+    bus, wheel = (100, 100, 500, 300, 0.5, 1), (150, 220, 230, 300, 0.9, 0)
+    assert merged((View(), objects(bus)), (LEFT, objects(wheel))) == [[*bus[:4], 0.5, 1, 0]], "whose wheel is no car"
+    both = objects(bus, (152, 221, 230, 300, 0.4, 0))
+    assert len(merged((View(), both), (LEFT, objects(wheel)))) == 2, "unless both views show it"
+    assert len(merged((View(), objects(bus)), (LEFT, objects((150, 220, 185, 255, 0.9, 0))))) == 2, "or it is too small"
+    assert len(merged((LEFT, objects(bus)), (RIGHT, objects((420, 220, 490, 300, 0.9, 0))))) == 2, (
+        "neighbours are equals"
+    )
+
+
+def test_a_weak_box_of_the_larger_view_says_nothing() -> None:
+    assert (
+        len(merged((View(), objects((100, 100, 500, 300, 0.2, 1))), (LEFT, objects((150, 220, 230, 300, 0.9, 0))))) == 2
+    )
+
+
+def test_what_a_tile_cuts_counts_if_the_larger_view_shows_it_or_a_neighbour_continues_it() -> None:
+    cut, whole = objects((550, 200, 600, 300, 0.9, 0)), objects((555, 200, 600, 300, 0.3, 0))
+    assert merged((View(), objects()), (LEFT, cut)) == []
+    assert merged((View(), whole), (LEFT, cut)) == [[555, 200, 600, 300, pytest.approx(0.3), 0, 0]]
+    assert len(merged((View(), objects()), (LEFT, objects((550, 200, 590, 300, 0.9, 0))))) == 1, "it is not cut"
+    assert len(merged((LEFT, cut), (RIGHT, objects()))) == 1, "there is no larger view"
+    parts = (LEFT, objects((300, 200, 600, 300, 0.7, 0))), (RIGHT, objects((400, 202, 700, 299, 0.9, 0)))
+    assert [row[:4] for row in merged((View(), objects()), *parts)] == [[300, 200, 700, 300]]
 
 
 def test_boxes_end_at_their_view() -> None:
@@ -101,4 +129,4 @@ def test_nothing_found() -> None:
 def test_points_within_a_polygon() -> None:
     ring = ((0.0, 0.0), (10.0, 0.0), (10.0, 10.0), (5.0, 4.0), (0.0, 10.0))
     points = np.array([(1, 1), (5, 3), (5, 8), (9, 8), (11, 5), (-1, 5)], np.float32)
-    assert within(points, ring).tolist() == [True, True, False, True, False, False]
+    assert within(*points.T, ring).tolist() == [True, True, False, True, False, False]

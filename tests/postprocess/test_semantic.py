@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from PIL import Image
 from framefuse import Pipeline
 from framefuse.errors import CardError, DecodeError, NonFiniteError, UsageError
 from framefuse.frame import PIXEL_FORMATS
-from framefuse.lab.evaluation import validate
-from framefuse.lab.evaluation.coco import mask_tools
+from framefuse.lab.evaluation import open_data, validate
+from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.pixels import OTHER, PixelCounter
 from framefuse.models.card import read_card
 from framefuse.postprocess.semantic import ClassMasks
@@ -104,7 +105,7 @@ def test_what_predict_writes(tmp_path: Path) -> None:
     coco = json.loads(boxes.read_text())
     rows = {row["category_id"]: row for row in coco["annotations"]}
     assert sorted(rows) == [2, 3]
-    assert agreement(mask_tools().decode(rows[3]["segmentation"]), truth == 2) > 0.98
+    assert agreement(needed("faster_coco_eval").mask.decode(rows[3]["segmentation"]), truth == 2) > 0.98
     left, top, wide, high = rows[2]["bbox"]
     assert np.abs(np.array([left, top, wide, high]) - [24, 32, 72, 32]).max() <= 2
 
@@ -240,11 +241,14 @@ def test_more_categories_than_a_mask_tells_apart(tmp_path: Path) -> None:
         validate(write_segmenter(tmp_path / "seg.onnx"), path)
 
 
-def test_iou_by_hand() -> None:
-    counter = PixelCounter(["a", "b", "c"])
+def test_iou_by_hand(tmp_path: Path) -> None:
+    card = read_card(write_segmenter(tmp_path / "seg.onnx"))
+    names = {0: "a", 1: "b", 2: "c"}
+    data = replace(open_data("synthetic://bodies"), mask_names=names, mask_groups={})
+    counter = PixelCounter(replace(card, names=names), data)
     truth = np.array([[0, 0, 0, 0, 1, 1, OTHER]], np.uint8)
     found = np.array([[0, 0, 1, OTHER, 1, 0, 0]], np.uint8)
-    counter.add(truth, found)
+    counter.count(truth, found)
     scores = counter.scores()
     assert scores.by_class == {"a": 2 / 5, "b": 1 / 3, "c": None}
     assert scores.miou == pytest.approx((2 / 5 + 1 / 3) / 2)

@@ -27,10 +27,10 @@ from framefuse.engines.cudnn import convolutions
 from framefuse.engines.device_requests import device_request_pool
 from framefuse.errors import EngineError, UsageError
 from framefuse.frame import Frame
+from framefuse.kernels import arrays
 from framefuse.kernels.boxes import call as boxes
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes.reference import Found
-from framefuse.kernels.masks import cuda as masks_cuda
 from framefuse.kernels.preprocess import cuda_rows
 from framefuse.models.card import Card
 
@@ -162,10 +162,10 @@ def test_closing_while_it_is_closed(gpu: Gpu, segmenter: Card, monkeypatch: pyte
 
 def test_what_a_captured_batch_reads_lives_as_long(gpu: Gpu, segmenter: Card) -> None:
     """Tables that a bounded cache has dropped in the meantime."""
-    masks_cuda._device_table.cache_clear()
+    arrays._device_table.cache_clear()
     program = on_cuda(segmenter, batch=1)
     list(program.submit(pictures(1)))
-    masks_cuda._device_table.cache_clear()
+    arrays._device_table.cache_clear()
     captured = [batch for batches in program._captured.values() for batch in batches]
     tables = [weakref.ref(table) for batch in captured for kept in batch._graph_memory for table in kept]
     assert tables and all(table() is not None for table in tables)
@@ -260,7 +260,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_on_cpu.install(monkeypatch)
     monkeypatch.setattr(kernel, "launch", lambda symbol, *, stream=None, **arguments: Launch()(stream))
     monkeypatch.setattr(kernel, "bind", lambda symbol, **arguments: Launch())
-    for cache in (boxes_cuda._wanted, masks_cuda._device_table):
+    for cache in (boxes_cuda._wanted, arrays._device_table):
         cache.cache_clear()
 
 
@@ -342,7 +342,7 @@ def test_cached_tables_are_captured_by_an_owner_only(monkeypatch: pytest.MonkeyP
     with capturing(monkeypatch), graph_memory() as kept:
         call()
     tables = [weakref.ref(table) for tables in kept for table in tables]
-    masks_cuda._device_table.cache_clear()
+    arrays._device_table.cache_clear()
     assert len(tables) == 4 and all(table() is not None for table in tables)
     kept.clear()
     assert all(table() is None for table in tables)

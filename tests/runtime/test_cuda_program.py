@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,17 +15,22 @@ import numpy as np
 import pytest
 
 from fake_gpu import LAUNCH_FAILURE, Array, Gpu
+from framefuse.config import Settings
 from framefuse.engines.null import CudaNullEngine, NullEngine
 from framefuse.errors import GpuLostError, GpuMemoryError, NonFiniteError
-from framefuse.frame import Frame
+from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.cuda import Scratch
 from framefuse.models.card import Card, read_card
+from framefuse.prediction import Result
 from framefuse.preprocess import Preprocess
+from framefuse.runtime.batching import Batcher
+from framefuse.runtime.channel import Threaded
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.cuda.program import CudaProgram
 from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import FrameResult, HostProgram, Program, Selection
-from framefuse.runtime.stages import warm_up
+from framefuse.runtime.stages import infer, warm_up
+from framefuse.runtime.views import viewer_for
 from training.squares import write_squares
 
 SIZE = 96, 64
@@ -81,6 +87,49 @@ def test_masks_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
             assert same.shape == (part[0].height, part[0].width)
             assert same.mean() > 0.999  # two classes may be equal but for the order of additions
     program.close()
+
+
+def test_masks_of_views_are_those_of_the_host(gpu: Gpu, segmenter: Card) -> None:
+    """Both eyes, and tiles of one size, share what was captured; the whole frame, whose mask is larger, does not."""
+    regions = [(0, 0, 40, 61), (40, 0, 40, 61), None, (0, 0, 33, 31), (47, 30, 33, 31), (3, 7, 33, 31)]
+    (picture,) = pictures(1)
+    rows = [picture.replace_unchecked(view=View(region, size=SIZE)) for region in regions]
+    host = HostProgram(
+        NullEngine(lambda pixels: scores(2, *pixels.shape[2:])), segmenter, Preprocess(*SIZE), Selection(), batch=2
+    )
+    program = on_cuda(segmenter)
+    assert [program.batch_key(one) == program.batch_key(other) for one, other in pairwise(rows)] == [
+        *(True, False, False, True, True)
+    ]
+    for part in (rows[:2], rows[2:3], rows[3:]):
+        for expected, found in zip(run(host, part, 2), run(program, part, 2), strict=True):
+            assert expected.result.masks is not None and found.result.masks is not None
+            same = expected.result.masks.class_id == found.result.masks.class_id
+            view = part[0].view
+            assert view is not None and same.shape[::-1] == (view.region[2:] if view.region else (80, 61))
+            assert same.mean() > 0.999
+    assert len(program._captured) == 3
+    program.close()
+
+
+def test_a_segmenter_with_views_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
+    """Frames of two sizes through the stages: no batch holds masks of different sizes."""
+    frames = [*pictures(2), *pictures(3, 50, 70)]
+    settings, spec, found = Settings(tiles="1x2", roi="0,0,0.8,1"), Preprocess(*SIZE), list[list[Result]]()
+
+    def alike(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+        return [scores(1, height, width)[0].repeat(batch, axis=0)]
+
+    host = HostProgram(NullEngine(lambda pixels: alike(2, *pixels.shape[2:])), segmenter, spec, Selection(), batch=2)
+    for program in (host, on_cuda(segmenter, answer=alike)):
+        viewer = viewer_for(settings, segmenter, spec)
+        read = Threaded([iter(frames)], name="decode", capacity=1)
+        found.append([item.result for item in infer(read, program, Batcher(2, 1.0), viewer)])
+        program.close()
+    for one, other, frame in zip(*found, frames, strict=True):
+        assert one.masks is not None and other.masks is not None and len(other.views) == 3
+        assert other.masks.class_id.shape == (frame.height, frame.width)
+        assert (one.masks.class_id == other.masks.class_id).mean() > 0.99
 
 
 def test_stages_are_timed_on_the_gpu(gpu: Gpu, segmenter: Card) -> None:
@@ -284,3 +333,61 @@ def test_boxes_are_those_of_the_host(gpu: Gpu, tmp_path: Path) -> None:
         np.testing.assert_array_equal(expected.result.detections.class_id, found.result.detections.class_id)
     program.close()
     assert [item for item in gc.get_objects() if isinstance(item, Scratch) and item not in scratch] == []
+
+
+def overlapping(batch: int, height: int, width: int) -> list[np.ndarray[Any, Any]]:
+    """Sixty boxes of three classes in each row, other ones in each; many meet or end at an edge."""
+    random = np.random.default_rng(5)
+    centres, sides = random.uniform(0, 1, (batch, 2, 60)), random.uniform(0.05, 0.6, (batch, 2, 60))
+    boxes = np.concatenate((centres, sides), 1) * np.array((width, height, width, height))[:, None]
+    return [np.concatenate((boxes, random.uniform(0, 0.7, (batch, 3, 60))), 1).astype(np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("views", "batch", "merges"),
+    [
+        ([View(), View((0, 0, 50, 61), "left"), View((30, 7, 50, 54), "right")], 3, 3),
+        ([View((0, 0, 40, 61), "left"), View((40, 0, 40, 61), "right")], 5, 2),
+        ([View((3, 5, 70, 50), "roi")], 2, 1),
+        ([View((0, 0, 40, 61)), View((20, 0, 60, 61))], 2, 1),  # more than are merged: as on the host
+    ],
+)
+def test_views_are_merged_on_the_gpu_as_on_the_host(
+    gpu: Gpu, tmp_path: Path, views: list[View], batch: int, merges: int
+) -> None:
+    card, settings = read_card(write_squares(tmp_path / "squares.onnx")), Settings(iou=0.9, max_det=40)
+    spec, frames = Preprocess(*SIZE), pictures(4)
+    host = HostProgram(
+        NullEngine(lambda pixels: overlapping(batch, *pixels.shape[2:])),
+        card,
+        spec,
+        Selection(iou=0.9, max_det=40),
+        batch=batch,
+    )
+    program = CudaProgram(
+        CudaNullEngine(overlapping),
+        card,
+        spec,
+        Selection(iou=0.9, max_det=40),
+        batch=batch,
+        merges=merges,
+        keep_frames=True,
+    )
+    found = []
+    for place, runner in ((0, host), (merges, program)):
+        viewer = viewer_for(settings, card, spec, lambda frame, latest: views)
+        assert viewer is not None
+        viewer.merges = place
+        rows = [row for frame in frames for group, _ in viewer.rows(frame) for row in group]
+        whole = batch // len(views) * len(views)  # frames of a batch are whole, so that rows get the same outputs
+        found.append([item.result for item in viewer.join(run(runner, rows, whole))])
+    assert len(found[0]) == len(found[1]) == len(frames)
+    for expected, here in zip(*found, strict=True):
+        assert here.frame == expected.frame and here.views == expected.views
+        assert 5 < len(here.detections) == len(expected.detections)
+        assert here.detections.class_id.tolist() == expected.detections.class_id.tolist()
+        assert here.detections.view is not None and expected.detections.view is not None
+        assert here.detections.view.tolist() == expected.detections.view.tolist()
+        np.testing.assert_array_equal(here.detections.confidence, expected.detections.confidence)
+        np.testing.assert_array_equal(here.detections.xyxy, expected.detections.xyxy)
+    program.close()

@@ -10,7 +10,7 @@ import pytest
 from av.video.reformatter import ColorRange
 
 from framefuse.errors import UsageError
-from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat
+from framefuse.frame import PIXEL_FORMATS, Matrix, PixelFormat, View
 from framefuse.prediction import Detections
 from framefuse.sinks.canvas import planes_of
 from framefuse.sinks.draw import TILES_KEPT, Annotator, class_colour, components, encode_colour, text_colour
@@ -181,6 +181,48 @@ def test_any_class_name_can_be_drawn(name: str) -> None:
 def test_the_surest_detection_is_on_top() -> None:
     image = drawn(320, 240, detections((50, 50, 200, 200, 0.9, 1), (50, 50, 200, 200, 0.3, 2)))
     assert (image[199, 60:190] == class_colour(1)).all()
+
+
+WHITE, BOX = [255, 255, 255], (40, 32, 200, 160)
+
+
+@pytest.mark.parametrize("name", ["yuv420p", "yuv410p", "nv12", "gray", "rgb24", "gbrp"])
+def test_views_are_dashed_in_every_pixel_format(name: str) -> None:
+    pixels = PIXEL_FORMATS[name]
+    planes = blank(pixels, 320, 240)
+    annotator = Annotator(320, 240, pixels)
+    annotator.draw(planes, detections(), views=[View(), View(BOX, "tile 1")])
+    values = encode_colour((255, 255, 255), "bt601", False)
+    for role, samples, sx, sy in components(planes, pixels):
+        x, y, right, bottom = BOX[0] // sx, BOX[1] // sy, (BOX[0] + BOX[2]) // sx, (BOX[1] + BOX[3]) // sy
+        edges = samples[bottom - 2 // sy - 1 : bottom, x:right], samples[y + 20 // sy : bottom, right - 1 : right]
+        for edge in edges:
+            drawn = (edge == values[role]).any(axis=int(edge.shape[1] == 1))
+            assert 0.3 < drawn.mean() < 0.7, role
+        assert (samples[:y] == 77).all() and (samples[:, :x] == 77).all(), role
+        assert (samples[bottom + 1 :] == 77).all() and (samples[:, right + 1 :] == 77).all(), role
+    tag = planes[0][BOX[1] : BOX[1] + 12, BOX[0] : BOX[0] + 30]
+    assert (tag != 77).mean() > 0.7
+
+
+def test_a_polygon_is_dashed_with_the_rectangle_around_it() -> None:
+    corners = ((40.0, 190.0), (240.0, 190.0), (140.0, 32.0))
+    annotator, rectangle = Annotator(320, 240, PIXEL_FORMATS["rgb24"]), View(BOX, "roi", outline=corners)
+    (planes,) = [blank(PIXEL_FORMATS["rgb24"], 320, 240)]
+    annotator.draw(planes, detections(), views=[rectangle])
+    for part in (planes[0][60:150, 238:240], planes[0][100:112, 80:120]):
+        assert 0.01 < (part == WHITE).all(axis=2).mean() < 0.7
+    assert (planes[0][60:100, 44:70] == 77).all() and (planes[0][:, 240:] == 77).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (641, 361)])
+def test_no_view_breaks_the_drawing(size: tuple[int, int]) -> None:
+    far = ((-900.0, -3.0), (2000.0, 7.0), (3.0, 90000.0), (3.0, 90000.0))
+    views = [View((0, 0, 1, 1), "one"), View((0, 0, *size), ""), View(None, "x" * 99, far), View((0, 0, 1, 1), "", far)]
+    for name in ("yuv420p", "gray"):
+        planes = blank(PIXEL_FORMATS[name], *size)
+        Annotator(*size, PIXEL_FORMATS[name]).draw(planes, detections((0, 0, 1, 1, 0.5, 1)), views=views)
+        assert (planes[0] != 77).any()
 
 
 def test_size_follows_the_frame() -> None:

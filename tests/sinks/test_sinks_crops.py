@@ -15,7 +15,7 @@ from framefuse.errors import SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Detections, FrameInfo, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks.crops import CropsSink, folder_of
+from framefuse.sinks.images import CropsSink, folder_of
 from framefuse.sources import SourceInfo, open_source
 from training.squares_clip import squares_clip
 

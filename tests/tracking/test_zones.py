@@ -131,7 +131,7 @@ def test_polygons() -> None:
     rng = np.random.default_rng(1)
     points = rng.uniform(0, 40, (200, 2))
     inside = ((points > 10) & (points < 30)).all(1)
-    assert (within(points, SQUARE) == inside).all()
+    assert (within(*points.T, SQUARE) == inside).all()
     assert area(SQUARE) == 400 and area(SQUARE[::-1]) == 400
     star = [
         (50 + r * math.cos(a), 50 + r * math.sin(a))
@@ -139,8 +139,8 @@ def test_polygons() -> None:
     ]
     assert not crosses_itself(SQUARE) and not crosses_itself(star) and not crosses_itself(SQUARE[:3])
     part = clipped(star, (60, 45))
-    both = within(points, star) & (points < (60, 45)).all(1)
-    assert (within(points, part) == both).mean() > 0.99
+    both = within(*points.T, star) & (points < (60, 45)).all(1)
+    assert (within(*points.T, part) == both).mean() > 0.99
     assert clipped(SQUARE, (5, 5)) == []
     assert meet((0, 0), (4, 4), (2, 2), (9, 9)) and not meet((0, 0), (1, 1), (2, 2), (3, 3))
     assert Place("a", SQUARE).counts(3)

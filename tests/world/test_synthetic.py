@@ -15,7 +15,7 @@ import pytest
 from framefuse.errors import UsageError
 from framefuse.world import Snapshot, Truth, World
 from framefuse.world.address import write
-from framefuse.world.chance import Chance, Split, stripe_owner
+from framefuse.world.chance import OWNER, STRIPES, Chance, Split
 from framefuse.world.textures import BANK, texture
 from framefuse.world.traffic import NAMES, Traffic
 
@@ -132,7 +132,7 @@ def test_splits_share_no_style_texture_or_schedule() -> None:
     splits: tuple[Split, ...] = ("train", "val", "test")
     for split in splits:
         chance = Chance(split, "any")
-        assert {stripe_owner(chance.style()) for _ in range(500)} == {split}
+        assert {OWNER[int(chance.style() * STRIPES) % len(OWNER)] for _ in range(500)} == {split}
     banks = {split: {texture(split, n).levels[0].tobytes() for n in range(BANK)} for split in splits}
     assert all(len(bank) == BANK for bank in banks.values())
     assert not banks["train"] & banks["test"] and not banks["train"] & banks["val"] and not banks["val"] & banks["test"]
@@ -305,3 +305,37 @@ def test_version_5_is_pinned(uri: str, objects: list[tuple[int, int, list[int]]]
     height, width = image.shape[0] // 3, image.shape[1] // 4
     parts = image[: 3 * height, : 4 * width].reshape(3, height, 4, width, 3).mean((1, 3, 4))
     assert np.abs(parts - np.array(light)).max() <= 1.5
+
+
+def test_a_farther_camera_sees_more_and_smaller_objects() -> None:
+    address = STREET.replace("320x180", "1280x720") + "&complexity=1"
+    near, far = (World.parse(address + more)[450].truth for more in ("", "&far=4&density=6"))
+    assert len(far.boxes) > 3 * len(near.boxes)
+    sides = [np.median((truth.boxes[:, 2:] - truth.boxes[:, :2]).max(1)) for truth in (near, far)]
+    assert 2.5 < sides[0] / sides[1] < 6
+    middles = (far.boxes[:, 1] + far.boxes[:, 3]) / 2
+    assert (middles < 360).any() and (middles > 540).any(), "they are everywhere on the ground"
+    world = World.parse(STREET + "&far=4&density=6")
+    moved = []
+    for before, after in ((world[450].truth, world[451].truth),):
+        for track in set(before.track_id.tolist()) & set(after.track_id.tolist()):
+            boxes = [truth.boxes[truth.track_id == track][0] for truth in (before, after)]
+            moved.append(abs(boxes[1].mean() - boxes[0].mean()))
+    assert np.median(moved) < 2, "and slower"
+
+
+def test_far_and_density_are_in_the_address() -> None:
+    world = World.parse(STREET + "&far=8&density=2.5")
+    assert World.parse(write(world)) == world and "&far=8.0&density=2.5" in write(world)
+    assert write(World.parse(STREET + "&far=1")) == write(World.parse(STREET))
+
+
+@pytest.mark.parametrize("bad", ["far=0.5", "far=17", "far=nan", "density=33", "density=-1", "density=many"])
+def test_far_and_density_out_of_range(bad: str) -> None:
+    with pytest.raises(UsageError, match=bad.split("=")[0]):
+        World.parse(f"{STREET}&{bad}")
+
+
+def test_only_the_street_has_a_farther_camera() -> None:
+    with pytest.raises(UsageError, match="bodies"):
+        World.parse(f"{BODIES}&far=2")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, write_out
-from framefuse.cli.options import PrintJson, size
+from framefuse.cli.options import PrintJson, option, size
 
 if TYPE_CHECKING:
     from framefuse.lab.bench_report import BenchReport
@@ -18,22 +18,16 @@ app = typer.Typer(name="bench", help="Measure this machine.", rich_markup_mode=N
 
 @app.command()
 def engines(
-    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
-    engine: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,..", help="engines; default: all", show_default=False)
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|all", help="auto: the GPU if there is one")] = "auto",
-    precision: Annotated[
-        str, typer.Option(metavar="NAME,..", help="fp32, bf16, fp16, int8, or auto: the engine's own")
-    ] = "auto",
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="images per batch")] = 1,
-    imgsz: Annotated[str | None, typer.Option(metavar="N...", help="height and width", show_default=False)] = None,
-    runs: Annotated[int, typer.Option(min=1, metavar="N", help="measured runs per engine")] = 100,
-    warmups: Annotated[int, typer.Option(min=0, metavar="N", help="warm-up runs per engine")] = 20,
-    seconds: Annotated[float, typer.Option(metavar="N", help="time limit per engine; slow engines do fewer runs")] = 60,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the result as JSON", show_default=False)
-    ] = None,
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    engine: Annotated[list[str] | None, option("NAME,..", "engines; default: all")] = None,
+    device: Annotated[str, option("auto|cpu|cuda|all", "auto: the GPU if there is one")] = "auto",
+    precision: Annotated[str, option("NAME,..", "fp32, bf16, fp16, int8, or auto: the engine's own")] = "auto",
+    batch: Annotated[int, option("N", "images per batch", min=1)] = 1,
+    imgsz: Annotated[str | None, option("N...", "height and width")] = None,
+    runs: Annotated[int, option("N", "measured runs per engine", min=1)] = 100,
+    warmups: Annotated[int, option("N", "warm-up runs per engine", min=0)] = 20,
+    seconds: Annotated[float, option("N", "time limit per engine; slow engines do fewer runs")] = 60,
+    out: Annotated[Path | None, option("FILE", "write the result as JSON")] = None,
     print_json: PrintJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print only the result and errors")] = False,
 ) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from framefuse.cli.console import check_choice, check_out, print_table, progress_printer, stderr
-from framefuse.cli.options import PrintReport, Quiet
+from framefuse.cli.options import PrintReport, Quiet, option
 from framefuse.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +20,8 @@ PLAN_PRECISIONS = ("fp32", *PRECISIONS, "fp8")
 
 
 def build(
-    model: Annotated[str, typer.Argument(help="ONNX file in FP32, or the name of a shipped model", show_default=False)],
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="fp16|int8", help="precision of the result (tensorrt: also fp32 and fp8)", show_default=False
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help="ONNX file in FP32, or the name of a shipped model")],
+    precision: Annotated[str, option("fp16|int8", "precision of the result (tensorrt: also fp32 and fp8)")],
     calib: Annotated[
         str | None,
         typer.Option(
@@ -35,33 +30,25 @@ def build(
             "without --judge and --data the others measure the accuracy, with the FP32 boxes as ground truth",
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="COCO file or synthetic://... to measure the accuracy on")
-    ] = None,
-    images: Annotated[Path | None, typer.Option(metavar="PATH", help="images of the COCO file")] = None,
+    data: Annotated[str | None, option("DATA", "COCO file or synthetic://... to measure the accuracy on")] = None,
+    images: Annotated[Path | None, option("PATH", "images of the COCO file")] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="another video, ... to measure the accuracy on, without labels")
+        str | None, option("SOURCE", "another video, ... to measure the accuracy on, without labels")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="output; default: MODEL-int8.onnx, MODEL-fp16.onnx; or a .plan")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "output; default: MODEL-int8.onnx, MODEL-fp16.onnx; or a .plan")] = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="write the model even if it loses too much accuracy")
     ] = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="overwrite an existing file")] = False,
-    frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to calibrate with")] = 64,
-    calibration: Annotated[
-        str, typer.Option(metavar="percentile|entropy|minmax", help="how the INT8 ranges are derived")
-    ] = "percentile",
+    frames: Annotated[int, option("N", "frames to calibrate with", min=1)] = 64,
+    calibration: Annotated[str, option("percentile|entropy|minmax", "how the INT8 ranges are derived")] = "percentile",
     engine: Annotated[
-        str | None,
-        typer.Option(metavar="tensorrt", help="also build a TensorRT plan; without --out it goes into the cache"),
+        str | None, option("tensorrt", "also build a TensorRT plan; without --out it goes into the cache")
     ] = None,
     shapes: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:OPT:MAX", help="input shapes of the plan: 1x3x640x640:8x3x640x640:16x3x640x640"),
+        str | None, option("MIN:OPT:MAX", "input shapes of the plan: 1x3x640x640:8x3x640x640:16x3x640x640")
     ] = None,
-    workspace: Annotated[int, typer.Option(min=0, metavar="MIB", help="scratch memory of the plan; 0: no limit")] = 0,
+    workspace: Annotated[int, option("MIB", "scratch memory of the plan; 0: no limit", min=0)] = 0,
     print_report: PrintReport = False,
     quiet: Quiet = False,
 ) -> int:

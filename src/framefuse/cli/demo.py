@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from framefuse.cli.console import counter
-from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
 from framefuse.common.text import counted
 from framefuse.config import load_settings
 from framefuse.errors import QualityError
@@ -42,8 +40,7 @@ SAME: Final = ("conf", "iou", "max_det", "classes", "agnostic_nms", "imgsz", "re
 @with_settings
 def demo(
     frames: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help=f"length of the clip in frames (default: {FRAMES})", show_default=False),
+        int, option("N", f"length of the clip in frames (default: {FRAMES})", min=1, show_default=False)
     ] = FRAMES,
     config: ConfigFile = None,
     preset: Preset = None,

@@ -8,20 +8,17 @@ from typing import Annotated
 import typer
 
 from framefuse.cli.console import check_out, print_unusable
-from framefuse.cli.options import size
+from framefuse.cli.options import option, size
 from framefuse.errors import CardError
 
 
 def export(
-    network: Annotated[
-        str, typer.Argument(help="torchvision:NAME, PACKAGE.MODULE:FUNCTION, or a TorchScript file", show_default=False)
-    ],
+    network: Annotated[str, typer.Argument(help="torchvision:NAME, PACKAGE.MODULE:FUNCTION, or a TorchScript file")],
     weights: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|none", help="state dictionary; default: the weights that the network comes with"),
+        str | None, option("FILE|none", "state dictionary; default: the weights that the network comes with")
     ] = None,
-    imgsz: Annotated[str, typer.Option(metavar="N|H,W", help="input size in pixels")] = "640",
-    names: Annotated[str | None, typer.Option(metavar="A,B,...", help="class names")] = None,
+    imgsz: Annotated[str, option("N|H,W", "input size in pixels")] = "640",
+    names: Annotated[str | None, option("A,B,...", "class names")] = None,
     out: Annotated[Path | None, typer.Option(help="file to write; default: NAME.onnx in this folder")] = None,
 ) -> int:
     """Write a network of PyTorch as an ONNX file with its card. Models of ultralytics: `yolo export` does that."""

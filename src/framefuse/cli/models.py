@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from framefuse.cli.console import print_table, print_unusable
-from framefuse.cli.options import PrintJson
+from framefuse.cli.options import PrintJson, option
 from framefuse.common.redact import redact_source
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def list_(print_json: PrintJson = False) -> int:
 
 @app.command()
 def show(
-    model: Annotated[str, typer.Argument(help="name or ONNX file", show_default=False)],
+    model: Annotated[str, typer.Argument(help="name or ONNX file")],
     print_json: PrintJson = False,
 ) -> int:
     """Print the card of a model, and where each fact comes from."""
@@ -74,7 +74,7 @@ def get(
         ),
     ],
     name: Annotated[str | None, typer.Option(help="what to call it; default: as it is called there")] = None,
-    sha256: Annotated[str | None, typer.Option(metavar="HEX", help="refuse a file that has another SHA-256")] = None,
+    sha256: Annotated[str | None, option("HEX", "refuse a file that has another SHA-256")] = None,
     print_json: PrintJson = False,
 ) -> int:
     """Fetch a model once; from then on, its name is enough. Prints its licence and its hash."""

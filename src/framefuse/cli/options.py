@@ -38,6 +38,15 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """An option of a verb: what stands for its value in the help, and what it does. Its name is that of the parameter.
+
+    Args:
+        names: other names, as for `typer.Option`, which takes `more` too.
+    """
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
 def normalise(words: Sequence[str]) -> list[str]:
     """The command line in the form that the parser accepts.
 

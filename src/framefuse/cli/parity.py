@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import check_out, print_table, progress_printer, write_out
-from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, QualityError, UsageError
 
@@ -23,19 +23,15 @@ PAGES = (".html", ".md", ".json")
 
 @partial(with_fields, fields=FIELDS, defaults={})
 def parity(
-    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
-    source: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="video to compare on (default: a generated clip)")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME,..", help="engines (default: all that are installed)")
-    ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME,..", help="precisions to compare for each engine")] = "auto",
-    frames: Annotated[int, typer.Option(min=1, metavar="N", help="frames to compare, spread over the source")] = 4,
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    source: Annotated[str | None, option("SOURCE", "video to compare on (default: a generated clip)")] = None,
+    engine: Annotated[str | None, option("NAME,..", "engines (default: all that are installed)")] = None,
+    precision: Annotated[str, option("NAME,..", "precisions to compare for each engine")] = "auto",
+    frames: Annotated[int, option("N", "frames to compare, spread over the source", min=1)] = 4,
     peer_python: Annotated[
-        Path | None, typer.Option(metavar="PYTHON", help="Python with ultralytics (AGPL), to compare with it too")
+        Path | None, option("PYTHON", "Python with ultralytics (AGPL), to compare with it too")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the certificate: .html, .md or .json")] = None,
+    out: Annotated[Path | None, option("FILE", "write the certificate: .html, .md or .json")] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the certificate as JSON on stdout")] = False,
     quiet: Quiet = False,

@@ -11,7 +11,7 @@ import typer
 from framefuse.cli import logs
 from framefuse.cli.logs import LogJson, LogLevel
 from framefuse.cli.mistakes import is_media
-from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, with_settings
+from framefuse.cli.options import ConfigFile, Preset, PrintReport, Quiet, option, with_settings
 from framefuse.config import load_settings
 from framefuse.errors import CapabilityError, UsageError
 
@@ -22,31 +22,20 @@ DEFAULTS: Final[Mapping[str, Any]] = {"save_jsonl": True}
 @with_settings
 def predict(
     source: Annotated[
-        str | None,
-        typer.Argument(
-            help="video, image, folder, quoted glob '*.jpg', camera (0) or address (rtsp://...)", show_default=False
-        ),
+        str | None, typer.Argument(help="video, image, folder, quoted glob '*.jpg', camera (0) or address (rtsp://...)")
     ] = None,
-    model: Annotated[
-        str | None, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="ONNX file, or the name of a shipped model")] = None,
     sources: Annotated[
-        list[str] | None,
-        typer.Option("--source", "-s", metavar="SOURCE", help="SOURCE as an option; may be repeated"),
+        list[str] | None, option("SOURCE", "SOURCE as an option; may be repeated", "--source", "-s")
     ] = None,
-    model_option: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="MODEL as an option")
-    ] = None,
+    model_option: Annotated[str | None, option("MODEL", "MODEL as an option", "--model", "-m")] = None,
     config: ConfigFile = None,
     preset: Preset = None,
     half: Annotated[bool, typer.Option("--half", help="same as --precision fp16")] = False,
     stdout: Annotated[
         bool, typer.Option("--stdout", help="print one JSON line per frame on stdout instead of writing a file")
     ] = False,
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="0,1|all", help="distribute the sources over these GPUs, one process each"),
-    ] = None,
+    gpus: Annotated[str | None, option("0,1|all", "distribute the sources over these GPUs, one process each")] = None,
     print_report: PrintReport = False,
     quiet: Quiet = False,
     log_level: LogLevel = None,

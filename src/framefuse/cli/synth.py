@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from framefuse.cli.console import counter, stderr
-from framefuse.cli.options import Quiet
+from framefuse.cli.options import Quiet, option
 from framefuse.errors import SinkError
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 
 def synth(
-    uri: Annotated[
-        str,
-        typer.Argument(help="street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI"),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="folder for the video and its ground truth")],
+    uri: Annotated[str, typer.Argument(help="street?seed=7&frames=900&size=1280x720&fps=30&split=test", metavar="URI")],
+    out: Annotated[Path, option("DIR", "folder for the video and its ground truth", "--out", "-o")],
     images: Annotated[bool, typer.Option("--images", help="also write each frame as a PNG, for COCO tools")] = False,
     quiet: Quiet = False,
 ) -> int:

@@ -9,26 +9,24 @@ from typing import Annotated
 import typer
 
 from framefuse.cli.console import check_choice, print_table, progress_printer, stderr
-from framefuse.cli.options import Quiet
+from framefuse.cli.options import Quiet, option
 from framefuse.common.text import counted
 from framefuse.errors import ModelError, UsageError
 
 
 def tune(
-    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model", show_default=False)],
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="schedules to measure per function")] = 64,
+    model: Annotated[str, typer.Argument(help="ONNX file, or the name of a shipped model")],
+    trials: Annotated[int, option("N", "schedules to measure per function", min=1)] = 64,
     slice_seconds: Annotated[
-        float, typer.Option("--slice", metavar="SECONDS", help="stop after this long; run again to continue")
+        float, option("SECONDS", "stop after this long; run again to continue", "--slice")
     ] = 480.0,
-    database: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="tuning database; default: where engine tvm looks for it")
-    ] = None,
-    precision: Annotated[str, typer.Option(metavar="fp32|fp16", help="precision that the model will run at")] = "fp32",
-    target: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
-    size: Annotated[str | None, typer.Option(metavar="WxH", help="model input size; default: the model's own")] = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="batch that the model will run at")] = 1,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="tune only the N heaviest functions")] = None,
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="CPU threads; 0: all cores")] = 0,
+    database: Annotated[Path | None, option("DIR", "tuning database; default: where engine tvm looks for it")] = None,
+    precision: Annotated[str, option("fp32|fp16", "precision that the model will run at")] = "fp32",
+    target: Annotated[str, option("NAME", "cpu, cuda, or a name such as cuda-sm_90")] = "cpu",
+    size: Annotated[str | None, option("WxH", "model input size; default: the model's own")] = None,
+    batch: Annotated[int, option("N", "batch that the model will run at", min=1)] = 1,
+    tasks: Annotated[int | None, option("N", "tune only the N heaviest functions", min=1)] = None,
+    threads: Annotated[int, option("N", "CPU threads; 0: all cores", min=0)] = 0,
     quiet: Quiet = False,
 ) -> int:
     """Measure schedules for the functions of a model. A later call continues where this one stops."""

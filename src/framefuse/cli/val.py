@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from framefuse.cli.console import counter, print_table, stderr
-from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.cli.options import ConfigFile, Quiet, option, with_fields
 from framefuse.common.files import Files
 from framefuse.common.text import on_one_line
 from framefuse.config import load_settings
@@ -26,42 +26,28 @@ if TYPE_CHECKING:
 DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "name": "val"}
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
-    *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "roi", "stereo"),
-    *(
-        "track",
-        "track_high",
-        "track_low",
-        "track_new",
-        "track_buffer",
-        "track_match",
-        "track_confirm",
-        "track_agnostic",
-    ),
+    *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "target_fps"),
+    *("roi", "stereo", "track", "track_high", "track_low", "track_new", "track_buffer", "track_match"),
+    *("track_confirm", "track_agnostic"),
     *("decode_threads", "queue", "project", "name", "exist_ok"),
 )
 
 
 @partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
 def val(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models", show_default=False)
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     data: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "DATA",
+            "annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
             "--data",
             "-d",
-            metavar="DATA",
-            help="annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
         ),
     ],
-    images: Annotated[
-        Path | None,
-        typer.Option("--images", metavar="PATH", help="folder or video of the COCO file (default: next to it)"),
-    ] = None,
+    images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, metavar="N", help="use at most N frames, evenly spaced; the first with --track"),
+        int | None, option("N", "use at most N frames, evenly spaced; the first with --track", min=1)
     ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,

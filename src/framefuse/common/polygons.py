@@ -24,11 +24,10 @@ def sides(outline: Sequence[Point]) -> list[tuple[Point, Point]]:
     return list(zip(outline, (*outline[1:], *outline[:1]), strict=True))
 
 
-def within(points: NDArray[Any], outline: Sequence[Point]) -> NDArray[np.bool_]:
-    """Which points (n, 2) lie inside a polygon: those from which a ray to the right crosses its sides an odd number of
-    times."""
-    inside = np.zeros(len(points), np.bool_)
-    x, y = points[:, 0], points[:, 1]
+def within(x: NDArray[Any], y: NDArray[Any], outline: Sequence[Point]) -> NDArray[np.bool_]:
+    """Which points lie inside a polygon: those from which a ray to the right crosses its sides an odd number of times.
+    Their coordinates are broadcast, so that a column of y and a row of x are those of an image."""
+    inside = np.zeros(np.broadcast_shapes(x.shape, y.shape), np.bool_)
     for (x1, y1), (x2, y2) in sides(outline):
         if y1 != y2:
             inside ^= ((y1 > y) != (y2 > y)) & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)

@@ -72,8 +72,6 @@ class Description:
     """Name of the kernel in the source."""
     parameters: tuple[tuple[str, str], ...]
     """(expression in the names of arguments, type), in the kernel's order."""
-    arguments: tuple[str, ...]
-    """Names that `launch` takes, sorted: addresses, numbers, and sizes of buffers."""
     grid: tuple[str, str, str]
     """Blocks in x, y and z, as expressions in the names of arguments."""
     block: tuple[int, int, int]
@@ -83,8 +81,17 @@ class Description:
     """Additional options for NVRTC."""
     waits: bool
     """Whether it begins by waiting for the previous kernels on its stream."""
+    given: tuple[str, ...] = ()
+    """Names that `launch` takes although nothing may need them."""
     head: tuple[str, str] = ("", "")
     """The head of a template in the source, and that of the kernel that it becomes."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names that `launch` takes, sorted: addresses, numbers, and sizes of buffers."""
+        expressions = (*(text for text, _ in self.parameters), *self.grid)
+        names = {name for text in expressions for name in compile(text, text, "eval").co_names}
+        return tuple(sorted((names | {*self.given}) - {"min", "max"}))
 
     @property
     def written(self) -> bool:
@@ -131,24 +138,11 @@ def add(folder: Path) -> None:
 
 
 def _read(folder: Path) -> dict[str, Description]:
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        for symbol, facts in json.loads(path.read_text(encoding="utf-8"))["kernels"].items():
-            used = _names(*(text for text, _ in facts["parameters"]), *facts["grid"])
-            found[symbol] = Description(
-                symbol=symbol,
-                family=path.stem,
-                file=folder / f"{symbol}.cu",
-                entry=facts["entry"],
-                parameters=tuple((text, kind) for text, kind in facts["parameters"]),
-                arguments=tuple(sorted({*facts["arguments"], *used})),
-                grid=tuple(facts["grid"]),
-                block=tuple(facts["block"]),
-                shared=facts["shared"],
-                options=tuple(facts["options"]),
-                waits=facts.get("waits", False),
-            )
-    return found
+    return {
+        symbol: Description(symbol, path.stem, folder / f"{symbol}.cu", **facts)
+        for path in sorted(folder.glob("*.json"))
+        for symbol, facts in json.loads(path.read_text(encoding="utf-8"))["kernels"].items()
+    }
 
 
 def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
@@ -165,7 +159,7 @@ def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
             grid = ast.parse(f"f({kernel['grid'].replace('/', '//')})", mode="eval").body
             assert isinstance(grid, ast.Call)
             x, y, z = [*map(ast.unparse, grid.args), "1", "1"][:3]
-            block = [*(int(extent) for extent in kernel["block"].split("*")), 1, 1]
+            across, down = [*map(int, kernel["block"].split("*")), 1][:2]
             for symbol, actuals in re.findall(r"(\w+) <(.+?)>", kernel["kernels"]) or [(kernel["name"], "")]:
                 yield (
                     symbol,
@@ -175,9 +169,8 @@ def _read_cu(folder: Path) -> Iterator[tuple[str, Description]]:
                         file=path,
                         entry=symbol,
                         parameters=parameters,
-                        arguments=tuple(sorted({name for name, _ in parameters} | _names(x, y, z))),
                         grid=(x, y, z),
-                        block=(block[0], block[1], block[2]),
+                        block=(across, down, 1),
                         shared=int(kernel["shared"] or 0),
                         options=tuple(kernel["options"].split(", ")[1:]),
                         waits=kernel["waits"] is not None,
@@ -197,10 +190,6 @@ def _instance(kernel: re.Match[str], symbol: str, actuals: str) -> str:
     lines = (re.sub("^class", "using", formal) + f" = {actual};\n" for formal, actual in given)
     names = "".join(line if line.startswith("using") else f"constexpr {line}" for line in lines)
     return f'{names}extern "C" __global__ void {kernel["bounds"] or ""}{symbol}('
-
-
-def _names(*expressions: str) -> set[str]:
-    return {name for text in expressions for name in compile(text, text, "eval").co_names} - {"min", "max"}
 
 
 def describe(symbol: str) -> Description:

@@ -76,7 +76,7 @@ class Backend:
     name: str
     capabilities: Capabilities
     opener: str
-    """(model, options) -> Engine."""
+    """(model, options) -> Engine: its class, or a function."""
     needs: Mapping[str, Needs] = field(default_factory=dict)
     """By device."""
     tester: str = "framefuse.engines.selftest:run"

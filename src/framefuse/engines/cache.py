@@ -64,7 +64,7 @@ class EngineCache:
         self.engine = engine
         self.folder = folder or user_cache() / engine
 
-    def get(self, key: Mapping[str, str], build: Callable[[Path], None], *, suffix: str) -> Cached:
+    def get(self, key: Mapping[str, str], build: Callable[[Path], object], *, suffix: str) -> Cached:
         """The artifact of a key; `build(path)` writes it if no usable one exists.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from framefuse.cuda import device
 from framefuse.engines.requests import Slot, SlotPool
@@ -16,35 +16,30 @@ CHANNELS = 3
 """Of an image; an execution may read more, which stay 0."""
 
 
-class DeviceExecution(Protocol):
-    """A model of one batch and input size with its own memory on the GPU. It only launches."""
+class DeviceExecution:
+    """A model of one batch and input size with its own memory on the GPU. It only launches.
 
-    @property
-    def input(self) -> Any:
-        """(batch, height, width, 3 or more) on the GPU; the channels after the third are 0 and stay so. With the
-        memory format "nchw": (batch, 3, height, width)."""
+    Attributes:
+        input: (batch, height, width, 3 or more) on the GPU; the channels after the third are 0 and stay so. With the
+            memory format "nchw": (batch, 3, height, width).
+        results: the model's outputs, or those of `layout`, on the GPU.
+        layout: what `results` hold, if not the model's own outputs: "yolov8_head".
+        memory_format: of `input`.
+        capturable: whether `start` and `finish` can be recorded into a CUDA graph. If not, they run between two graphs.
+    """
 
-    @property
-    def results(self) -> Sequence[Any]:
-        """The model's outputs, or those of `layout`, on the GPU."""
-
-    @property
-    def layout(self) -> str | None:
-        """What `results` hold, if not the model's own outputs: "yolov8_head"."""
-
-    @property
-    def memory_format(self) -> Literal["nchw", "nhwc"]:
-        """Of `input`."""
-
-    @property
-    def capturable(self) -> bool:
-        """Whether `start` and `finish` can be recorded into a CUDA graph. If not, they run between two graphs."""
+    input: Any
+    results: Sequence[Any]
+    layout: str | None = None
+    memory_format: Literal["nchw", "nhwc"] = "nhwc"
+    capturable: bool = True
 
     def start(self, stream: Any) -> None:
         """Start the model on a stream of CuPy."""
+        raise NotImplementedError
 
     def finish(self, stream: Any) -> None:
-        """Start the work that completes `results`."""
+        """Start the work that completes `results`; nothing, if the model itself writes them."""
 
 
 def capture(stream: Any, work: Callable[[], None]) -> Any:

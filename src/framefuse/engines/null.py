@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.cuda import device
 from framefuse.engines.backend import Backend
+from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Capabilities, Engine, EngineOptions, Precision
 from framefuse.engines.requests import Slot, SlotPool
 from framefuse.models.onnx_file import load_onnx
@@ -55,16 +56,12 @@ class NullEngine(Engine):
         )
 
 
-class NullExecution:
+class NullExecution(DeviceExecution):
     """No model on the GPU: the results never change.
 
     Args:
         results: NumPy arrays (batch, ...).
     """
-
-    memory_format: Literal["nchw", "nhwc"] = "nhwc"
-    layout: str | None = None
-    capturable = True
 
     def __init__(self, batch: int, height: int, width: int, results: Sequence[NDArray[Any]]) -> None:
         self.input = device.cupy().zeros((batch, height, width, 8), np.float16)
@@ -72,9 +69,6 @@ class NullExecution:
 
     def start(self, stream: Any) -> None:
         """Nothing to start."""
-
-    def finish(self, stream: Any) -> None:
-        """Nothing to write."""
 
 
 class CudaNullEngine(NullEngine):

@@ -44,23 +44,20 @@ TARGETS: dict[str, dict[str, dict[str, Any]]] = {
     "x86_64": {
         "x86-64-v2": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"},
         "x86-64-v3": {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"},
-    },
-    "aarch64": {"armv8-a": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}},
-}
-
-
-LEVELS: dict[str, dict[str, dict[str, Any]]] = {
-    "x86_64": {
         "x86-64-v4": {
             "kind": "llvm",
             "mtriple": "x86_64-linux-gnu",
             "mcpu": "x86-64-v4",
             "mattr": ["+avx512vbmi", "-prefer-256-bit"],
-        }
-    }
+        },
+    },
+    "aarch64": {"armv8-a": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}},
 }
-"""Additional levels, for families that name one in `LEVEL` because they are at least 10 % faster there. All others are
-built for TARGETS."""
+"""Machine -> its levels."""
+
+EXTRA = ("x86-64-v4",)
+"""Levels for families that name one in `LEVEL` because they are at least 10 % faster there. All others are built for
+the rest."""
 
 
 def build(machine: str | None = None, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
@@ -77,22 +74,16 @@ def build(machine: str | None = None, *, force: bool = False, directory: Path = 
     if machine not in TARGETS:
         raise ValueError(f"no kernels for machine {machine!r}; known: {', '.join(TARGETS)}")
     cuda = directory / "cuda"
-    if (
-        force
-        or not _is_current_cpu(machine, directory)
-        or not all(_is_current_cuda(f, cuda) for f in _families(cuda=True))
-    ):
-        halves = [
-            partial(build_cpu, machine, force=force, directory=directory),
-            partial(build_cuda, force=force, directory=cuda),
-        ]
-        _run_parallel(halves)
+    current = _is_current_cpu(machine, directory) and all(_is_current_cuda(f, cuda) for f in _families(cuda=True))
+    if force or not current:
+        cpu_half = partial(build_cpu, machine, force=force, directory=directory)
+        _run_parallel([cpu_half, partial(build_cuda, force=force, directory=cuda)])
     return build_cpu(machine, directory=directory) + build_cuda(directory=cuda)
 
 
 def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DIRECTORY) -> list[Path]:
     """One library for each level of the machine, and a JSON file that lists their kernels."""
-    targets = TARGETS[machine] | LEVELS.get(machine, {})
+    targets = TARGETS[machine]
     libraries = {level: directory / f"framefuse-{level}.so" for level in targets}
     index = directory / f"{machine}.json"
     if force or not _is_current_cpu(machine, directory):
@@ -101,10 +92,9 @@ def build_cpu(machine: str, *, force: bool = False, directory: Path = LIBRARY_DI
         for source in _families():
             family = _load(source)
             found = family.variants()
-            for level in [family.LEVEL] if hasattr(family, "LEVEL") else TARGETS[machine]:
-                if level in functions:
-                    functions[level] |= found
-                    kernels |= dict.fromkeys(found, family_of(source))
+            for level in _levels(machine, getattr(family, "LEVEL", None)):
+                functions[level] |= found
+                kernels |= dict.fromkeys(found, family_of(source))
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             made = {level: Path(scratch, path.name) for level, path in libraries.items()}
@@ -147,9 +137,9 @@ def build_file(source: Path, directory: Path) -> list[Path]:
     (directory / "cuda").mkdir(parents=True, exist_ok=True)
     libraries = []
     if hasattr(module, "variants"):
-        for level, target in TARGETS[platform.machine()].items():
+        for level in _levels(platform.machine(), None):
             libraries.append(directory / f"{source.stem}-{level}.so")
-            _compile(module.variants(), target, libraries[-1])
+            _compile(module.variants(), TARGETS[platform.machine()][level], libraries[-1])
     if hasattr(module, "cuda_variants"):
         _generate(module.cuda_variants(), directory / "cuda" / f"{source.stem}.json", _key("cuda", [source]))
     return libraries
@@ -171,7 +161,7 @@ def assembly(function: Any, level: str) -> str:
     """LLVM's assembly of a PrimFunc for an instruction-set level."""
     import tvm
 
-    target = next(levels[level] for levels in (*TARGETS.values(), *LEVELS.values()) if level in levels)
+    target = next(levels[level] for levels in TARGETS.values() if level in levels)
     symbol = str(function.attrs["global_symbol"])
     return str(tvm.compile(tvm.IRModule({symbol: function}), target=target).mod.inspect_source("s"))
 
@@ -193,6 +183,11 @@ def _write_index(index: Path, key: str, kernels: dict[str, Any], scratch: Path) 
     written = scratch / index.name
     written.write_text(json.dumps({"key": key, "kernels": kernels}), encoding="utf-8")
     os.replace(written, index)
+
+
+def _levels(machine: str, own: str | None) -> list[str]:
+    """The levels of a family, which may have one of its own."""
+    return [level for level in TARGETS[machine] if (level == own if own else level not in EXTRA)]
 
 
 def _families(*, cuda: bool = False) -> list[Path]:
@@ -237,8 +232,7 @@ def _cuda_index(source: Path, directory: Path) -> Path:
 
 
 def _is_current_cpu(machine: str, directory: Path) -> bool:
-    levels = TARGETS[machine] | LEVELS.get(machine, {})
-    there = all((directory / f"framefuse-{level}.so").exists() for level in levels)
+    there = all((directory / f"framefuse-{level}.so").exists() for level in TARGETS[machine])
     return there and _read_key(directory / f"{machine}.json") == _cpu_key(machine)
 
 

@@ -8,11 +8,11 @@ import io
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from framefuse.common.ort import onnxruntime
 from framefuse.config import settings_from
@@ -24,23 +24,12 @@ from framefuse.models.shipped import REMEDY, SHIPPED, shipped_model
 Status = Literal["PASS", "FAIL", "ABSENT"]
 
 PACKAGES: Final = (
-    "numpy",
-    "av",
-    "openvino",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "torch",
-    "onnx",
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "tensorrt",
-    "tensorrt-rtx",
-    "cupy-cuda13x",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cudnn-cu13",
-    "nvidia-cudnn-frontend",
+    *("numpy", "av", "openvino", "onnxruntime", "onnxruntime-gpu", "torch", "onnx", "apache-tvm", "apache-tvm-ffi"),
+    *("tensorrt", "tensorrt-rtx", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend"),
     "PyNvVideoCodec",
 )
+FRAMES: Final = 8
+"""Of the clips that are encoded and decoded."""
 CPU_FEATURES: Final = (
     *("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
@@ -137,6 +126,7 @@ def _kernels() -> str:
 
     from framefuse import kernels
     from framefuse.frame import PIXEL_FORMATS, Frame
+    from framefuse.lab.parity.chain import preprocessed
     from framefuse.preprocess import Preprocess
 
     library = kernels.describe()
@@ -144,18 +134,7 @@ def _kernels() -> str:
     pixels = PIXEL_FORMATS["yuv420p"]
     planes = tuple(noise.integers(16, 236, shape, np.uint8) for shape in pixels.plane_shapes(99, 61))
     frame, meaning = Frame(planes, pixels), Preprocess(64, 64)
-    out, expected = np.zeros((2, 3, 64, 64), np.float32)
-    placement = meaning(frame, out)
-    kernels.reference.preprocess(
-        frame,
-        expected,
-        content=placement.content,
-        interpolation=meaning.interpolation,
-        pad_value=meaning.pad_value,
-        mean=meaning.mean,
-        std=meaning.std,
-        channel_order=meaning.channel_order,
-    )
+    out, expected = (preprocessed(meaning, frame, ours=ours)[0] for ours in (True, False))
     worst = float(np.abs(out - expected).max() * 255)
     if not worst < 1:
         raise RuntimeError(f"{library.level} is {worst:.3g} grey levels off its reference")
@@ -163,29 +142,40 @@ def _kernels() -> str:
 
 
 def _video(encoder: str) -> str:
-    """Encode a few frames in memory and decode them again."""
+    """Encode a few frames and decode them again."""
     import av
-    import numpy as np
 
     try:
         av.Codec(encoder, "w")
     except av.error.FFmpegError as error:
         raise CapabilityError(f"this FFmpeg has no encoder {encoder}") from error
-    count = 8
     memory = io.BytesIO()
-    with av.open(memory, "w", format="matroska") as writer:
-        stream = cast(av.VideoStream, writer.add_stream(encoder, rate=30, width=64, height=48, pix_fmt="yuv420p"))
-        for index in range(count):
-            gray = np.full((72, 64), 20 * index, np.uint8)
-            writer.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="yuv420p")))
-        writer.mux(stream.encode(None))
+    _write_grey(memory, "matroska", encoder, 64, 48)
     memory.seek(0)
     with av.open(memory, "r") as reader:
-        levels = [int(frame.to_ndarray()[0, 0]) for frame in reader.decode(video=0)]
-    worst = max(abs(level - 20 * index) for index, level in enumerate(levels))
-    if len(levels) != count or worst > 8:
-        raise RuntimeError(f"{len(levels)} of {count} frames came back, {worst} grey levels off")
+        _check_grey([int(frame.to_ndarray()[0, 0]) for frame in reader.decode(video=0)])
     return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
+
+
+def _write_grey(target: Any, container: str, encoder: str, width: int, height: int) -> None:
+    """A clip of FRAMES frames, each 20 grey levels brighter than the one before."""
+    import av
+    import numpy as np
+
+    with av.open(target, "w", format=container) as writer:
+        stream = cast(av.VideoStream, writer.add_stream(encoder, rate=30, width=width, height=height))
+        stream.pix_fmt = "yuv420p"
+        for index in range(FRAMES):
+            grey = np.full((height * 3 // 2, width), 20 * index, np.uint8)
+            writer.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="yuv420p")))
+        writer.mux(stream.encode(None))
+
+
+def _check_grey(levels: Sequence[int]) -> None:
+    """Compare the first pixel of each frame with what `_write_grey` wrote."""
+    worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
+    if len(levels) != FRAMES or worst > 8:
+        raise RuntimeError(f"{len(levels)} of {FRAMES} frames came back, {worst} grey levels off")
 
 
 def _onnxruntime_packages() -> str:
@@ -263,7 +253,6 @@ def _nvenc() -> str:
 
 def _nvdec() -> str:
     """A few frames, encoded on the CPU and decoded by the GPU."""
-    import av
     import numpy as np
 
     from framefuse.cuda import device
@@ -275,12 +264,7 @@ def _nvdec() -> str:
     levels: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "grey.mp4")
-        with av.open(str(path), "w") as writer:
-            stream = writer.add_stream("libx264", rate=30, width=256, height=144, pix_fmt="yuv420p")
-            for index in range(8):
-                grey = np.full((216, 256), 20 * index, np.uint8)
-                writer.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="yuv420p")))
-            writer.mux(stream.encode(None))
+        _write_grey(str(path), "mp4", "libx264", 256, 144)
         with contextlib.closing(open_source(path, SourceOptions(device="cuda"))) as source:
             for frame in source:
                 if frame.ready is not None:
@@ -290,9 +274,7 @@ def _nvdec() -> str:
                 levels.append(int(cp.asnumpy(frame.planes[0])[0, 0]))
                 if frame.lease is not None:
                     frame.lease.release()
-    worst = max((abs(level - 20 * index) for index, level in enumerate(levels)), default=255)
-    if len(levels) != 8 or worst > 8:
-        raise RuntimeError(f"{len(levels)} of 8 frames came back, {worst} grey levels off")
+    _check_grey(levels)
     return f"PyNvVideoCodec {version_of('PyNvVideoCodec')}, H.264 decoded into GPU memory"
 
 

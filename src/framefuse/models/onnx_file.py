@@ -136,13 +136,17 @@ def load_onnx(path: Path, *, weights: bool = True) -> Any:
         raise ModelError(f"{path} cannot be read as ONNX: {error}", remedy=REMEDY) from error
 
 
-def is_quantised(path: Path) -> bool:
-    """Whether an ONNX file is quantised.
+def is_quantised(model: Any) -> bool:
+    """Whether an ONNX model is quantised.
+
+    Args:
+        model: a `ModelProto`, or a file.
 
     Raises:
         ModelError: the file cannot be read.
     """
-    return any(node.op_type in QUANTIZE_OPERATORS for node in _parse(path).graph.node)
+    graph = (_parse(model) if isinstance(model, Path) else model).graph
+    return any(node.op_type in QUANTIZE_OPERATORS for node in graph.node)
 
 
 def plain_words(error: BaseException) -> str:

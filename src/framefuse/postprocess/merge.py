@@ -1,33 +1,56 @@
 """Merge: what several views of one frame show becomes one list of objects.
 
-Each view has had its own suppression, so two boxes of one view never suppress each other here. Across views:
+Each view has had its own suppression, so two boxes of one view never suppress each other here. Whole boxes come first,
+then those that an edge cuts, each by descending confidence. One hides a later one of another view and the same class if
 
-- boxes that overlap by more than DUPLICATE (IoU) are one object: the better one stays;
-- a box that ends at an edge inside the frame is probably cut there. It yields to a whole box that covers more than PART
-  of it, and two cut boxes that continue each other become their union.
+- they overlap by more than DUPLICATE (IoU), or
+- the later one ends at an edge inside the frame, where it is probably cut, and more than PART of it is covered, or
+- both are cut and continue each other across their common edge; the first then grows around the other.
+
+A view that contains another sees whole what that sees in parts, a wheel of a bus or the half of one. So a box of the
+inner view that lies within a much larger box, of whatever class, counts only if the larger view shows it too; and so
+does a cut box that no other one continues.
+
+`kernels/boxes/merge.cu` does the same on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.common.polygons import within
-from framefuse.frame import View
+from framefuse.frame import Region, View
 from framefuse.prediction import Detections
 
-Boxes = NDArray[np.float32]
-
 DUPLICATE = 0.5
-PART = 0.6
-EDGE = 0.01
+PART = np.float32(0.6)
+EDGE = np.float32(0.01)
 """A box within this share of the view's side from its edge ends there."""
-CONTINUES = 0.6
+CONTINUES = np.float32(0.6)
 """Overlap (IoU) along the common edge of two cut boxes that are parts of one object."""
+WITHIN, LARGER = 0.8, 2.0
+"""A box lies within a much larger one if that covers more than WITHIN of it and has more than LARGER times its area."""
+SURE = 0.5
+"""A box says nothing about another unless it has more than this share of its confidence."""
+SEEN = 1 / 24
+"""A view shows what is this long, as a share of its longer side: 27 pixels of an input of 640."""
+SIDES = np.array((1, 2, 4, 8), np.int32)
+"""Bit of each side (left, top, right, bottom) in the inner sides of a view and in the cuts of a box."""
+
+
+@lru_cache(maxsize=1024)
+def edges(view: View, size: tuple[int, int]) -> tuple[int, int, int, int, int]:
+    """Left, top, right and bottom of a view in a frame of that size, and the bits of the SIDES that lie inside it."""
+    x, y, width, height = view.region or (0, 0, *size)
+    right, bottom = x + width, y + height
+    inner = (x > 0, y > 0, right < size[0], bottom < size[1])
+    return x, y, right, bottom, int(SIDES @ np.array(inner, np.int32))
 
 
 def merge(
@@ -38,7 +61,7 @@ def merge(
     max_det: int,
     agnostic: bool = False,
 ) -> Detections:
-    """The objects of a frame, by descending confidence, with `view` set.
+    """The objects of a frame, by descending confidence and then in the order of `found`, with `view` set.
 
     A view of the whole frame alone changes nothing: same rows, same order.
 
@@ -58,61 +81,130 @@ def merge(
         return parts[0][:max_det]
     columns = ([getattr(part, name) for part in parts] for name in ("xyxy", "confidence", "class_id", "view"))
     xyxy, confidence, class_id, indexes = map(np.concatenate, columns)
-    everything = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)
-    everything = everything[_kept(everything, np.concatenate(cuts), agnostic)]
-    return everything[np.argsort(-everything.confidence, kind="stable")][:max_det]
+    cut = np.concatenate(cuts)
+    order = np.lexsort((-confidence, cut > 0))  # whole boxes first
+    everything, cut = Detections(xyxy, confidence, class_id, found[0].names, view=indexes)[order], cut[order]
+    regions = [view.region or (0, 0, *size) for view in views]
+    counts, doubtful = _credible(everything, cut > 0, regions, agnostic)
+    everything, order = everything[counts], order[counts]
+    kept = _kept(everything, cut[counts], doubtful[counts], agnostic)
+    everything, order = everything[kept], order[kept]
+    return everything[np.lexsort((order, -everything.confidence))][:max_det]
 
 
-def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detections, NDArray[np.bool_]]:
-    """The objects that count, clipped to the view, and which of their sides (left, top, right, bottom) are cut."""
+def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detections, NDArray[np.int32]]:
+    """The objects that count, clipped to the view, and the bits of the SIDES at which each is cut."""
     boxes = found.xyxy
-    if view.region is not None:
-        x, y, width, height = view.region
-        edges = np.array((x, y, x + width, y + height), np.float32)
-        boxes = boxes.clip(edges[[0, 1, 0, 1]], edges[[2, 3, 2, 3]])
-        inner = (edges > 0) & (edges < np.array((np.inf, np.inf, *size), np.float32))
-        cut = inner & (np.abs(boxes - edges) <= EDGE * np.array((width, height) * 2, np.float32))
+    if view.region is None:
+        cut = np.zeros(len(boxes), np.int32)
     else:
-        cut = np.zeros(boxes.shape, np.bool_)
+        *sides, inner = edges(view, size)
+        limits = np.array(sides, np.float32)
+        boxes = boxes.clip(limits[[0, 1, 0, 1]], limits[[2, 3, 2, 3]])
+        margin = EDGE * np.array(view.region[2:] * 2, np.float32)
+        cut = (np.abs(boxes - limits) <= margin).astype(np.int32) @ SIDES & inner
     counts: NDArray[np.bool_] = np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
     if view.outline:
-        counts &= within((boxes[:, :2] + boxes[:, 2:]) / 2, view.outline)
+        centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+        counts &= within(centres[:, 0], centres[:, 1], view.outline)
     if counts.all() and boxes is found.xyxy:
         return found, cut
     return replace(found, xyxy=boxes)[counts], cut[counts]
 
 
-def _kept(found: Detections, cut: NDArray[np.bool_], agnostic: bool) -> NDArray[np.intp]:
-    """Rows that stay. Boxes that are joined from two parts are changed in place."""
-    boxes: Boxes = found.xyxy
-    ends: NDArray[Any] = np.any(cut, axis=1)
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-    order = np.lexsort((-found.confidence, ends))  # whole boxes first
-    alive, kept = np.ones(len(order), np.bool_), []
-    view = np.asarray(found.view)
-    for place, row in enumerate(order.tolist()):
-        if not alive[row]:
+def _credible(
+    found: Detections, ends: NDArray[np.bool_], regions: Sequence[Region], agnostic: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows no larger view contradicts; and which of those that are cut it does not show.
+
+    Args:
+        ends: which of them an edge of their view cuts.
+        regions: of each view.
+    """
+    counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
+    for number, outer in enumerate(regions):
+        inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
+        rows, others = (
+            np.flatnonzero(np.isin(np.asarray(found.view), inner)),
+            np.flatnonzero(np.asarray(found.view) == number),
+        )
+        if not len(rows):
             continue
-        kept.append(row)
-        rest = order[place + 1 :]
-        rest = rest[alive[rest] & (view[rest] != view[row])]
-        if not agnostic:
-            rest = rest[found.class_id[rest] == found.class_id[row]]
-        overlap = np.minimum(boxes[rest, 2:], boxes[row, 2:]) - np.maximum(boxes[rest, :2], boxes[row, :2])
-        shared = overlap.clip(0).prod(axis=1)
-        same: NDArray[Any] = np.greater(shared, DUPLICATE * (areas[rest] + areas[row] - shared))
-        same |= ends[rest] & (shared > PART * areas[rest])
-        if ends[row]:
-            along = overlap / np.maximum(
-                np.maximum(boxes[rest, 2:], boxes[row, 2:]) - np.minimum(boxes[rest, :2], boxes[row, :2]), 1e-6
-            )
-            # One ends at the right (or bottom) of its view where the other ends at the left (or top) of its own.
-            for axis, other in ((0, 1), (1, 0)):
-                facing = (cut[row, axis] & cut[rest, axis + 2]) | (cut[row, axis + 2] & cut[rest, axis])
-                same |= facing & (shared > 0) & (along[:, other] > CONTINUES)
-            joined = rest[same & ends[rest]]
-            if len(joined):
-                boxes[row, :2] = np.minimum(boxes[row, :2], boxes[joined, :2].min(axis=0))
-                boxes[row, 2:] = np.maximum(boxes[row, 2:], boxes[joined, 2:].max(axis=0))
-        alive[rest[same]] = False
-    return np.array(kept, np.intp)
+        a, b = found.xyxy[rows], found.xyxy[others]
+        shared = (np.minimum(a[:, None, 2:], b[:, 2:]) - np.maximum(a[:, None, :2], b[:, :2])).clip(0).prod(axis=2)
+        sides = a[:, 2:] - a[:, :2]
+        own, theirs = sides.prod(axis=1)[:, None], (b[:, 2:] - b[:, :2]).prod(axis=1)
+        alike = found.class_id[rows, None] == found.class_id[others]
+        alike |= agnostic
+        shown = (alike & (shared > DUPLICATE * (own + theirs - shared))).any(axis=1)
+        alone = ends[rows] & ~(alike & (shared > PART * own)).any(axis=1)
+        sure = found.confidence[others] > SURE * found.confidence[rows, None]
+        part = (sure & (shared > WITHIN * own) & (theirs > LARGER * own)).any(axis=1)
+        part &= sides.max(axis=1) >= SEEN * max(outer[2:])
+        counts[rows] &= shown | ~part
+        doubtful[rows] |= alone & ~shown
+    return counts, doubtful
+
+
+def _contains(outer: Region, inner: Region) -> bool:
+    """Whether a region is larger than another and has all of it."""
+    starts = zip(outer[:2], inner[:2], outer[2:], inner[2:], strict=True)
+    return outer != inner and all(o <= i and i + size <= o + room for o, i, room, size in starts)
+
+
+def _kept(found: Detections, cut: NDArray[np.int32], doubtful: NDArray[np.bool_], agnostic: bool) -> NDArray[np.bool_]:
+    """Which rows, in their order, stay. Those that are joined from parts grow in place; the doubtful stay only so."""
+    boxes, view = found.xyxy, np.asarray(found.view)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    first, later, shared = _overlaps(boxes, view, None if agnostic else found.class_id)
+    whole = areas[first] + areas[later] - shared
+    cut_later = cut[later] > 0
+    hides = (shared > np.float32(DUPLICATE) * whole) | (cut_later & (shared > PART * areas[later]))
+    facing = cut_later & (cut[first] > 0) & ~hides
+    hides[facing] = _continue(boxes[first[facing]], boxes[later[facing]], cut[first[facing]], cut[later[facing]])
+    kept = np.ones(len(boxes), np.bool_)
+    for i, j in zip(first[hides].tolist(), later[hides].tolist(), strict=True):  # by i: its fate is decided
+        if kept[i]:
+            kept[j] = False
+    joined = hides & cut_later & (cut[first] > 0) & kept[first]
+    sure = joined & (found.confidence[later] > SURE * found.confidence[first])
+    kept[np.setdiff1d(np.flatnonzero(doubtful), first[sure])] = False
+    grown = boxes.copy()
+    np.minimum.at(grown[:, :2], first[joined], boxes[later[joined], :2])
+    np.maximum.at(grown[:, 2:], first[joined], boxes[later[joined], 2:])
+    boxes[:] = grown
+    return kept
+
+
+def _overlaps(
+    boxes: NDArray[Any], view: NDArray[Any], labels: NDArray[Any] | None
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Pairs (i, j), i < j, of different views and equal labels that overlap, by i, and the area that they share."""
+    rows = np.arange(len(boxes))
+    groups = [rows] if labels is None else [rows[labels == label] for label in np.unique(labels)]
+    pairs = []
+    for group in groups:
+        x1, y1, x2, y2 = boxes[group].T
+        meet = (x1 < x2[:, None]) & (x2 > x1[:, None]) & (y1 < y2[:, None]) & (y2 > y1[:, None])
+        meet &= view[group] != view[group][:, None]
+        pairs.append(group[np.array(np.nonzero(np.triu(meet, 1)))])
+    first, later = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0), np.intp)
+    by_first = np.argsort(first, kind="stable")
+    first, later = first[by_first], later[by_first]
+    sides = np.minimum(boxes[first, 2:], boxes[later, 2:]) - np.maximum(boxes[first, :2], boxes[later, :2])
+    return first, later, sides.prod(axis=1)
+
+
+def _continue(
+    a: NDArray[Any], b: NDArray[Any], cut_a: NDArray[np.int32], cut_b: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Which overlapping pairs are two parts of one object: one ends at the right (or bottom) of its view, the other at
+    the left (or top) of its own, and along that edge they are of one length."""
+    overlap = np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])
+    union = np.maximum(a[:, 2:], b[:, 2:]) - np.minimum(a[:, :2], b[:, :2])
+    alike = overlap > CONTINUES * union
+    left, top, right, bottom = SIDES.tolist()
+    across = ((cut_a & left) & (cut_b & right) // 4) | ((cut_b & left) & (cut_a & right) // 4)
+    down = ((cut_a & top) & (cut_b & bottom) // 4) | ((cut_b & top) & (cut_a & bottom) // 4)
+    found: NDArray[np.bool_] = ((across > 0) & alike[:, 1]) | ((down > 0) & alike[:, 0])
+    return found

@@ -47,21 +47,25 @@ class BoxCheck:
         """
         if len(counts) < TOGETHER:
             spans = [(row, slice(count)) for row, count in enumerate(counts.tolist())]
-            return [self._detections(boxes[span], scores[span], classes[span]) for span in spans]
+            return [self.one(boxes[span], scores[span], classes[span]) for span in spans]
         rows = np.flatnonzero(np.arange(scores.shape[1]) < counts[:, None])
         boxes, scores, classes = boxes.reshape(-1, 4).take(rows, 0), scores.take(rows), classes.take(rows)
         frames = [slice(*ends) for ends in pairwise([0, *np.cumsum(counts).tolist()])]
         if len(rows) and not self._all_plausible(boxes, scores.max(), scores.min(), classes):
-            return [self._detections(boxes[frame], scores[frame], classes[frame]) for frame in frames]
+            return [self.one(boxes[frame], scores[frame], classes[frame]) for frame in frames]
         classes = classes.astype(np.int64)
         return [Detections(boxes[frame], scores[frame], classes[frame], self._names) for frame in frames]
 
-    def _detections(self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any]) -> Detections:
-        """Copies of the plausible rows of one frame."""
+    def one(
+        self, boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], views: NDArray[Any] | None = None
+    ) -> Detections:
+        """Copies of the plausible rows of one frame; `views` (rows,): the view of each."""
         if len(scores) and not self._all_plausible(boxes, scores[0], scores[-1], classes):
             kept = self._kept(boxes, scores, classes)
             boxes, scores, classes = boxes[kept], np.minimum(scores[kept], np.float32(1)), classes[kept]
-        return Detections(boxes.copy(), scores.copy(), classes.astype(np.int64), self._names)
+            views = None if views is None else views[kept]
+        views = None if views is None else views.astype(np.int64)
+        return Detections(boxes.copy(), scores.copy(), classes.astype(np.int64), self._names, view=views)
 
     @property
     def warnings(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Post-processing of semantic segmentation: class scores of the model -> class masks in source pixels."""
+"""Post-processing of semantic segmentation: class scores of the model -> class masks in pixels of the source."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from framefuse.preprocess import Placement
 
 
 class ClassMasks:
-    """Upsamples scores to the source, then takes the argmax of each pixel, as training frameworks do.
+    """Upsamples scores to what the model saw, then takes the argmax of each pixel, as training frameworks do.
 
-    The buffer of upsampled scores, (classes, height, width) float32, is reused between calls, so instances are not
-    thread-safe.
+    The buffer of upsampled scores, classes x height x width float32 of the largest part, is reused between calls, so
+    instances are not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._scores = np.empty((0, 0, 0), np.float32)
+        self._scores = np.empty(0, np.float32)
 
     def __call__(self, scores: NDArray[Any], placements: Sequence[Placement]) -> list[NDArray[np.uint8]]:
-        """Class masks (height, width) of the images.
+        """Class masks of the images, or of the part of each that its placement uses: (height, width).
 
         Args:
             scores: (batch, classes, h, w), float32; other types are copied. Batch rows beyond `placements` are padding.
@@ -55,12 +55,11 @@ class ClassMasks:
             )
         fraction = width / wide
         left, top, across, down = (side * fraction for side in placement.content)
-        source_width, source_height = placement.source
-        shape = classes, source_height, source_width
-        if self._scores.shape != shape:
-            self._scores = np.empty(shape, np.float32)
-        upsampled = masks.upsample(
-            scores, (source_height, source_width), content=(left, top, across, down), out=self._scores
-        )
+        size = placement.shown[::-1]
+        count = classes * size[0] * size[1]
+        if self._scores.size < count:
+            self._scores = np.empty(count, np.float32)
+        out = self._scores[:count].reshape(classes, *size)
+        upsampled = masks.upsample(scores, size, content=(left, top, across, down), out=out)
         found: NDArray[np.uint8] = masks.argmax(upsampled[None])[0]
         return found

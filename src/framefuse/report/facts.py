@@ -9,7 +9,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
-from framefuse.runtime.profiling import Spread, StageStats
+from framefuse.runtime.profiling import PROGRAM, Measured, StageStats
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -56,6 +56,25 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class ViewFacts:
+    """The parts of the frames that the model saw."""
+
+    per_frame: float
+    ms: float
+    """From preprocessing to the result of one view; several are in progress at once."""
+    pixels: float
+    """Pixels of the views of a frame over those of the frame."""
+
+    @classmethod
+    def of(cls, per_frame: float, pixels: float, stages: Sequence[StageStats]) -> ViewFacts:
+        spreads = [stage.device_ms or stage.busy_ms for stage in stages if stage.thread == PROGRAM]
+        return cls(per_frame, sum(spread.mean for spread in spreads), pixels)
+
+    def line(self) -> str:
+        return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"
+
+
+@dataclass(frozen=True)
 class CopyFacts:
     """What one stage copies to, from or on the GPU."""
 
@@ -84,33 +103,21 @@ class ErrorFacts:
         return cls(type(error).__name__, message, getattr(error, "stage", None), getattr(error, "remedy", None))
 
 
-@dataclass(frozen=True)
-class ReportFacts:
-    """One run. Times are milliseconds unless the name says otherwise; CPU times are per frame."""
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts(Measured):
+    """One run. CPU times are per frame."""
 
     framefuse: str
     """Version."""
-    started: str
-    finished: str
-    """ISO 8601, UTC."""
-    frames: int
-    seconds: float
     fps: float
     verdict: str
     limiter: str | None
     explained: float
     what_ifs: list[WhatIf]
-    stages: list[StageStats]
     cores: int
     cpu_ms_per_frame: float
     other_cpu_ms: float
     """The part of `cpu_ms_per_frame` outside all stages."""
-    latency_ms: Spread | None = None
-    """Per frame, from arrival (live) or the end of decoding to the result."""
-    latency_bars: list[tuple[float, int]] = field(default_factory=list)
-    """(upper bound in ms, frames) of bars of equal width from 0."""
-    fps_over_time: list[tuple[float, float]] = field(default_factory=list)
-    """(second at the end of an interval, frames per second in it)."""
     detections: int = 0
     detections_per_class: dict[str, int] = field(default_factory=dict)
     tracks: int | None = None
@@ -119,11 +126,12 @@ class ReportFacts:
     """What the tracks did; None: nobody asked for events."""
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
+    views: ViewFacts | None = None
+    """None: the model saw whole frames."""
     choices: list[str] = field(default_factory=list)
     """Automatic choices, each with its reason."""
     copies: list[CopyFacts] = field(default_factory=list)
     """The ledger; empty on the CPU."""
-    peak_rss_mb: float | None = None
     minor_faults_per_frame: float | None = None
     outputs: list[str] = field(default_factory=list)
     unreadable: int = 0
@@ -154,6 +162,7 @@ class ReportFacts:
         if self.model:
             model = self.model
             lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
+        lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
         if self.frames:
             lines += self._stage_lines()

@@ -34,22 +34,22 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
             _what_ifs(report),
             "Predicted speed of the same run if one stage were free. Improve the stage with the longest bar first.",
         ),
-        '<div class="pair">'
-        + _section("Latency", _latency(report), "From arrival (live) or decoding to the result. Dashed: p50, p95, p99.")
-        + _section("Speed over time", _speed(report), "Frames per second over equal intervals. Dashed: the mean.")
-        + "</div>",
+        _pair(
+            _section(
+                "Latency", _latency(report), "From arrival (live) or decoding to the result. Dashed: p50, p95, p99."
+            ),
+            _section("Speed over time", _speed(report), "Frames per second over equal intervals. Dashed: the mean."),
+        ),
         _section("Detections per class", _classes(report)),
         *_events(report, folder),
         _section("Stages", _stage_table(report)),
+        _section("Views", f"<p>{report.views.line()}</p>" if report.views else ""),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
-        '<div class="pair">'
-        + _section("Automatic choices", _list(report.choices))
-        + _section("Source", _sources(report))
-        + "</div>",
-        '<div class="pair">'
-        + _section("Outputs", _outputs(report, folder))
-        + _section("Machine and versions", _facts(report.environment.items()))
-        + "</div>",
+        _pair(_section("Automatic choices", _list(report.choices)), _section("Source", _sources(report))),
+        _pair(
+            _section("Outputs", _outputs(report, folder)),
+            _section("Machine and versions", _facts(report.environment.items())),
+        ),
     ]
     return page(f"framefuse: {title}", sections)
 
@@ -77,6 +77,10 @@ def _section(title: str, body: str, note: str = "") -> str:
         return ""
     note = f'<p class="note">{note}</p>' if note else ""
     return f"<section><h2>{title}</h2>{note}{body}</section>"
+
+
+def _pair(left: str, right: str) -> str:
+    return f'<div class="pair">{left}{right}</div>'
 
 
 def _list(texts: Iterable[str]) -> str:
@@ -127,18 +131,17 @@ def _cards(report: ReportFacts) -> str:
     used = report.cpu_ms_per_frame * report.fps / 1e3
     count = counted(report.frames, "frame")
     cards = [("Speed", f"{report.fps:.1f}", "fps", f"{count} in {report.seconds:.1f} s")]
-    if not report.frames:
-        return _as_cards(cards)
-    if report.latency_ms:
-        latency = report.latency_ms
+    if latency := report.latency_ms:
         tail = f"p95 {latency.p95:.1f}, p99 {latency.p99:.1f} ms"
         cards.append(("Latency, median", f"{latency.p50:.1f}", "ms", tail))
-    cards.append(("CPU per frame", f"{report.cpu_ms_per_frame:.1f}", "ms", f"{used:.2f} of {report.cores} cores busy"))
-    if report.peak_rss_mb:
+    if report.frames:
+        busy = f"{used:.2f} of {report.cores} cores busy"
+        cards.append(("CPU per frame", f"{report.cpu_ms_per_frame:.1f}", "ms", busy))
+    if report.frames and report.peak_rss_mb:
         faults = report.minor_faults_per_frame
         note = "peak of the process" if faults is None else f"peak; {faults:,.0f} page faults per frame"
         cards.append(("Memory", f"{report.peak_rss_mb:,.0f}", "MB", note))
-    if report.model is None or report.model.layout != "semantic":
+    if report.frames and (report.model is None or report.model.layout != "semantic"):
         per_frame = report.detections / report.frames
         cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} per frame"))
     return _as_cards(cards)
@@ -146,15 +149,12 @@ def _cards(report: ReportFacts) -> str:
 
 def _as_cards(cards: Iterable[tuple[str, str, str, str]]) -> str:
     """Label, value, unit and note of each."""
-    return (
-        '<div class="cards">'
-        + "".join(
-            f"<div class='card'><h3>{in_html(label)}</h3><p class='big'>{in_html(value)}<small> {unit}</small></p>"
-            f"<p class='note'>{in_html(note)}</p></div>"
-            for label, value, unit, note in cards
-        )
-        + "</div>"
+    found = "".join(
+        f"<div class='card'><h3>{in_html(label)}</h3><p class='big'>{in_html(value)}<small> {unit}</small></p>"
+        f"<p class='note'>{in_html(note)}</p></div>"
+        for label, value, unit, note in cards
     )
+    return f'<div class="cards">{found}</div>'
 
 
 def _colors(report: ReportFacts) -> dict[str, str]:
@@ -198,18 +198,15 @@ def _bars(rows: Sequence[tuple[str, float, str, str]]) -> str:
     top = max((value for _, value, _, _ in rows), default=0.0)
     if top <= 0:
         return ""
-    return (
-        '<div class="bars">'
-        + "".join(
-            f"<div><span class='label'>{in_html(label)}</span>"
-            "<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>"
-            "<rect class='track' width='100' height='10'/>"
-            f"<rect class='{color}' width='{100 * value / top:.2f}' height='10'/></svg>"
-            f"<span class='value'>{in_html(text)}</span></div>"
-            for label, value, text, color in rows
-        )
-        + "</div>"
+    bars = "".join(
+        f"<div><span class='label'>{in_html(label)}</span>"
+        "<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>"
+        "<rect class='track' width='100' height='10'/>"
+        f"<rect class='{color}' width='{100 * value / top:.2f}' height='10'/></svg>"
+        f"<span class='value'>{in_html(text)}</span></div>"
+        for label, value, text, color in rows
     )
+    return f'<div class="bars">{bars}</div>'
 
 
 def _what_ifs(report: ReportFacts) -> str:
@@ -349,6 +346,8 @@ def _stage_table(report: ReportFacts) -> str:
             "<p class='note'>GPU ms is the time on the GPU, measured by CUDA events in some of the batches. The other "
             "times of such a stage are those of the host: to launch the work, or to wait for it.</p>"
         )
+    if report.views:
+        note += "<p class='note'>To preprocess, inference and postprocess, each view is a frame.</p>"
     return _table(head, rows, texts=2) + note if rows else ""
 
 

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,12 +21,13 @@ from framefuse.report.facts import (
     ModelFacts,
     ReportFacts,
     SourceFacts,
+    ViewFacts,
     printable,
     skipped,
 )
 from framefuse.report.html import render
 from framefuse.report.verdict import verdict
-from framefuse.runtime.profiling import Measurements
+from framefuse.runtime.profiling import Measured, Measurements
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -99,6 +100,7 @@ def build_report(
     *,
     sources: Iterable[SourceInfo] = (),
     model: ModelFacts | None = None,
+    looked: tuple[float, float] | None = None,
     choices: Iterable[str] = (),
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
@@ -113,6 +115,7 @@ def build_report(
 
     Args:
         measured: `Recorder.snapshot()`.
+        looked: views a frame, and their pixels over those of the frame; None: the model saw whole frames.
         detections: class name -> count.
         tracks: number of tracks, if there are any.
         events: what they did.
@@ -136,31 +139,24 @@ def build_report(
     faults = measured.minor_faults
     return Report(
         framefuse=_version("framefuse"),
-        started=measured.started,
-        finished=measured.finished,
-        frames=frames,
-        seconds=seconds,
+        **{fact.name: getattr(measured, fact.name) for fact in fields(Measured)},
         fps=frames / seconds if seconds else 0.0,
         verdict=found.sentence,
         limiter=found.limiter,
         explained=found.explained,
         what_ifs=list(found.what_ifs),
-        stages=measured.stages,
         cores=cores,
         cpu_ms_per_frame=cpu_ms,
         other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
-        latency_ms=measured.latency_ms,
-        latency_bars=measured.latency_bars,
-        fps_over_time=measured.fps_over_time,
         detections=sum(per_class.values()),
         detections_per_class=per_class,
         tracks=tracks,
         events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
+        views=ViewFacts.of(*looked, measured.stages) if looked else None,
         choices=list(choices),
         copies=list(copies),
-        peak_rss_mb=measured.peak_rss_mb,
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         unreadable=unreadable,

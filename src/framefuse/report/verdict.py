@@ -122,15 +122,16 @@ def verdict(
 def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load:
     wall = min(stage.busy_ms.total / frames / stage.copies, measured)
     own = min(stage.own_cpu_ms / stage.copies, measured)
+    views = max(1.0, stage.items / frames)
     if stage.device_ms is not None:  # the host launches and waits
-        return _Load(stage, own, 0.0, stage.cpu_ms or 0.0, min(stage.device_ms.mean, measured))
+        return _Load(stage, own, 0.0, stage.cpu_ms or 0.0, min(stage.device_ms.mean * views, measured))
     if stage.cpu_ms is None:
         # Only wall time is known. Overlapped requests tell nothing about their thread.
         serial, pool = (own, wall / stage.parallel) if stage.overlapped else (wall, 0.0)
         return _Load(stage, serial, pool, 0.0, 0.0)
     helpers = stage.cpu_ms - stage.own_cpu_ms
     if stage.overlapped:
-        latency = max(helpers, idle * stage.busy_ms.min)
+        latency = max(helpers, idle * stage.busy_ms.min * views)
         return _Load(stage, own, min(latency / stage.parallel, measured), stage.cpu_ms, 0.0)
     return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms, 0.0)
 

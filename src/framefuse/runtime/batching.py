@@ -12,6 +12,7 @@ Item = TypeVar("Item")
 @dataclass
 class _Bucket(Generic[Item]):
     items: list[Item] = field(default_factory=list)
+    places: int = 0
     readers: set[Hashable] = field(default_factory=set)
     deadline: float = 0.0
 
@@ -28,14 +29,24 @@ class Batcher(Generic[Item]):
         self.timeout = timeout
         self._buckets: dict[Hashable, _Bucket[Item]] = {}
 
-    def add(self, item: Item, *, shape: Hashable, reader: Hashable, now: float) -> list[list[Item]]:
-        """Add an item; returns the batches that are ready, oldest first."""
+    def add(
+        self, *items: Item, shape: Hashable, reader: Hashable, now: float, places: int | None = None
+    ) -> list[list[Item]]:
+        """Add items that must run together; returns the batches that are ready, oldest first.
+
+        Args:
+            places: how much of a batch they take, at most all of it; default: their number.
+        """
+        places = len(items) if places is None else places
         others = [key for key, bucket in self._buckets.items() if key != shape and reader in bucket.readers]
+        if shape in self._buckets and self._buckets[shape].places + places > self.size:
+            others.append(shape)
         ready = [self._buckets.pop(key).items for key in others]
         bucket = self._buckets.setdefault(shape, _Bucket(deadline=now + self.timeout))
-        bucket.items.append(item)
+        bucket.items += items
+        bucket.places += places
         bucket.readers.add(reader)
-        if len(bucket.items) >= self.size:
+        if bucket.places >= self.size:
             ready.append(self._buckets.pop(shape).items)
         return ready
 

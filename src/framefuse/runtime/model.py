@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -23,6 +22,7 @@ from framefuse.frame import Frame
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.prediction import Result
+from framefuse.runtime.batching import Batcher
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
 from framefuse.runtime.stages import sized
@@ -66,13 +66,18 @@ class Model:
             options["preset"] = "latency"
         info = SourceInfo("", "array", mixed=True)
         plan = plan_run(self.card, settings_from(options, base=settings), None, None).for_input(info).for_output(info)
-        self._gpu, self._batch, self._timeout = plan.gpu, plan.batch, plan.settings.request_timeout
+        self._gpu, self._timeout = plan.gpu, plan.settings.request_timeout
         self._area = plan.settings.min_area
         self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
+            self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
+            if self._viewer:
+                plan = plan.for_views(self._viewer, info)
             self._program = plan.make_program(self.engine)
-        self._viewer = viewer_for(plan.settings, self.card, plan.preprocess)
+            if self._viewer:
+                self._viewer.keep_up(self._program, plan.settings.target_fps)
+        self._batch = plan.batch
         trim_heap()
         self._turn, self._closed = threading.Lock(), False
 
@@ -116,18 +121,21 @@ class Model:
 
     def _run(self, frames: Sequence[Frame]) -> Iterator[Result]:
         if self._viewer is None:
-            results = self._run_rows(frames)
+            results = self._run_rows([([frame], 1) for frame in frames])
         else:
-            results = self._viewer.join(self._run_rows([row for frame in frames for row in self._viewer.rows(frame)]))
+            rows = [group for frame in frames for group in self._viewer.rows(frame)]
+            results = self._viewer.join(self._run_rows(rows))
         return (found.result for found in sized(results, self._area))
 
-    def _run_rows(self, frames: Sequence[Frame]) -> Iterator[FrameResult]:
-        program = self._program
-        for _, alike in groupby(frames, lambda frame: (program.input_size(frame), frame.format)):
-            rest = list(alike)
-            while rest:
-                batch, rest = rest[: self._batch], rest[self._batch :]
+    def _run_rows(self, rows: Iterable[tuple[Sequence[Frame], int]]) -> Iterator[FrameResult]:
+        """The results of groups of rows that run together, each with the places that it takes in a batch."""
+        program, batcher = self._program, Batcher[Frame](self._batch, 0)
+        for group, places in rows:
+            shape = program.batch_key(group[0]), group[0].format
+            for batch in batcher.add(*group, shape=shape, reader=None, now=0, places=places):
                 yield from program.submit(batch)
+        for batch in batcher.flush():
+            yield from program.submit(batch)
         while program.in_flight:
             finished = list(program.finish(self._timeout or None))
             if not finished:

@@ -4,6 +4,7 @@ Each decision is made as soon as its facts are known, so that a wrong option fai
 
     plan_run             device, engine, sources read at once, batch     from the card and the settings
     RunPlan.for_input    size of the model input                         once the source is open
+    RunPlan.for_views    batches that hold the views of a frame          likewise
     RunPlan.for_output   encoder, upload mode                            once the engine has taken its memory
 """
 
@@ -25,11 +26,16 @@ from framefuse.runtime.profiling import Recorder
 from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
 from framefuse.runtime.tracking import least_confidence
+from framefuse.runtime.views import Viewer
 from framefuse.sources import SourceInfo, SourceOptions
 
 if TYPE_CHECKING:
     from framefuse.runtime.cuda.uploads import UploadMode
 
+LIKELY = 1920, 1080
+"""Frame size for which the model is loaded before a source tells its own: most have these proportions."""
+MAX_BATCH = 64
+"""As in `Settings.batch`."""
 CALIBRATION_FRAMES = 32
 """Frames on which an engine chooses the precision of each layer."""
 
@@ -51,11 +57,25 @@ class RunPlan:
     """Decision -> its reason."""
     preprocess: Preprocess
     upload_mode: UploadMode = "copy"
+    merges: int = 0
+    """Most views of a frame that run in one batch and are merged on the GPU; 0: views are merged on the host."""
 
     def for_input(self, info: SourceInfo) -> RunPlan:
         """The plan with the size of the model input; UsageError if the model does not take the requested size."""
         preprocess, reason = choices.choose_preprocess(self.card, self.settings, mixed=info.mixed)
         return replace(self, preprocess=preprocess, reasons={**self.reasons, "input": reason})
+
+    def for_views(self, viewer: Viewer, info: SourceInfo) -> RunPlan:
+        """The plan with batches that hold all views of a frame, where a GPU runs them. Another `batch` than 1 stays."""
+        if not self.settings.on_gpu or self.card.task != "detect":
+            return self
+        batch, reasons = self.batch, dict(self.reasons)
+        views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
+        if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
+            batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
+        if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
+            viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
+        return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
     def for_output(self, info: SourceInfo) -> RunPlan:
         """The plan with encoder and upload mode; UsageError or CapabilityError if `memory` cannot be honoured."""
@@ -120,7 +140,7 @@ class RunPlan:
                 raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
             from framefuse.runtime.cuda.program import CudaProgram
 
-            make = partial(CudaProgram, mode=self.upload_mode)
+            make = partial(CudaProgram, mode=self.upload_mode, merges=self.merges)
         return make(
             engine,
             self.card,

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from framefuse.runtime.threads import COMM_LENGTH, HelperCpu
 
@@ -95,6 +97,17 @@ class Spread:
         return cls(*(value * 1e3 for value in values))
 
 
+def median_seconds(run: Callable[[], None], rounds: int = 5, limit: float = 1.0) -> float:
+    """Median time of calls after a first one; fewer than `rounds` if these take longer than `limit` seconds in all."""
+    run()
+    times: list[float] = []
+    while not times or (len(times) < rounds and sum(times) < limit):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
 @dataclass(frozen=True)
 class StageStats:
     """One stage of a run."""
@@ -168,7 +181,9 @@ class StageClock:
             self.device.add(seconds / items, items)
 
 
-_THREADS = {"decode": "decode", "preprocess": "program", "inference": "program", "postprocess": "program"}
+PROGRAM = "program"
+"""Thread of the stages that work on batches of frames, or of views of frames."""
+_THREADS = {"decode": "decode", "preprocess": PROGRAM, "inference": PROGRAM, "postprocess": PROGRAM}
 _HELPERS = {
     "decode": ("ff-decode", "av:"),
     "encode": ("ff-encode", "ff-write"),
@@ -176,29 +191,46 @@ _HELPERS = {
 }
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """Everything a Recorder knows at one moment."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a report takes over as it was measured. Times are milliseconds unless the name says otherwise."""
 
     started: str
-    """ISO 8601, UTC."""
     finished: str
-    seconds: float
+    """ISO 8601, UTC."""
     frames: int
+    seconds: float
     stages: list[StageStats]
-    latency_ms: Spread | None
+    latency_ms: Spread | None = None
     """Per frame, from arrival (live) or the end of decoding to the result."""
-    latency_bars: list[tuple[float, int]]
-    """(upper bound in ms, frames)"""
-    fps_over_time: list[tuple[float, float]]
-    """(second at the end of an interval, frames per second in it)"""
+    latency_bars: list[tuple[float, int]] = field(default_factory=list)
+    """(upper bound in ms, frames) of bars of equal width from 0."""
+    fps_over_time: list[tuple[float, float]] = field(default_factory=list)
+    """(second at the end of an interval, frames per second in it)."""
+    peak_rss_mb: float | None = None
+    """Of the process, since its start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements(Measured):
+    """Everything a Recorder knows at one moment."""
+
     cpu_seconds: float
     machine_idle: float | None
     """Share of the machine's core time that no program used, 0..1; None: unknown on this system."""
-    peak_rss_mb: float | None
-    """Of the process, since its start."""
     minor_faults: int | None
     """Page faults served without disk access: each frame-sized allocation causes hundreds."""
+
+
+class _Reading(NamedTuple):
+    """What the clocks and counters of process and machine say at one moment."""
+
+    date: datetime
+    time: float
+    cpu: float
+    faults: int | None
+    idle: int
+    ticks: int
 
 
 class Recorder:
@@ -227,14 +259,13 @@ class Recorder:
         self._frames = 0
         self._interval = 0.25
         self._counts: list[int] = []
-        self._finished: datetime | None = None
-        self._started = datetime.now(UTC)
         self._helpers = HelperCpu()
-        self._faults = _usage()[1]
-        self._machine = _machine_ticks()
-        self._cpu = time.process_time()
-        self._begin = self._end = self._now()
+        self._begin = self._read()
+        self._end: _Reading | None = None
         self._next_sample = 0.0
+
+    def _read(self) -> _Reading:
+        return _Reading(datetime.now(UTC), self._now(), time.process_time(), _usage()[1], *_machine_ticks())
 
     def stage(
         self,
@@ -243,7 +274,6 @@ class Recorder:
         thread: str | None = None,
         parallel: int | None = None,
         copies: int | None = None,
-        helpers: tuple[str, ...] | None = None,
     ) -> StageClock:
         """The clock of a stage, created on first use; arguments override its defaults.
 
@@ -252,18 +282,16 @@ class Recorder:
                 counts as a sink; all sinks share one thread.
             parallel: number of helper threads (decoder, engine, encoder) that share its work, over all copies.
             copies: number of threads that run the stage in parallel, one per source.
-            helpers: name prefixes of the library threads that work for it; default: "ff-<name>".
         """
         with self._lock:
             clock = self._clocks.get(name)
             if clock is None:
-                default = _HELPERS.get(name, (f"ff-{name}"[:COMM_LENGTH],))
-                clock = StageClock(name, _THREADS.get(name, "write"), default, overlapped=name == "inference")
+                helpers = _HELPERS.get(name, (f"ff-{name}"[:COMM_LENGTH],))
+                clock = StageClock(name, _THREADS.get(name, "write"), helpers, overlapped=name == "inference")
                 self._clocks[name] = clock
         clock.thread = thread or clock.thread
         clock.parallel = parallel or clock.parallel
         clock.copies = copies or clock.copies
-        clock.helpers = helpers or clock.helpers
         return clock
 
     def frame(self, latency: float | None = None) -> None:
@@ -272,7 +300,7 @@ class Recorder:
         Args:
             latency: seconds since the frame arrived (live) or was decoded.
         """
-        elapsed = self._now() - self._begin
+        elapsed = self._now() - self._begin.time
         self._frames += 1
         if latency is not None:
             self._latency.add(latency)
@@ -286,7 +314,7 @@ class Recorder:
         self._counts[interval] += 1
         if elapsed >= self._next_sample:
             self.sample()
-            took = self._now() - self._begin - elapsed
+            took = self._now() - self._begin.time - elapsed
             # Often at first, for short runs; the CPU time lost with an ended thread stays below 2 %. With hundreds of
             # threads a sample takes long: sampling may take at most 2 % of the reader's time.
             self._next_sample = elapsed + max(min(max(elapsed / 50, 0.05), 2.0), 50 * took)
@@ -298,47 +326,36 @@ class Recorder:
 
     def stop(self) -> None:
         """Mark the end of the run; later calls do nothing."""
-        if self._finished is None:
+        if self._end is None:
             self.sample()
-            self._finished = datetime.now(UTC)
-            self._end = self._now()
-            self._cpu_end = time.process_time()
-            self._faults_end = _usage()[1]
-            self._machine_end = _machine_ticks()
+            self._end = self._read()
 
     def snapshot(self) -> Measurements:
         """The measurements so far, also during a run; callable from any thread."""
-        running = self._finished is None
-        if running:
+        if self._end is None:
             self.sample()
-        finished = datetime.now(UTC) if self._finished is None else self._finished
-        seconds = (self._now() if running else self._end) - self._begin
-        peak, faults = _usage()
-        faults = faults if running else self._faults_end
-        idle, ticks = (
-            after - before
-            for after, before in zip(_machine_ticks() if running else self._machine_end, self._machine, strict=True)
-        )
+        begin, end = self._begin, self._end or self._read()
+        seconds, ticks = end.time - begin.time, end.ticks - begin.ticks
         with self._lock:
             stages = [self._stats(clock) for clock in sorted(self._clocks.values(), key=_position)]
         ends = [min(self._interval * (number + 1), seconds) for number in range(len(self._counts))]
         return Measurements(
-            started=self._started.isoformat(timespec="milliseconds"),
-            finished=finished.isoformat(timespec="milliseconds"),
+            started=begin.date.isoformat(timespec="milliseconds"),
+            finished=end.date.isoformat(timespec="milliseconds"),
             seconds=seconds,
             frames=self._frames,
             stages=stages,
             latency_ms=Spread.of(self._latency) if self._latency.count else None,
             latency_bars=[(bound * 1e3, count) for bound, count in self._latency.bars()],
             fps_over_time=[
-                (end, count / (end - start))
-                for (start, end), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
-                if end - start > self._interval / 4  # the last interval may be too short to tell
+                (until, count / (until - start))
+                for (start, until), count in zip(pairwise([0.0, *ends]), self._counts, strict=True)
+                if until - start > self._interval / 4  # the last interval may be too short to tell
             ],
-            cpu_seconds=(time.process_time() if running else self._cpu_end) - self._cpu,
-            machine_idle=idle / ticks if ticks else None,
-            peak_rss_mb=peak,
-            minor_faults=None if faults is None or self._faults is None else faults - self._faults,
+            cpu_seconds=end.cpu - begin.cpu,
+            machine_idle=(end.idle - begin.idle) / ticks if ticks else None,
+            peak_rss_mb=_usage()[0],
+            minor_faults=None if end.faults is None or begin.faults is None else end.faults - begin.faults,
         )
 
     def _stats(self, clock: StageClock) -> StageStats:

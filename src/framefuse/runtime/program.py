@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter, sleep, thread_time
@@ -22,7 +22,7 @@ from framefuse.postprocess.semantic import ClassMasks
 from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.profiling import Recorder, median_seconds
 from framefuse.runtime.threads import thread_named
 
 MAX_POOLS = 4
@@ -67,7 +67,15 @@ class Program(Protocol):
     """Makes detections of boxes, and counts those that it dropped."""
 
     def input_size(self, frame: Frame) -> tuple[int, int]:
-        """Height and width of the model input for this frame; frames of one batch share it."""
+        """Height and width of the model input for this frame."""
+
+    def batch_key(self, frame: Frame) -> Hashable:
+        """What the frames of one batch have in common."""
+        return self.input_size(frame)
+
+    def row_seconds(self) -> float:
+        """Seconds that the model takes for a row of a batch at its full input size, with as many requests in flight as
+        it runs at once. Measured; nothing else may be in flight."""
 
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Get ready for frames of this size, or a view of them, so that the first does not wait for a compiler."""
@@ -124,6 +132,10 @@ class Batch:
     preprocess: float
     """Seconds."""
     submitted: float
+    size: int
+    """Rows."""
+    rows: list[int]
+    """Those that give a result."""
 
 
 class BatchTimer:
@@ -137,12 +149,17 @@ class BatchTimer:
     def submitted(
         self, frames: Sequence[Frame], kept: list[Frame | None], started: WallCpuTime, submitted: WallCpuTime
     ) -> Batch:
-        """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since."""
+        """A batch that was preprocessed from `started` to `submitted`, and whose model has been started since. Of rows
+        that are joined, the first stands for all."""
         seconds = submitted.wall - started.wall
         self._preprocess.add(seconds, items=len(frames), cpu=submitted.cpu - started.cpu)
         self._inference.add(0, items=0, cpu=thread_time() - submitted.cpu)
-        arrivals = [frame.arrival for frame in frames]
-        return Batch([FrameInfo.of(frame) for frame in frames], kept, arrivals, seconds, submitted.wall)
+        rows, row = list[int](), 0
+        while row < len(frames):
+            rows.append(row)
+            row += max(1, frames[row].joined)
+        infos, arrivals = [FrameInfo.of(frames[row]) for row in rows], [frames[row].arrival for row in rows]
+        return Batch(infos, [kept[row] for row in rows], arrivals, seconds, submitted.wall, len(frames), rows)
 
     def finished(
         self,
@@ -157,7 +174,7 @@ class BatchTimer:
         Args:
             on_device: seconds that the three stages took on the GPU, where they were measured.
         """
-        ended, count = WallCpuTime.now(), len(batch.infos)
+        ended, count = WallCpuTime.now(), batch.size
         inference, postprocess = finished.wall - batch.submitted, ended.wall - finished.wall
         wait_in, cpu = finished.wall - waiting.wall, finished.cpu - waiting.cpu
         self._inference.add(inference, items=count, wait_in=wait_in, cpu=cpu)
@@ -166,7 +183,7 @@ class BatchTimer:
         for clock, seconds in zip(clocks, on_device or (), strict=False):
             clock.add_device(seconds, items=count)
         timings = {"preprocess": batch.preprocess, "inference": inference, "postprocess": postprocess}
-        rows = zip(batch.infos, batch.frames, batch.arrivals, found, strict=True)
+        rows = zip(batch.infos, batch.frames, batch.arrivals, (found[row] for row in batch.rows), strict=True)
         for info, frame, arrival, (detections, masks) in rows:
             yield FrameResult(Result(info, detections, self._rung, timings, arrival, masks), frame)
 
@@ -232,6 +249,25 @@ class HostProgram(Program):
         size = self._preprocess.place_view(width, height, view).size[::-1]
         if size not in self._pools:
             self._pools[size] = self._make_pool(size)
+
+    def row_seconds(self) -> float:
+        spec = self._preprocess
+        self.prepare(spec.width, spec.height, View(size=(spec.width, spec.height)))
+        pool = self._pools[spec.height, spec.width]
+        slots = list(iter(pool.acquire, None))
+        busy = slots[: self._engine.streams]
+
+        def run() -> None:
+            for slot in busy:
+                pool.submit(slot)
+            for slot in busy:
+                pool.wait(slot)
+
+        try:
+            return median_seconds(run) / (len(busy) * self._batch)
+        finally:
+            for slot in slots:
+                pool.release(slot)
 
     def warm_up(self, frame: Frame) -> None:
         """Nothing to do: `prepare` knows the size, and nothing else matters."""

@@ -51,7 +51,7 @@ def sinks_for(
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images", trail=settings.trail))
+        sinks.append(open_sink("images", trail=settings.trail, views=settings.show_views))
     elif settings.save:
         video = open_sink(
             "video",
@@ -61,10 +61,11 @@ def sinks_for(
             threads=settings.encode_threads,
             gpu=settings.gpu,
             trail=settings.trail,
+            views=settings.show_views,
         )
         sinks.append(video)
     if settings.show:
-        sinks.append(open_sink("show", trail=settings.trail))
+        sinks.append(open_sink("show", trail=settings.trail, views=settings.show_views))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

@@ -59,7 +59,7 @@ def infer(
     """Run frames, or their views, through the program in batches. In-flight batches are finished even if the source
     fails."""
     if viewer is None:
-        return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [frame]))
+        return cast("Iterator[FrameResult]", _infer(frames, program, batcher, lambda frame: [([frame], 1)]))
     return viewer.join(_infer(frames, program, batcher, viewer.rows))
 
 
@@ -77,9 +77,13 @@ def _infer(
     frames: Threaded[Frame],
     program: Program,
     batcher: Batcher[Frame],
-    rows_of: Callable[[Frame], Sequence[Frame]],
+    rows_of: Callable[[Frame], Sequence[tuple[Sequence[Frame], int]]],
 ) -> Iterator[FrameResult | None]:
-    """The result of each row; None where a frame has no row."""
+    """The result of each row; None where a frame has no row.
+
+    Args:
+        rows_of: rows of a frame that run in one batch, and how many places of it they take.
+    """
     try:
         while True:
             frame = frames.get(_patience(program, batcher))
@@ -94,8 +98,10 @@ def _infer(
                 rows = rows_of(frame)
                 batches = [
                     batch
-                    for row in rows
-                    for batch in batcher.add(row, shape=program.input_size(row), reader=frames.turn, now=now)
+                    for group, places in rows
+                    for batch in batcher.add(
+                        *group, shape=program.batch_key(group[0]), reader=frames.turn, now=now, places=places
+                    )
                 ]
                 if not rows:
                     yield None

@@ -1,4 +1,4 @@
-"""Sinks write results. Each kind is one module; a run may use several.
+"""Sinks write results. A run may use several kinds; each is one module, those of still images together.
 
     video     annotated MP4, audio copied          images    one annotated image per image
     crops     one image per object                  frames    the frames as images
@@ -33,8 +33,8 @@ from framefuse.sources import SourceInfo
 SINKS: dict[str, str] = {
     "video": "framefuse.sinks.video:VideoSink",
     "images": "framefuse.sinks.images:ImagesSink",
-    "crops": "framefuse.sinks.crops:CropsSink",
-    "frames": "framefuse.sinks.frames:FramesSink",
+    "crops": "framefuse.sinks.images:CropsSink",
+    "frames": "framefuse.sinks.images:FramesSink",
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
     "events": "framefuse.sinks.events:EventsSink",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from framefuse.errors import UsageError
-from framefuse.frame import Matrix, PixelFormat
+from framefuse.frame import Matrix, PixelFormat, View
 from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
@@ -41,6 +41,10 @@ KEPT_CLEAR = 64
 
 COLOURS = 1 << 10
 """Number of colours of tracks."""
+OUTLINE = -1
+"""Stands for the class of views: white, with tags in black."""
+DASH = 6
+"""Lengths of a dash, and of the gap after it, in line widths."""
 
 TILES_KEPT = 512
 """Maximum number of cached labels: about 3 MB for 1080p. A label is one class or track at a two-digit confidence."""
@@ -101,6 +105,8 @@ def encode_colour(colour: Colour, matrix: Matrix, full_range: bool) -> dict[str,
 @functools.cache
 def class_colour(class_id: int) -> Colour:
     """A vivid colour for a class. Hues advance by the golden ratio, so that consecutive classes differ clearly."""
+    if class_id == OUTLINE:
+        return 255, 255, 255
     hue = (0.58 + class_id * 0.6180339887) % 1
     saturation, value = ((0.80, 1.0), (0.62, 0.94), (0.92, 0.84))[class_id // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
@@ -177,6 +183,33 @@ def label_tile(
     return {role: ramp.take(coarse if role in "uv" else fine) for role, ramp in inks(class_id).ramps.items()}
 
 
+@functools.lru_cache(maxsize=64)
+def dashes(view: View, size: tuple[int, int], line: int) -> NDArray[np.float64]:
+    """The dashed outlines of a view, just inside it, and of its polygon, as filled boxes (n, 4) in pixels."""
+    left, top, width, height = view.region or (0, 0, *size)
+    right, bottom = left + width - line, top + height - line
+    lines: list[tuple[tuple[float, float], ...]] = [view.outline] if view.outline else []
+    if view.region:
+        lines.append(((left, top), (right, top), (right, bottom), (left, bottom)))
+    found, period = [np.empty((0, 4))], 2 * DASH * line
+    for corners in lines:
+        for start, end in map(sorted, zip(corners, (*corners[1:], corners[0]), strict=True)):
+            way = np.subtract(end, start)
+            length = math.hypot(*way)
+            # Counted from the edge of the frame, so that the dashes of lines that lie on one another are the same.
+            first = -int((start[0] if way[0] else start[1]) % period)
+            for at in range(first, math.ceil(length), period):
+                begin, stop = max(0, at), max(0, min(length, at + DASH * line))
+                if way.all():  # a slanting dash is a row of squares
+                    low = high = start + np.outer(np.arange(begin, stop, line) / length, way)
+                else:
+                    low, high = (start + np.outer((begin, stop), way / length))[:, None]
+                found.append(np.hstack((low // line * line, high // line * line + line)))
+    boxes = np.concatenate(found)
+    seen = (boxes[:, 2:] > 0).all(axis=1) & (boxes[:, :2] < size).all(axis=1)
+    return boxes[seen]
+
+
 class Annotator:
     """Draws results into frames of one size and pixel format (8 bits per sample).
 
@@ -212,6 +245,9 @@ class Annotator:
         self._inks = functools.cache(inks)
         tile = functools.partial(label_tile, self._inks, self.text_size, self._grid)
         self._tile = functools.lru_cache(TILES_KEPT)(tile)
+        self._thin = max(2, unit)
+        tag = functools.partial(label_tile, self._inks, max(10, round(self.text_size * 0.75)), self._grid)
+        self._tag = functools.lru_cache(TILES_KEPT)(tag)
 
     def draw(
         self,
@@ -219,13 +255,15 @@ class Annotator:
         detections: Detections,
         masks: Masks | None = None,
         trails: Sequence[Trail] = (),
+        views: Sequence[View] = (),
     ) -> None:
-        """Draw into `planes` in place: masks and legend, then trails, then boxes, then labels; the most confident
-        detection on top. Objects with a track have its colour, others that of their class.
+        """Draw into `planes` in place: masks and legend, then views, then trails, then boxes, then labels; the most
+        confident detection on top. Objects with a track have its colour, others that of their class.
 
         Args:
             planes: writable arrays of the shapes in `PixelFormat.plane_shapes`.
             detections, masks, trails: in pixels of this frame, which may have one column and row more than the masks.
+            views: to outline, with their tags.
 
         Raises:
             UsageError: masks for a frame that is neither 4:2:0 nor packed RGB.
@@ -234,15 +272,17 @@ class Annotator:
         if masks is not None:
             self._tint(planes, masks)
             self._legend(parts, masks)
+        if views:
+            self._outline(planes, parts, views)
         for number, points in trails:
             self._line(parts, points, self._inks(number % COLOURS).line)
         if not len(detections):
             return
-        boxes = self._snap(detections.xyxy)
+        boxes = self._snap(detections.xyxy, self.line_width)
         class_ids = detections.class_id.tolist()
         tracks = tracks_of(detections)
         colours = [own if track is None else track % COLOURS for own, track in zip(class_ids, tracks, strict=True)]
-        self._rectangles(planes, parts, boxes, colours)
+        self._rectangles(planes, parts, boxes, colours, self.line_width)
         scores = detections.confidence.tolist()
         labels: list[dict[str, Plane]] = []
         places: list[Place] = []
@@ -286,26 +326,40 @@ class Annotator:
                 if top >= self._size[1] // 2:
                     return
 
-    def _snap(self, xyxy: NDArray[Any]) -> list[list[int]]:
+    def _outline(self, planes: Sequence[Plane], parts: list[Component], views: Sequence[View]) -> None:
+        """The dashed outline of each view that is not the whole frame, and its tag in the corner."""
+        boxes = self._snap(np.concatenate([dashes(view, self._size, self._thin) for view in views]), self._thin)
+        if boxes:
+            self._rectangles(planes, parts, boxes, [OUTLINE] * len(boxes), self._thin)
+        for view in views:
+            if view.region is not None:
+                left, top = (side // step * step for side, step in zip(view.region, self._grid, strict=False))
+                self._paste(parts, (left, top, 0, 0), self._tag(OUTLINE, view.tag, ""))
+
+    def _snap(self, xyxy: NDArray[Any], line_width: int) -> list[list[int]]:
         """Boxes in whole pixels, on the chroma grid, inside the frame and at least one line wide."""
         width, height = self._size
         step = np.array(self._grid * 2)
         corner = np.array((width, height) * 2)
         boxes = np.rint(np.clip(xyxy, 0, corner) / step).astype(np.int64) * step
-        boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - self.line_width) // step[:2] * step[:2])
-        boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + self.line_width)
+        boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - line_width) // step[:2] * step[:2])
+        boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + line_width)
         snapped: list[list[int]] = boxes.tolist()
         return snapped
 
     def _rectangles(
-        self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int]
+        self,
+        planes: Sequence[Plane],
+        parts: list[Component],
+        boxes: list[list[int]],
+        class_ids: list[int],
+        width: int,
     ) -> None:
-        """Draw the outlines of all boxes, the first on top."""
+        """Draw the outlines of all boxes, the first on top, with lines of that width."""
         if self._is_yuv:
             inks = np.array([[self._inks(class_id).line[role] for role in "yuv"] for class_id in class_ids], np.uint8)
-            drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=self.line_width)
+            drawing.draw_boxes(planes, self.format, np.array(boxes, np.int32), inks, line_width=width)
             return
-        width = self.line_width
         for (x1, y1, x2, y2), class_id in zip(reversed(boxes), reversed(class_ids), strict=True):
             for role, samples, _, _ in parts:  # gray and RGB are not subsampled
                 value = self._inks(class_id).line[role]

@@ -1,8 +1,9 @@
-"""Annotated still images."""
+"""Still images: annotated ones, the frames for labelling and training, and every object as an image of its own."""
 
 from __future__ import annotations
 
 import io
+import re
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -11,22 +12,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from framefuse.frame import PIXEL_FORMATS, Frame
-from framefuse.prediction import Result
+from framefuse.prediction import Result, cut
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
 from framefuse.sinks._lines import write_error, write_whole
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
+from framefuse.sinks.run_folder import shorten
 from framefuse.sinks.trails import Trails
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
 class RgbAnnotator:
-    """Converts frames to upright RGB images and draws their results, and of tracks the last `trail` seconds."""
+    """Converts frames to upright RGB images and draws their results: of tracks also the last `trail` seconds, and the
+    outlines of the views if asked to."""
 
-    def __init__(self, trail: float = 0.0) -> None:
-        self._trails = Trails(trail)
+    def __init__(self, trail: float = 0.0, *, views: bool = False) -> None:
+        self._trails, self._views = Trails(trail), views
         self._converter = FrameConverter()
         annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
         self._annotator_of = lru_cache(1)(annotator)
@@ -34,41 +37,63 @@ class RgbAnnotator:
     def draw(self, frame: Frame, result: Result) -> NDArray[np.uint8]:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
+        views = result.views if self._views else ()
         self._annotator_of(frame.width, frame.height).draw(
-            (image,), result.detections, result.masks, self._trails.after(result)
+            (image,), result.detections, result.masks, self._trails.after(result), views
         )
         return image
 
 
-def draw(result: Result, frame: Frame | None = None) -> NDArray[np.uint8]:
+def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> NDArray[np.uint8]:
     """A frame with the boxes and masks of its result: (height, width, 3) uint8 RGB.
 
     Args:
         frame: where `result.pixels` is None: the frame that a callback gets, see `CallbackSink`.
+        views: outline the views of the frame.
 
     Raises:
         UsageError: there is no frame.
     """
-    return RgbAnnotator().draw(result.pixels_or(frame), result)
+    return RgbAnnotator(views=views).draw(result.pixels_or(frame), result)
 
 
-class ImagesSink(FolderSink):
-    """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
-
-    Frames that do not come from image files are named <stem>_<frame>.png. A file gets its name once it is complete.
+class StillsSink(FolderSink):
+    """Writes images.
 
     Args:
         quality: of JPEG, 1..95.
-        trail: see `RgbAnnotator`.
+    """
+
+    needs_frame = True
+
+    def __init__(self, *, quality: int = 92) -> None:
+        super().__init__()
+        self._quality = quality
+        self._converter = FrameConverter()
+
+    def _save(self, name: str, image: NDArray[np.uint8]) -> None:
+        """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
+        path, file = self._context.output(name), io.BytesIO()
+        kind = "PNG" if path.suffix == ".png" else "JPEG"
+        Image.fromarray(image).save(file, kind, quality=self._quality, subsampling=0, compress_level=1)
+        write_whole(path, file.getvalue())
+
+
+class ImagesSink(StillsSink):
+    """Writes one annotated image per image, named after it: JPEG for JPEG, PNG for everything else.
+
+    Frames that do not come from image files are named <stem>_<frame>.png.
+
+    Args:
+        quality: of JPEG, 1..95.
+        trail, views: see `RgbAnnotator`.
     """
 
     name = "images"
-    needs_frame = True
 
-    def __init__(self, *, quality: int = 92, trail: float = 0.0) -> None:
-        super().__init__()
-        self._quality = quality
-        self._annotator = RgbAnnotator(trail)
+    def __init__(self, *, quality: int = 92, trail: float = 0.0, views: bool = False) -> None:
+        super().__init__(quality=quality)
+        self._annotator = RgbAnnotator(trail, views=views)
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -84,17 +109,57 @@ class ImagesSink(FolderSink):
         suffix = Path(frame.source_id).suffix.lower()
         if self._context.source.kind != "images" or suffix not in JPEG_SUFFIXES:
             suffix = ".png"
-        stem = self._context.taken[self.name].take(self._context.frame_stem(frame))
-        path = self._context.output(stem + suffix)
-        save_image(path, image, self._quality)
+        self._save(self._context.taken[self.name].take(self._context.frame_stem(frame)) + suffix, image)
 
 
-def save_image(path: Path, image: NDArray[np.uint8], quality: int) -> None:
-    """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete.
+class FramesSink(StillsSink):
+    """Writes images/<stem>_<frame>.jpg, or images/<image>.jpg for images: what the labels of the sink yolo_txt
+    describe, so that both together are a data set.
 
-    Raises:
-        SinkError: it cannot be written.
+    Args:
+        hits: only frames with detections.
+        quality: of the JPEG, 1..95.
     """
-    file, kind = io.BytesIO(), "PNG" if path.suffix == ".png" else "JPEG"
-    Image.fromarray(image).save(file, kind, quality=quality, subsampling=0, compress_level=1)
-    write_whole(path, file.getvalue())
+
+    name = "frames"
+    folder = "images"
+
+    def __init__(self, *, hits: bool = False, quality: int = 92) -> None:
+        super().__init__(quality=quality)
+        self._hits = hits
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        assert frame is not None, "the sink frames needs the frame"
+        if self._hits and not len(result.detections):
+            return
+        name = self._context.image_name(self.name, frame)
+        self._save(f"images/{name}.jpg", self._converter.rgb(frame))
+
+
+class CropsSink(StillsSink):
+    """Writes crops/<class>/<stem>_<frame>_<number>.jpg, where the number counts the objects of a frame from 0.
+
+    A crop covers every pixel that the box touches. Tools that train classifiers read such folders.
+
+    Args:
+        quality: of the JPEG, 1..95.
+    """
+
+    name = "crops"
+    folder = "crops"
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        assert frame is not None, "the sink crops needs the frame"
+        if not len(result.detections):
+            return
+        image, stem = self._converter.rgb(frame), self._context.frame_stem(frame)
+        for number, found in enumerate(result.detections):
+            folder = f"crops/{folder_of(found.name)}"
+            self._folder(folder)
+            name = self._context.taken[f"{self.name} {folder}"].take(f"{stem}_{number}")
+            self._save(f"{folder}/{name}.jpg", cut(image, found.xyxy))
+
+
+def folder_of(name: str) -> str:
+    """A class name as the name of a folder."""
+    return shorten(re.sub(r"[^\w .+-]", "_", name).strip(". ")) or "_"

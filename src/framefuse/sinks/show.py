@@ -19,6 +19,9 @@ CLOSE_KEYS = (ord("q"), 27)
 class ShowSink(BaseSink):
     """Shows each frame in an OpenCV window; q or Escape closes the window, and the run continues.
 
+    Args:
+        views: outline the views of each frame.
+
     All calls must come from the main thread, as windows belong to it.
 
     Raises:
@@ -28,9 +31,9 @@ class ShowSink(BaseSink):
     name = "show"
     needs_frame = True
 
-    def __init__(self, *, trail: float = 0.0) -> None:
+    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
         super().__init__()
-        self._annotator = RgbAnnotator(trail)
+        self._annotator = RgbAnnotator(trail, views=views)
         self._title = ""
 
     def open(self, context: SinkContext) -> None:

@@ -156,6 +156,7 @@ class VideoSink(BaseSink):
         threads: of the encoder; 0: its default.
         audio: copy the audio of a source that is a file.
         trail: seconds of its path that are drawn of each track.
+        views: outline the views of each frame.
     """
 
     name = "video"
@@ -171,9 +172,10 @@ class VideoSink(BaseSink):
         audio: bool = True,
         gpu: int | None = None,
         trail: float = 0.0,
+        views: bool = False,
     ) -> None:
         super().__init__()
-        self._encoder, self._audio, self._trail = encoder, audio, trail
+        self._encoder, self._audio, self._trail, self._views = encoder, audio, trail, views
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
@@ -201,7 +203,8 @@ class VideoSink(BaseSink):
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds, alone=True)
-        target, drawn = self._file.planes(), (result.detections, result.masks, self._trails.after(result))
+        target, views = self._file.planes(), result.views if self._views else ()
+        drawn = result.detections, result.masks, self._trails.after(result), views
         if self._format is None or format == self._format:
             fill(target, planes, frame.rotation)
             self._annotator.draw(target, *drawn)

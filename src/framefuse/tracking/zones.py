@@ -51,7 +51,7 @@ class Zone(Place):
         offset = points[:, None] - starts
         share = ((offset * along).sum(2) / (along**2).sum(1)).clip(0, 1)
         distance = np.hypot(*np.moveaxis(offset - share[..., None] * along, 2, 0)).min(axis=1, initial=math.inf)
-        depth: Array = np.where(within(points, self.points), distance, -distance)
+        depth: Array = np.where(within(points[:, 0], points[:, 1], self.points), distance, -distance)
         return depth
 
     @cached_property

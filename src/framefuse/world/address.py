@@ -21,6 +21,7 @@ STEREO = ("none", "sbs")
 EXAMPLE = "synthetic://street?seed=7&frames=900&size=1280x720&fps=30&split=test"
 LARGEST_SIDE, SMALLEST_SIDE = 8192, 32
 LONGEST = 10_000_000
+FARTHEST, DENSEST = 16, 32
 
 
 def parse(uri: str) -> dict[str, Any]:
@@ -97,6 +98,12 @@ def check(world: WorldSpec) -> None:
         raise UsageError(f"fps={world.fps} is out of range", remedy="1..1000 frames a second")
     if world.complexity is not None and not (isinstance(world.complexity, Real) and 0 <= world.complexity <= 1):
         raise UsageError(f"complexity={world.complexity} is out of range", remedy="0 (calm) .. 1 (crowded)")
+    for name, most in (("far", FARTHEST), ("density", DENSEST)):
+        value = getattr(world, name)
+        if not (isinstance(value, Real) and 1 <= float(value) <= most):
+            raise UsageError(f"{name}={value} is out of range", remedy=f"{name} is {KEYS[name][1]}")
+        if value != 1 and world.scene != "street":
+            raise UsageError(f"{name}={value} is not possible for scene {world.scene}", remedy="use synthetic://street")
     if world.stereo == "sbs" and (world.scene != "bodies" or width % 4):
         raise UsageError(
             f"stereo=sbs is not possible for scene {world.scene}, {width} pixels wide",
@@ -114,6 +121,8 @@ def write(world: WorldSpec) -> str:
         "split": world.split,
         "complexity": world.complexity,
         "stereo": None if world.stereo == "none" else world.stereo,
+        "far": None if world.far == 1 else world.far,
+        "density": None if world.density == 1 else world.density,
     }
     return f"synthetic://{world.scene}?" + "&".join(
         f"{key}={value}" for key, value in keys.items() if value is not None
@@ -139,7 +148,7 @@ def _rate(text: str) -> Fraction:
     return Fraction(text)
 
 
-def _share(text: str) -> float:
+def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
@@ -152,8 +161,10 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
     "size": (_size, "WIDTHxHEIGHT, for example 1280x720"),
     "fps": (_rate, "a number or a fraction, for example 30000/1001"),
     "split": (str, "one of train, val, test"),
-    "complexity": (_share, "a number 0..1"),
+    "complexity": (_number, "a number 0..1"),
     "stereo": (str, "none or sbs"),
+    "far": (_number, f"a number 1..{FARTHEST}"),
+    "density": (_number, f"a number 1..{DENSEST}"),
 }
 
 

@@ -18,25 +18,26 @@ MARGIN = 0.08
 """Margin above and below the frame for the camera's movement, in frame heights."""
 
 
-def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float) -> Image.Image:
+def paint_backdrop(split: Split, chance: Chance, width: int, height: int, horizon: float, unit: float) -> Image.Image:
     """RGB image of LAPS * width by (1 + 2 MARGIN) * height pixels, extended on the right by its first `width` columns.
 
     Args:
         horizon: where the ground begins, in frame heights from the top.
+        unit: pixels to which textures and shapes are scaled; the height, or less if the camera is far away.
     """
     lap, tall = LAPS * width, height + 2 * round(MARGIN * height)
     image = Image.new("RGB", (lap, tall))
     line = round((horizon + MARGIN) * height)
-    _cover(image, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * height)
+    _cover(image, split, chance, (0, 0, lap, line), chance.uniform(0.6, 1.2) * unit)
     if chance.happens(0.7):
         sky = Image.new("RGB", (lap, line), colour(chance))
         image.paste(Image.blend(image.crop((0, 0, lap, line)), sky, chance.uniform(0.3, 0.9)), (0, 0))
-    _skyline(image, split, chance, line, height)
-    _cover(image, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * height)
+    _skyline(image, split, chance, line, unit)
+    _cover(image, split, chance, (0, line, lap, tall), chance.uniform(0.5, 1.0) * unit)
     _bands(image, chance, line, tall)
-    _shapes(image, split, chance, line, height)
+    _shapes(image, split, chance, unit, round(LAPS * (height / unit) ** 2))
     if chance.happens(0.5):
-        image = image.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * height / 360))
+        image = image.filter(ImageFilter.BoxBlur(chance.uniform(0.2, 1.2) * unit / 360))
     full = Image.new("RGB", (lap + width, tall))
     full.paste(image, (0, 0))
     full.paste(image.crop((0, 0, width, tall)), (lap, 0))
@@ -55,16 +56,16 @@ def _cover(image: Image.Image, split: Split, chance: Chance, box: tuple[int, int
             image.paste(piece.crop((0, 0, min(step, right - x), min(step, bottom - y))), (x, y))
 
 
-def _skyline(image: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+def _skyline(image: Image.Image, split: Split, chance: Chance, line: int, unit: float) -> None:
     """Textured blocks along the horizon."""
     x = 0
     while x < image.width:
-        wide = min(round(chance.uniform(0.1, 0.6) * height), image.width - x)
+        wide = min(round(chance.uniform(0.1, 0.6) * unit), image.width - x)
         tall = round(chance.style(0.05, 0.85) * line)
         if wide > 3 and tall > 3 and chance.happens(0.75):
             piece = texture(split, chance.integer(0, BANK)).patch(wide, tall, chance.uniform(0.2, 1), chance.unit(), 0)
             image.paste(piece, (x, line - tall))
-        x += max(4, wide + round(chance.uniform(-0.02, 0.1) * height))
+        x += max(4, wide + round(chance.uniform(-0.02, 0.1) * unit))
 
 
 def _bands(image: Image.Image, chance: Chance, line: int, tall: int) -> None:
@@ -80,10 +81,10 @@ def _bands(image: Image.Image, chance: Chance, line: int, tall: int) -> None:
             x += dash
 
 
-def _shapes(image: Image.Image, split: Split, chance: Chance, line: int, height: int) -> None:
+def _shapes(image: Image.Image, split: Split, chance: Chance, unit: float, share: int) -> None:
     """Distractors: bars, rings, half discs, crosses, triangles and blobs in textures and plain colours."""
-    for _ in range(LAPS * chance.integer(5, 16)):
-        size = height * 0.03 * (0.3 / 0.03) ** chance.unit()
+    for _ in range(share * chance.integer(5, 16)):
+        size = unit * 0.03 * (0.3 / 0.03) ** chance.unit()
         wide = max(4, round(size * chance.uniform(0.4, 1.8)))
         tall = max(4, round(size))
         x, y = chance.integer(0, image.width - wide), chance.integer(0, max(1, image.height - tall))

@@ -50,8 +50,3 @@ class Chance:
 
     def happens(self, probability: float) -> bool:
         return self._random.random() < probability
-
-
-def stripe_owner(value: float) -> Split:
-    """The split that owns a style value of the range 0..1."""
-    return OWNER[int(value * STRIPES) % len(OWNER)]

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import compress
+from operator import not_
 
 from framefuse.world.chance import Chance
-from framefuse.world.sketch import (
-    DARK,
-    GLOW,
-    LIGHT,
-    MAIN,
-    MAIN_DARK,
-    MAIN_LIGHT,
-    SECOND,
-    SECOND_DARK,
-    SKIN,
-    SKIN_DARK,
-    THIRD,
-    THIRD_DARK,
-    Sketch,
-    Solid,
-    rectangle,
-)
+from framefuse.world.sketch import Ink, Point, Sketch, Solid, rectangle
 
 BODY_PARTS = ("background", "head", "torso", "upper arms", "lower arms", "upper legs", "lower legs", "feet")
 HEAD, TORSO, UPPER_ARM, LOWER_ARM, UPPER_LEG, LOWER_LEG, FOOT = range(1, 8)
+
+
+Stroke = tuple[float, int, Solid, Solid, float, float, int]
+"""The depth of a bone, and the arguments of `Sketch.bone`."""
 
 
 def _swung(joint: Solid, length: float, angle: float, out: float = 0.0) -> Solid:
@@ -62,7 +53,7 @@ class Person:
         beat = 2 * math.pi * self.cadence * phase
         rise = 0.012 * self.gait * math.cos(2 * beat)
         back = self.lean * (neck - hip)
-        strokes: list[tuple[float, int, Solid, Solid, float, float, int]] = []
+        strokes: list[Stroke] = []
         thick = self.stout
 
         def bone(ink: int, a: Solid, b: Solid, wide: float, narrow: float, part: int) -> None:
@@ -75,11 +66,11 @@ class Person:
             top: Solid = (0.0, hip + rise, sign * 0.052 * thick)
             knee = _swung(top, 0.48 * hip, swing + 0.35 * bend)
             ankle = _swung(knee, 0.46 * hip, swing - 0.65 * bend)
-            cloth = SECOND if self.dress != 2 else THIRD
+            cloth = Ink.SECOND if self.dress != 2 else Ink.THIRD
             bone(cloth, top, knee, 0.05, 0.036, UPPER_LEG)
-            bone(SKIN if self.dress == 1 else cloth, knee, ankle, 0.037, 0.03, LOWER_LEG)
+            bone(Ink.SKIN if self.dress == 1 else cloth, knee, ankle, 0.037, 0.03, LOWER_LEG)
             heel, toe = (ankle[0] - 0.01, ankle[1] - 0.01, ankle[2]), (ankle[0] + 0.075, ankle[1] - 0.016, ankle[2])
-            bone(DARK, heel, toe, 0.034, 0.026, FOOT)
+            bone(Ink.DARK, heel, toe, 0.034, 0.026, FOOT)
 
             arm: Solid = (back, neck - 0.055 + rise, sign * self.shoulder * (0.75 + 0.25 * thick))
             lift = self.wave * (0.55 + 0.45 * math.sin(0.7 * beat + 2.1 * sign)) if self.wave else 0.0
@@ -87,33 +78,27 @@ class Person:
             elbow = _swung(arm, 0.165, -0.8 * swing + 0.5 * lift * math.sin(0.4 * beat + sign), sign * spread)
             if lift:
                 angle = 0.9 * lift + 0.4 * math.sin(beat + sign)
-                wrist: Solid = (
-                    elbow[0] + 0.05,
-                    elbow[1] - 0.15 * math.cos(angle),
-                    elbow[2] + sign * 0.15 * math.sin(angle),
-                )
+                forward, up, side = elbow
+                wrist: Solid = forward + 0.05, up - 0.15 * math.cos(angle), side + sign * 0.15 * math.sin(angle)
             else:
                 wrist = _swung(elbow, 0.16, -0.8 * swing + 0.25 + 0.8 * self.gait, sign * 0.05)
-            bone(MAIN_DARK, arm, elbow, 0.038, 0.033, UPPER_ARM)
-            bone(MAIN_DARK if self.sleeves else SKIN, elbow, wrist, 0.034, 0.029, LOWER_ARM)
+            bone(Ink.MAIN_DARK, arm, elbow, 0.038, 0.033, UPPER_ARM)
+            bone(Ink.MAIN_DARK if self.sleeves else Ink.SKIN, elbow, wrist, 0.034, 0.029, LOWER_ARM)
         self._torso(out, strokes, hip + rise, neck + rise, back)
         return out
 
-    def _torso(
-        self, out: Sketch, strokes: list[tuple[float, int, Solid, Solid, float, float, int]],
-        hip: float, neck: float, back: float,
-    ) -> None:  # fmt: skip
+    def _torso(self, out: Sketch, strokes: list[Stroke], hip: float, neck: float, back: float) -> None:
         """Draw the strokes behind the torso, the torso and the head, then the strokes in front of it."""
         strokes.sort(key=lambda stroke: -stroke[0])
-        for stroke in strokes:
-            if stroke[0] > 0 or stroke[6] in (UPPER_LEG, LOWER_LEG, FOOT):
-                _stroke(out, stroke)
+        behind = [stroke[0] > 0 or stroke[-1] in (UPPER_LEG, LOWER_LEG, FOOT) for stroke in strokes]
+        for stroke in compress(strokes, behind):
+            out.bone(*stroke[1:])
         thick = self.stout
         front = abs(math.sin(self.yaw))
         wide = self.shoulder * (0.8 + 0.2 * thick) * front + 0.062 * thick * (1 - front)
         waist = wide * 0.78
         (hip_x, hip_y), (neck_x, neck_y) = out.see((0.0, hip, 0.0)), out.see((back, neck, 0.0))
-        out.limb(SKIN_DARK, (neck_x, neck_y - 0.03), (neck_x, neck_y + 0.03), 0.03, 0.03, HEAD)
+        out.limb(Ink.SKIN_DARK, (neck_x, neck_y - 0.03), (neck_x, neck_y + 0.03), 0.03, 0.03, HEAD)
         shape = [
             (hip_x - waist, hip_y - 0.02), (hip_x + waist, hip_y - 0.02), (neck_x + wide, neck_y - 0.07),
             (neck_x + 0.75 * wide, neck_y - 0.015), (neck_x - 0.75 * wide, neck_y - 0.015),
@@ -122,44 +107,37 @@ class Person:
         if self.dress == 1:  # a skirt
             low = hip_y - 0.2
             shape = [(hip_x - 1.5 * waist, low), (hip_x + 1.5 * waist, low), *shape[2:]]
-        out.flat(MAIN, shape, TORSO)
+        out.flat(Ink.MAIN, shape, TORSO)
         if self.dress == 3:
-            out.flat(THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
+            out.flat(Ink.THIRD, rectangle(hip_x - waist, hip_y, hip_x + waist, hip_y + 0.035), TORSO)
         self._head(out, (neck_x + 0.2 * back, neck_y + self.head * 0.95))
-        for stroke in strokes:
-            if stroke[0] <= 0 and stroke[6] not in (UPPER_LEG, LOWER_LEG, FOOT):
-                _stroke(out, stroke)
+        for stroke in compress(strokes, map(not_, behind)):
+            out.bone(*stroke[1:])
 
     def _head(self, out: Sketch, centre: tuple[float, float]) -> None:
         x, y = centre
         radius = self.head
         turned = math.cos(self.yaw)
         away = math.sin(self.yaw) < 0
-        out.disc(SKIN, centre, 0.82 * radius, radius, part=HEAD)
+        out.disc(Ink.SKIN, centre, 0.82 * radius, radius, part=HEAD)
         if self.hair == 1:
-            out.disc(DARK, (x - 0.35 * radius * turned, y - 0.15 * radius), 0.75 * radius, 1.05 * radius, part=HEAD)
+            out.disc(Ink.DARK, (x - 0.35 * radius * turned, y - 0.15 * radius), 0.75 * radius, 1.05 * radius, part=HEAD)
         if self.hair < 3:
             cap = [(x - 0.9 * radius, y + 0.1 * radius), (x - 0.7 * radius, y + 0.75 * radius), (x, y + 1.06 * radius),
                    (x + 0.7 * radius, y + 0.75 * radius), (x + 0.9 * radius, y + 0.1 * radius),
                    (x + 0.3 * radius, y + 0.5 * radius)]  # fmt: skip
-            out.flat(DARK, cap, HEAD)
+            out.flat(Ink.DARK, cap, HEAD)
         if self.hair == 3:  # a hat
-            out.disc(THIRD, (x, y + 0.75 * radius), 0.75 * radius, 0.45 * radius, part=HEAD)
-            out.disc(
-                THIRD_DARK, (x + 0.25 * radius * turned, y + 0.5 * radius), 1.15 * radius, 0.14 * radius, part=HEAD
-            )
+            out.disc(Ink.THIRD, (x, y + 0.75 * radius), 0.75 * radius, 0.45 * radius, part=HEAD)
+            brim = x + 0.25 * radius * turned, y + 0.5 * radius
+            out.disc(Ink.THIRD_DARK, brim, 1.15 * radius, 0.14 * radius, part=HEAD)
         if away:
-            out.disc(DARK, (x, y + 0.15 * radius), 0.78 * radius, 0.85 * radius, part=HEAD)
+            out.disc(Ink.DARK, (x, y + 0.15 * radius), 0.78 * radius, 0.85 * radius, part=HEAD)
         else:
             for side in (-0.32, 0.32):
                 eye = side * math.sin(self.yaw) + 0.5 * turned
                 if abs(eye) < 0.75:
-                    out.disc(DARK, (x + eye * radius, y + 0.08 * radius), 0.1 * radius, 0.14 * radius, part=HEAD)
-
-
-def _stroke(out: Sketch, stroke: tuple[float, int, Solid, Solid, float, float, int]) -> None:
-    _, ink, a, b, wide, narrow, part = stroke
-    out.limb(ink, out.see(a), out.see(b), wide, narrow, part)
+                    out.disc(Ink.DARK, (x + eye * radius, y + 0.08 * radius), 0.1 * radius, 0.14 * radius, part=HEAD)
 
 
 class Dog:
@@ -190,34 +168,35 @@ class Dog:
                 top = (at, height - 0.02, side * half)
                 knee = _swung(top, 0.55 * self.leg, swing)
                 foot = _swung(knee, 0.5 * self.leg, swing - 0.4 * self.gait * (1 + math.cos(beat + shift)))
-                ink = SECOND_DARK if side * out.depth((0, 0, 1)) > 0 else MAIN_DARK
-                out.limb(ink, out.see(top), out.see(knee), 0.5 * self.stout, 0.045)
-                out.limb(DARK if self.socks else ink, out.see(knee), out.see(foot), 0.042, 0.034)
+                ink = Ink.SECOND_DARK if side * out.depth((0, 0, 1)) > 0 else Ink.MAIN_DARK
+                out.bone(ink, top, knee, 0.5 * self.stout, 0.045)
+                out.bone(Ink.DARK if self.socks else ink, knee, foot, 0.042, 0.034)
 
         far = 1 if out.depth((0, 0, 1)) > 0 else -1
         legs(far)
         wag = self.tail + 0.25 * math.sin(2 * beat)
         tip = (-0.38 - 0.2 * math.cos(wag), height + 0.2 * math.sin(wag), 0.0)
-        out.limb(MAIN_DARK, out.see((-0.36, height + 0.3 * self.stout, 0.0)), out.see(tip), 0.035, 0.02)
+        out.bone(Ink.MAIN_DARK, (-0.36, height + 0.3 * self.stout, 0.0), tip, 0.035, 0.02)
         legs(-far)
-        out.limb(MAIN, out.see(rear), out.see(front), self.stout * 0.92, self.stout * 1.06)
+        out.bone(Ink.MAIN, rear, front, self.stout * 0.92, self.stout * 1.06)
         nod = 0.02 * math.sin(beat)
         head = (0.32 + 0.45 * self.neck, height + self.neck + 0.35 * self.stout + nod, 0.0)
-        out.limb(MAIN, out.see(front), out.see(head), self.stout * 0.75, 0.07)
+        out.bone(Ink.MAIN, front, head, self.stout * 0.75, 0.07)
         nose = (head[0] + self.snout, head[1] - 0.045, 0.0)
-        out.limb(MAIN_LIGHT, out.see(head), out.see(nose), 0.085, 0.045)
+        out.bone(Ink.MAIN_LIGHT, head, nose, 0.085, 0.045)
         x, y = out.see(head)
         if self.ear == 0:
             for side in (-0.05, 0.05):
                 ear = out.see((head[0] - 0.03, head[1] + 0.05, side))
-                out.flat(SECOND, [(ear[0] - 0.04, ear[1]), (ear[0] + 0.04, ear[1]), (ear[0] - 0.015, ear[1] + 0.11)])
+                tips = [(ear[0] - 0.04, ear[1]), (ear[0] + 0.04, ear[1]), (ear[0] - 0.015, ear[1] + 0.11)]
+                out.flat(Ink.SECOND, tips)
         elif self.ear == 1:
-            out.limb(SECOND, (x - 0.03, y + 0.05), (x - 0.06, y - 0.09), 0.035, 0.045)
+            out.limb(Ink.SECOND, (x - 0.03, y + 0.05), (x - 0.06, y - 0.09), 0.035, 0.045)
         else:
-            out.disc(SECOND, (x - 0.04, y + 0.08), 0.04, 0.05)
+            out.disc(Ink.SECOND, (x - 0.04, y + 0.08), 0.04, 0.05)
         tip_x, tip_y = out.see(nose)
-        out.disc(DARK, (tip_x, tip_y + 0.01), 0.024, 0.022)
-        out.disc(DARK, (x + 0.35 * (tip_x - x), y + 0.035), 0.014, 0.016)
+        out.disc(Ink.DARK, (tip_x, tip_y + 0.01), 0.024, 0.022)
+        out.disc(Ink.DARK, (x + 0.35 * (tip_x - x), y + 0.035), 0.014, 0.016)
         return out
 
 
@@ -249,38 +228,31 @@ class Bird:
             for shift in (0.0, math.pi):
                 step = 0.06 * math.sin(beat + shift)
                 top = at(-0.02, -0.05)
-                out.limb(GLOW, top, (top[0] + step, 0.0), 0.022, 0.018)
-                out.limb(GLOW, (top[0] + step - 0.02, 0.01), (top[0] + step + 0.07, 0.01), 0.016, 0.012)
+                out.limb(Ink.GLOW, top, (top[0] + step, 0.0), 0.022, 0.018)
+                out.limb(Ink.GLOW, (top[0] + step - 0.02, 0.01), (top[0] + step + 0.07, 0.01), 0.016, 0.012)
         else:
-            self._wing(out, at, math.sin(beat), SECOND_DARK, 0.07)
+            self._wing(out, at, math.sin(beat), Ink.SECOND_DARK, 0.07)
         fork = 0.05 if self.forked else 0.0
         tail = [at(-0.2, 0.04), at(-0.25 - self.tail, 0.07), at(-0.25 - self.tail + fork, 0.0),
                 at(-0.25 - self.tail, -0.06), at(-0.2, -0.04)]  # fmt: skip
-        out.flat(MAIN_DARK, tail)
+        out.flat(Ink.MAIN_DARK, tail)
         centre = at(-0.03, 0.0)
-        out.disc(MAIN, centre, 0.27, self.body, tilt)
+        out.disc(Ink.MAIN, centre, 0.27, self.body, tilt)
         head = at(0.24 + 0.3 * self.neck, 0.05 + self.neck)
         radius = 0.085
-        out.limb(MAIN, at(0.14, 0.03), head, 0.75 * self.body, 0.8 * radius)
-        out.flat(
-            GLOW,
-            [
-                (head[0] + 0.04, head[1] + 0.04),
-                (head[0] + 0.06 + self.beak, head[1] - 0.015),
-                (head[0] + 0.04, head[1] - 0.045),
-            ],
-        )
-        out.disc(THIRD if self.forked else MAIN_LIGHT, head, radius, radius)
-        out.disc(LIGHT, (head[0] + 0.03, head[1] + 0.02), 0.026, 0.026)
-        out.disc(DARK, (head[0] + 0.035, head[1] + 0.02), 0.015, 0.015)
+        out.limb(Ink.MAIN, at(0.14, 0.03), head, 0.75 * self.body, 0.8 * radius)
+        x, y = head
+        out.flat(Ink.GLOW, [(x + 0.04, y + 0.04), (x + 0.06 + self.beak, y - 0.015), (x + 0.04, y - 0.045)])
+        out.disc(Ink.THIRD if self.forked else Ink.MAIN_LIGHT, head, radius, radius)
+        out.disc(Ink.LIGHT, (x + 0.03, y + 0.02), 0.026, 0.026)
+        out.disc(Ink.DARK, (x + 0.035, y + 0.02), 0.015, 0.015)
         if self.stands:
-            out.flat(SECOND, [at(0.13, 0.05), at(-0.05, 0.09), at(-0.34, 0.0), at(-0.08, -0.07)])
+            out.flat(Ink.SECOND, [at(0.13, 0.05), at(-0.05, 0.09), at(-0.34, 0.0), at(-0.08, -0.07)])
         else:
-            self._wing(out, at, math.sin(beat), SECOND, 0.0)
+            self._wing(out, at, math.sin(beat), Ink.SECOND, 0.0)
         return out
 
-    def _wing(self, out: Sketch, at: object, stroke: float, ink: int, shift: float) -> None:
-        assert callable(at)
+    def _wing(self, out: Sketch, at: Callable[[float, float], Point], stroke: float, ink: int, shift: float) -> None:
         reach = self.wing * (0.35 + 0.65 * abs(stroke)) * (1 if stroke >= 0 else -0.75)
         points = [at(0.12 + shift, 0.03), at(0.1 + shift, 0.55 * reach), at(-0.1 + shift, reach),
                   at(-0.2 + shift, 0.75 * reach), at(-0.16 + shift, 0.02)]  # fmt: skip

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
 
-from framefuse.world.chance import Chance, Split
+from framefuse.world.chance import Chance
 from framefuse.world.living import Person
 from framefuse.world.sketch import Paint
-from framefuse.world.traffic import KEPT, Track, smooth
+from framefuse.world.traffic import Scene, Track, smooth
 
 CROWD = 4
 DISPARITY = 0.035
@@ -18,18 +16,13 @@ FAR = 0.004
 """Disparity of the backdrop, in image heights."""
 
 
-@dataclass
-class People:
-    """All tracks of the scene "bodies", with the interface of Traffic."""
+class People(Scene):
+    """The scene "bodies"."""
 
-    split: Split
-    seed: int
-    seconds: float
-    aspect: float
-    complexity: float | None = None
+    calm = 1
 
     def __post_init__(self) -> None:
-        self._track = lru_cache(KEPT)(self._enter)
+        super().__post_init__()
         chance = Chance(self.split, f"bodies/{self.seed}")
         self.horizon = chance.style(0.3, 0.6)
         self.speed = chance.sign() * chance.uniform(0.0, 0.04)
@@ -38,16 +31,9 @@ class People:
         self._sway = [(chance.uniform(0.0, 0.02), chance.uniform(0.1, 0.3), chance.unit()) for _ in range(2)]
         self._slots = [(duration := chance.uniform(8, 14), chance.uniform(0, duration)) for _ in range(CROWD)]
 
-    def level(self, seconds: float) -> float:
-        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
-        if self.complexity is not None:
-            return self.complexity
+    def _scheduled(self, seconds: float) -> float:
         at = min(max(seconds / self.seconds, 0.0), 1.0)
         return smooth((at - self._begin + 0.1) / 0.2) * (1 - smooth((at - self._end + 0.1) / 0.2))
-
-    def complexity_of(self, tracks: list[Track]) -> float:
-        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
-        return min(1.0, max(0.0, (len(tracks) - 1) / (self.crowd - 1)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """Displacement of the camera to the right and down, in frame heights."""
@@ -70,7 +56,7 @@ class People:
         chance = Chance(self.split, f"body/{self.seed}/{slot}/{number}")
         size = chance.uniform(0.95, 1.8) if slot == 0 else chance.uniform(0.7, 1.3)
         margin = 0.35 * size
-        away = self.aspect + 2 * margin
+        away = self.width + 2 * margin
         rightward = chance.happens(0.5)
         return Track(
             track_id=1 + number * CROWD + slot,
@@ -79,7 +65,7 @@ class People:
             paint=Paint(self.split, chance),
             begin=begin,
             duration=duration,
-            start=-margin if rightward else self.aspect + margin,
+            start=-margin if rightward else self.width + margin,
             span=away if rightward else -away,
             size=size,
             growth=0.0,

@@ -31,12 +31,12 @@ class Stage:
         width, height = world.size
         self.eyes = 2 if world.stereo == "sbs" else 1
         self.size = width // self.eyes, height
-        aspect = self.size[0] / height
-        self.scene = (Traffic if world.scene == "street" else People)(
-            world.split, world.seed, world.seconds, aspect, world.complexity
-        )
+        self.unit = height / world.far
+        """Pixels of what the scene calls a frame height."""
+        seen = world.split, world.seed, world.seconds, self.size[0] / self.unit, world.complexity
+        self.scene = Traffic(*seen, world.far, world.density) if world.scene == "street" else People(*seen)
         chance = Chance(world.split, f"stage/{world.scene}/{world.seed}")
-        self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon)
+        self.backdrop = paint_backdrop(world.split, chance, *self.size, self.scene.horizon / world.far, self.unit)
         self.gain = [
             chance.uniform(0.75, 1.15) * tint for tint in (chance.uniform(0.93, 1.07), 1, chance.uniform(0.93, 1.07))
         ]
@@ -122,43 +122,43 @@ class _View:
     def __init__(self, stage: Stage, seconds: float, eye: int, masks: Masks) -> None:
         self.stage, self.seconds, self.eye = stage, seconds, eye
         width, height = stage.size
-        self.height, self.shift = height, eye * width
+        self.unit, self.shift = stage.unit, eye * width
         span = np.s_[:, self.shift : self.shift + width]
         self.instances = masks.instances[span]
         self.classes = masks.classes[span]
         self.disparity = None if masks.disparity is None else masks.disparity[span]
         far = 0
         if self.disparity is not None:
-            far = round(FAR * height)
+            far = round(FAR * self.unit)
             self.disparity[...] = far
         turn_x, turn_y = stage.scene.camera(seconds)
-        left = (round((turn_x + stage.scene.speed * seconds) * height) + eye * far) % (LAPS * width)
-        top = round((MARGIN + turn_y) * height)
+        left = (round((turn_x + stage.scene.speed * seconds) * self.unit) + eye * far) % (LAPS * width)
+        top = round((MARGIN * stage.world.far + turn_y) * self.unit)
         self.canvas = stage.backdrop.crop((left, top, left + width, top + height))
 
     def draw(self, tracks: list[Track], drawn: list[Drawn]) -> None:
         """Draw all tracks and add them to `drawn`."""
         period = float(1 / self.stage.world.fps)
         turn, before = self.stage.scene.camera(self.seconds), self.stage.scene.camera(self.seconds - period)
-        height, street = self.height, self.stage.world.scene == "street"
+        unit, street = self.unit, self.stage.world.scene == "street"
         for track in tracks:
             place, last = track.place(self.seconds), track.place(self.seconds - period)
             shift = DISPARITY * track.size if self.disparity is not None else 0.0
-            x, y = (place.x - turn[0] - self.eye * shift) * height, (place.y - turn[1]) * height
+            x, y = (place.x - turn[0] - self.eye * shift) * unit, (place.y - turn[1]) * unit
             blur = (
-                SHUTTER / 2 * abs(place.x - last.x - turn[0] + before[0]) * height,
-                SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * height,
+                SHUTTER / 2 * abs(place.x - last.x - turn[0] + before[0]) * unit,
+                SHUTTER / 2 * abs(place.y - last.y - turn[1] + before[1]) * unit,
             )
-            size = place.size * height
+            size = place.size * unit
             if street:
-                self._shade(track, x, y + track.hover * height, size)
+                self._shade(track, x, y + track.hover * unit, size)
             sketch = track.figure.sketch(track.phase(self.seconds))
             stamp = track.paint.stamp(sketch, size, x, y, track.mirror, blur, self.stage.size, parts=not street)
             if stamp is None:
                 continue
             self.canvas.paste(stamp.image, (stamp.x, stamp.y), stamp.image)
             decoy = track.class_id == DECOY
-            window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * height)
+            window = self._claim(stamp, 0 if decoy else len(drawn) + 1, track.class_id + 1, shift * unit)
             if not decoy:
                 drawn.append(Drawn(track, stamp.pixels, window))
 

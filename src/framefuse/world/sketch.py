@@ -19,12 +19,17 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from framefuse.world.chance import Chance, Split
 from framefuse.world.textures import BANK, Colour, Texture, colour, texture
 
-HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
-SKIN, SKIN_DARK = 12, 13
-EDGE = 15
-"""Inks. MAIN* and SECOND* are textures in several brightnesses, others flat colours. EDGE outlines every polygon."""
-TEXTURED_SECOND = (SECOND, SECOND_DARK)
-TEXTURED = (MAIN, MAIN_DARK, MAIN_LIGHT, *TEXTURED_SECOND)
+
+class Ink:
+    """What a polygon is drawn in. MAIN* and SECOND* are textures in several brightnesses, others flat colours. EDGE
+    outlines every polygon."""
+
+    HOLE, MAIN, MAIN_DARK, MAIN_LIGHT, SECOND, SECOND_DARK, THIRD, THIRD_DARK, DARK, LIGHT, GLASS, GLOW = range(12)
+    SKIN, SKIN_DARK, EDGE = 12, 13, 15
+
+
+TEXTURED_SECOND = (Ink.SECOND, Ink.SECOND_DARK)
+TEXTURED = (Ink.MAIN, Ink.MAIN_DARK, Ink.MAIN_LIGHT, *TEXTURED_SECOND)
 PART_SHIFT = 4
 """A byte of the drawing contains the body part in its upper and the ink in its lower four bits."""
 
@@ -73,6 +78,14 @@ class Sketch:
         cos, sin, up, deep = self._cos, self._sin, self._up, self._deep
         self.flat(ink, [(x * cos + z * sin, y * up + (z * cos - x * sin) * deep) for x, y, z in points], part)
 
+    def plate(self, ink: int, points: Sequence[Point], side: float = 0.0) -> None:
+        """A face in a plane of forward and up."""
+        self.face(ink, [(*point, side) for point in points])
+
+    def near(self, width: float) -> float:
+        """Where along `side` the face towards the viewer lies, of a solid of this width."""
+        return -width / 2 if self._cos >= 0 else width / 2
+
     def disc(self, ink: int, centre: Point, across: float, along: float, turn: float = 0.0, part: int = 0) -> None:
         """An ellipse with these half axes."""
         cos, sin = math.cos(turn), math.sin(turn)
@@ -82,7 +95,7 @@ class Sketch:
     def wheel(self, ink: int, centre: Solid, radius: float) -> None:
         """A disc in the plane of forward and up."""
         forward, up, side = centre
-        self.face(ink, [(forward + radius * c, up + radius * s, side) for c, s in CIRCLE])
+        self.plate(ink, [(forward + radius * c, up + radius * s) for c, s in CIRCLE], side)
 
     def limb(self, ink: int, start: Point, end: Point, wide: float, narrow: float, part: int = 0) -> None:
         """A rounded stroke of width 2 * wide at `start` and 2 * narrow at `end`."""
@@ -95,6 +108,10 @@ class Sketch:
                 )
         self.flat(ink, points, part)
 
+    def bone(self, ink: int, start: Solid, end: Solid, wide: float, narrow: float, part: int = 0) -> None:
+        """A `limb` between two points of the figure."""
+        self.limb(ink, self.see(start), self.see(end), wide, narrow, part)
+
     def extrude(self, profile: Sequence[Point], inks: Sequence[int], width: float, side_ink: int) -> None:
         """Extrude a profile in the plane of forward and up sideways; only faces towards the viewer are drawn.
 
@@ -103,13 +120,12 @@ class Sketch:
             inks: ink of the face that begins at each point of the profile.
         """
         half = width / 2
-        near = -half if self._cos >= 0 else half
         for number, (a, b) in enumerate(zip(profile, [*profile[1:], profile[0]], strict=True)):
             normal = (b[1] - a[1], a[0] - b[0])
             toward = normal[0] * self._sin * self._up + normal[1] * self._deep
             if toward > 1e-9:
                 self.face(inks[number], [(*a, -half), (*b, -half), (*b, half), (*a, half)])
-        self.face(side_ink, [(*point, near) for point in profile])
+        self.plate(side_ink, profile, self.near(width))
 
 
 CIRCLE = [(math.cos(2 * math.pi * k / 18), math.sin(2 * math.pi * k / 18)) for k in range(18)]
@@ -140,19 +156,19 @@ class Paint:
         self._offset = chance.unit(), chance.unit()
         palette: list[Colour] = [(0, 0, 0)] * 16
         dark = chance.uniform(0.5, 0.75)
-        for ink, level in ((MAIN, 0.88), (MAIN_DARK, 0.88 * dark), (MAIN_LIGHT, 1.0), (SECOND, 0.92)):
+        for ink, level in ((Ink.MAIN, 0.88), (Ink.MAIN_DARK, 0.88 * dark), (Ink.MAIN_LIGHT, 1.0), (Ink.SECOND, 0.92)):
             palette[ink] = _grey(level)
-        palette[SECOND_DARK] = _grey(0.92 * dark)
-        palette[THIRD] = colour(chance)
-        palette[THIRD_DARK] = _scaled(palette[THIRD], dark)
-        palette[DARK] = _scaled(colour(chance), 0.45)
-        palette[LIGHT] = _raised(colour(chance), 0.5)
-        palette[GLASS] = _scaled(colour(chance), 0.8)
-        palette[GLOW] = _raised(colour(chance), 0.3)
-        palette[SKIN] = colour(chance)
-        palette[SKIN_DARK] = _scaled(palette[SKIN], 0.8)
-        palette[EDGE] = _scaled(colour(chance), chance.uniform(0.15, 0.5))
-        palette[HOLE] = palette[MAIN]
+        palette[Ink.SECOND_DARK] = _grey(0.92 * dark)
+        palette[Ink.THIRD] = colour(chance)
+        palette[Ink.THIRD_DARK] = _scaled(palette[Ink.THIRD], dark)
+        palette[Ink.DARK] = _scaled(colour(chance), 0.45)
+        palette[Ink.LIGHT] = _raised(colour(chance), 0.5)
+        palette[Ink.GLASS] = _scaled(colour(chance), 0.8)
+        palette[Ink.GLOW] = _raised(colour(chance), 0.3)
+        palette[Ink.SKIN] = colour(chance)
+        palette[Ink.SKIN_DARK] = _scaled(palette[Ink.SKIN], 0.8)
+        palette[Ink.EDGE] = _scaled(colour(chance), chance.uniform(0.15, 0.5))
+        palette[Ink.HOLE] = palette[Ink.MAIN]
         self._palette = bytes(value for _ in range(16) for rgb in palette for value in rgb)
 
     def stamp(
@@ -224,7 +240,7 @@ def _drawn(sketch: Sketch, places: list[float], size: tuple[int, int]) -> Image.
     done = 0
     for ink, outline in sketch.polygons:
         end = done + 2 * len(outline)
-        pen.polygon(places[done:end], fill=ink, outline=ink & 0xF0 | EDGE)
+        pen.polygon(places[done:end], fill=ink, outline=ink & 0xF0 | Ink.EDGE)
         done = end
     return drawing
 
@@ -235,7 +251,7 @@ LEAST_BLUR = 0.5
 
 def _role(ink: int) -> tuple[int, int, int]:
     """The kind of an ink as RGB: red if it is opaque, green if of the second texture, blue if a flat colour."""
-    return 255 * (ink != HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (HOLE, *TEXTURED))
+    return 255 * (ink != Ink.HOLE), 255 * (ink in TEXTURED_SECOND), 255 * (ink not in (Ink.HOLE, *TEXTURED))
 
 
 COVERS = [_role(number % 16)[0] for number in range(256)]

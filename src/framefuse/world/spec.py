@@ -22,6 +22,8 @@ class WorldSpec:
     split: Split = "train"
     complexity: float | None = None
     stereo: str = "none"
+    far: float = 1.0
+    density: float = 1.0
 
     @property
     def names(self) -> dict[int, str]:

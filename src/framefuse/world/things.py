@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from framefuse.world.chance import Chance
-from framefuse.world.sketch import (
-    CIRCLE,
-    DARK,
-    LIGHT,
-    MAIN,
-    MAIN_DARK,
-    MAIN_LIGHT,
-    SECOND,
-    THIRD,
-    THIRD_DARK,
-    Point,
-    Sketch,
-    rectangle,
-)
+from framefuse.world.sketch import CIRCLE, Ink, Point, Sketch, rectangle
 
 
 class Sign:
@@ -37,7 +25,7 @@ class Sign:
         out = Sketch(self.yaw, 0.0)
         radius = self.radius
         middle = 1 - radius
-        out.flat(DARK, rectangle(-self.pole, 0, self.pole, middle))
+        out.flat(Ink.DARK, rectangle(-self.pole, 0, self.pole, middle))
         corners = {0: 18, 1: 3, 2: 8, 3: 4, 4: 4, 5: 3}[self.plate]
         start = {1: math.pi / 2, 2: math.pi / 8, 3: math.pi / 4, 4: math.pi / 2, 5: -math.pi / 2}.get(self.plate, 0.0)
 
@@ -45,27 +33,25 @@ class Sign:
             points = []
             for number in range(corners):
                 angle = start + self.turn + 2 * math.pi * number / corners
-                points.append((scale * radius * math.cos(angle), middle + scale * radius * math.sin(angle), 0.0))
-            out.face(ink, points)
+                points.append((scale * radius * math.cos(angle), middle + scale * radius * math.sin(angle)))
+            out.plate(ink, points)
 
-        plate(THIRD, 1.0)
-        plate(MAIN, self.border)
+        plate(Ink.THIRD, 1.0)
+        plate(Ink.MAIN, self.border)
 
-        def bar(left: float, low: float, right: float, high: float) -> None:
-            out.face(LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in rectangle(left, low, right, high)])
+        def mark(ink: int, points: Sequence[Point]) -> None:
+            out.plate(ink, [(x * radius, middle + y * radius) for x, y in points])
 
         if self.mark == 0:
-            bar(-0.5, -0.12, 0.5, 0.14)
+            mark(Ink.LIGHT, rectangle(-0.5, -0.12, 0.5, 0.14))
         elif self.mark == 1:
-            bar(-0.1, -0.35, 0.1, 0.25)
-            out.face(
-                LIGHT, [(x * radius, middle + y * radius, 0.0) for x, y in ((-0.3, 0.15), (0.3, 0.15), (0.0, 0.5))]
-            )
+            mark(Ink.LIGHT, rectangle(-0.1, -0.35, 0.1, 0.25))
+            mark(Ink.LIGHT, ((-0.3, 0.15), (0.3, 0.15), (0.0, 0.5)))
         elif self.mark == 2:
-            out.face(DARK, [(0.32 * radius * c, middle + 0.32 * radius * s, 0.0) for c, s in CIRCLE])
+            out.plate(Ink.DARK, [(0.32 * radius * c, middle + 0.32 * radius * s) for c, s in CIRCLE])
         elif self.mark == 3:
-            bar(-0.45, 0.1, 0.45, 0.28)
-            bar(-0.45, -0.25, 0.45, -0.07)
+            mark(Ink.LIGHT, rectangle(-0.45, 0.1, 0.45, 0.28))
+            mark(Ink.LIGHT, rectangle(-0.45, -0.25, 0.45, -0.07))
         return out
 
 
@@ -81,29 +67,25 @@ class Ball:
     def sketch(self, phase: float) -> Sketch:
         out = Sketch()
         spin = -2 * phase
-        out.disc(MAIN_DARK, (0.0, 0.5), 0.5, 0.5)
-        out.disc(MAIN, (-0.03 * self.light, 0.53), 0.46, 0.455)
+        out.disc(Ink.MAIN_DARK, (0.0, 0.5), 0.5, 0.5)
+        out.disc(Ink.MAIN, (-0.03 * self.light, 0.53), 0.46, 0.455)
         if self.kind == 1:
             for number in range(self.wedges):
                 angle = math.pi * number / self.wedges + spin % (math.pi / self.wedges)
                 a, b = math.cos(angle), math.cos(angle + 0.5 * math.pi / self.wedges)
-                edge = [(0.5 * a * s, 0.5 + 0.5 * c) for c, s in CIRCLE[:10]] + [
-                    (0.5 * b * s, 0.5 + 0.5 * c) for c, s in CIRCLE[9::-1]
-                ]
-                out.flat(SECOND, [_turned(point, self.tilt) for point in edge])
+                sides = ((a, CIRCLE[:10]), (b, CIRCLE[9::-1]))
+                edge = [(0.5 * wide * s, 0.5 + 0.5 * c) for wide, half in sides for c, s in half]
+                out.flat(Ink.SECOND, [_turned(point, self.tilt) for point in edge])
         elif self.kind == 2:
             for low, high in ((-0.12, 0.12), (0.26, 0.36)):
-                points = [
-                    (math.sqrt(0.25 - y * y) * side, 0.5 + y)
-                    for side, y in ((-1, low), (1, low), (1, high), (-1, high))
-                ]
-                out.flat(SECOND, [_turned(point, self.tilt + 0.4 * math.sin(spin)) for point in points])
+                points = [(math.sqrt(0.25 - y * y) * side, 0.5 + y) for side, y in rectangle(-1, low, 1, high)]
+                out.flat(Ink.SECOND, [_turned(point, self.tilt + 0.4 * math.sin(spin)) for point in points])
         elif self.kind == 3:
             for number in range(5):
                 angle = spin + 2 * math.pi * number / 5
-                out.disc(THIRD, (0.32 * math.cos(angle), 0.5 + 0.32 * math.sin(angle)), 0.09, 0.09)
-            out.disc(THIRD, (0.0, 0.5), 0.1, 0.1)
-        out.disc(MAIN_LIGHT if self.kind else LIGHT, (-0.17, 0.69), 0.1 * self.light, 0.075 * self.light, 0.5)
+                out.disc(Ink.THIRD, (0.32 * math.cos(angle), 0.5 + 0.32 * math.sin(angle)), 0.09, 0.09)
+            out.disc(Ink.THIRD, (0.0, 0.5), 0.1, 0.1)
+        out.disc(Ink.MAIN_LIGHT if self.kind else Ink.LIGHT, (-0.17, 0.69), 0.1 * self.light, 0.075 * self.light, 0.5)
         return out
 
 
@@ -126,23 +108,23 @@ class Box:
     def sketch(self, phase: float) -> Sketch:
         out = Sketch(self.yaw, self.elevation)
         half, top = self.length / 2, self.height
-        out.extrude(rectangle(-half, 0.0, half, top), [DARK, MAIN_DARK, MAIN_LIGHT, MAIN_DARK], self.width, MAIN)
-        near = -self.width / 2 if math.cos(self.yaw) >= 0 else self.width / 2
+        inks = [Ink.DARK, Ink.MAIN_DARK, Ink.MAIN_LIGHT, Ink.MAIN_DARK]
+        out.extrude(rectangle(-half, 0.0, half, top), inks, self.width, Ink.MAIN)
 
         def front(ink: int, left: float, low: float, right: float, high: float) -> None:
-            out.face(ink, [(x * half, y * top, near) for x, y in rectangle(left, low, right, high)])
+            points = [(x * half, y * top) for x, y in rectangle(left, low, right, high)]
+            out.plate(ink, points, out.near(self.width))
 
         if self.kind == 1:  # tape
-            front(THIRD, -0.12, 0.0, 0.12, 1.0)
-            tape = [(-0.12 * half, top, -self.width / 2), (0.12 * half, top, -self.width / 2),
-                    (0.12 * half, top, self.width / 2), (-0.12 * half, top, self.width / 2)]  # fmt: skip
-            out.face(THIRD, tape)
+            front(Ink.THIRD, -0.12, 0.0, 0.12, 1.0)
+            tape = rectangle(-0.12 * half, -self.width / 2, 0.12 * half, self.width / 2)
+            out.face(Ink.THIRD, [(forward, top, side) for forward, side in tape])
         elif self.kind == 2:  # planks
             for low in (0.04, 0.37, 0.7):
-                front(SECOND, -0.96, low, 0.96, low + 0.24)
+                front(Ink.SECOND, -0.96, low, 0.96, low + 0.24)
         elif self.kind == 3:  # label
-            front(LIGHT, -0.6, 0.3, 0.2, 0.75)
-            front(DARK, -0.5, 0.42, 0.1, 0.5)
+            front(Ink.LIGHT, -0.6, 0.3, 0.2, 0.75)
+            front(Ink.DARK, -0.5, 0.42, 0.1, 0.5)
         return out
 
 
@@ -164,24 +146,24 @@ class Cone:
         if self.foot:
             wide = 1.25 * radius
             foot = [(-wide, base), (-0.1 * wide, 0.0), (wide, 0.6 * base), (0.1 * wide, 1.9 * base)]
-            out.flat(THIRD_DARK, [(x, y - 0.03) for x, y in foot])
-            out.flat(THIRD, foot)
+            out.flat(Ink.THIRD_DARK, [(x, y - 0.03) for x, y in foot])
+            out.flat(Ink.THIRD, foot)
         lift = 0.9 * base if self.foot else base
 
         def ring(low: float, high: float) -> list[Point]:
-            lower, upper = (radius + (self.tip - radius) * low, radius + (self.tip - radius) * high)
-            y_low, y_high = lift + (0.98 - lift) * low, lift + (0.98 - lift) * high
-            front = [(lower * c, y_low + lower * squash * s) for c, s in CIRCLE[9:] + CIRCLE[:1]]
-            back = [(upper * c, y_high + upper * squash * s) for c, s in CIRCLE[9:] + CIRCLE[:1]]
-            return front + back[::-1]
+            def half(at: float) -> list[Point]:
+                wide, y = radius + (self.tip - radius) * at, lift + (0.98 - lift) * at
+                return [(wide * c, y + wide * squash * s) for c, s in CIRCLE[9:] + CIRCLE[:1]]
 
-        out.flat(MAIN, ring(0.0, 1.0))
+            return half(low) + half(high)[::-1]
+
+        out.flat(Ink.MAIN, ring(0.0, 1.0))
         shaded = ring(0.0, 1.0)
-        out.flat(MAIN_DARK, [(0.3 * radius, shaded[6][1]), *shaded[7:12], (0.4 * self.tip, shaded[12][1])])
+        out.flat(Ink.MAIN_DARK, [(0.3 * radius, shaded[6][1]), *shaded[7:12], (0.4 * self.tip, shaded[12][1])])
         for number in range(self.bands):
             low = 0.18 + 0.6 * number / self.bands
-            out.flat(SECOND, ring(low, low + 0.3 / self.bands))
-        out.disc(MAIN_LIGHT, (0.0, 0.98), self.tip, self.tip * squash)
+            out.flat(Ink.SECOND, ring(low, low + 0.3 / self.bands))
+        out.disc(Ink.MAIN_LIGHT, (0.0, 0.98), self.tip, self.tip * squash)
         return out
 
 
@@ -193,15 +175,8 @@ class Decoy:
         if kind == 0:  # a cross or an L
             arm = chance.style(0.1, 0.2)
             points = [
-                (-arm, -0.5),
-                (arm, -0.5),
-                (arm, -arm),
-                (0.5, -arm),
-                (0.5, arm),
-                (arm, arm),
-                (arm, 0.5),
-                (-arm, 0.5),
-            ]
+                (-arm, -0.5), (arm, -0.5), (arm, -arm), (0.5, -arm), (0.5, arm), (arm, arm), (arm, 0.5), (-arm, 0.5),
+            ]  # fmt: skip
         elif kind == 1:  # a slab
             thin = chance.style(0.08, 0.2)
             points = [(-0.5, -thin), (0.5, -1.4 * thin), (0.5, thin), (-0.5, 1.2 * thin)]
@@ -221,6 +196,6 @@ class Decoy:
         angle = self.spin * phase
         cos, sin = math.cos(angle), math.sin(angle)
         turned = [(x * cos - y * sin, 0.5 + x * sin + y * cos) for x, y in self.points]
-        out.flat(MAIN, turned)
-        out.flat(MAIN_DARK, [(x, 0.5 + 0.55 * (y - 0.5)) for x, y in turned[: len(turned) // 2 + 1]])
+        out.flat(Ink.MAIN, turned)
+        out.flat(Ink.MAIN_DARK, [(x, 0.5 + 0.55 * (y - 0.5)) for x, y in turned[: len(turned) // 2 + 1]])
         return out

@@ -1,14 +1,15 @@
 """Which objects are in the image, where, and when: tracks with analytic paths, admitted by a complexity schedule.
 
-Positions are in frame heights: x from the left edge, y from the top. Nothing here depends on pixels.
+Positions are in frame heights: x from the left edge, y from the top. A camera that is `far` times as far away sees
+`far` of these heights. Nothing here depends on pixels.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from framefuse.world.chance import Chance, Split
 from framefuse.world.living import Bird, Dog, Person
@@ -118,28 +119,60 @@ class Track:
 
 
 @dataclass
-class Traffic:
-    """All tracks of the scene "street".
+class Scene:
+    """All tracks of a scene.
 
     Args:
         seconds: duration of the world.
-        aspect: width over height of the image.
+        width: what the camera sees, in frame heights.
         complexity: fixed value 0..1; None: calm, crowded, calm.
+        far: height of what the camera sees, in frame heights.
+        density: factor of the number of objects.
     """
 
     split: Split
     seed: int
     seconds: float
-    aspect: float
+    width: float
     complexity: float | None = None
+    far: float = 1.0
+    density: float = 1.0
+
+    calm: ClassVar[int]
+    """Tracks that are always present."""
+    crowd: int = field(init=False)
+    """Tracks that are present at most."""
 
     def __post_init__(self) -> None:
         self._track = lru_cache(KEPT)(self._enter)
+
+    def level(self, seconds: float) -> float:
+        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
+        return self._scheduled(seconds) if self.complexity is None else self.complexity
+
+    def complexity_of(self, tracks: list[Track]) -> float:
+        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
+        return min(1.0, max(0.0, (len(tracks) - self.calm) / (self.crowd - self.calm)))
+
+    def _scheduled(self, seconds: float) -> float:
+        raise NotImplementedError
+
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        raise NotImplementedError
+
+
+class Traffic(Scene):
+    """The scene "street"."""
+
+    calm = CALM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         chance = Chance(self.split, f"street/{self.seed}")
-        self.horizon = chance.style(0.28, 0.46)
+        self.horizon = chance.style(0.28, 0.46) * self.far
         self.speed = chance.sign() * chance.uniform(0.1, 0.24)
         """Speed of the background past the camera, in frame heights per second."""
-        self.crowd = round(chance.style(24, 36))
+        self.crowd = round(chance.style(24, 36) * self.density)
         length = max(self.seconds, SHORTEST)
         self.period = length / max(1, round(length / CYCLE))
         rise = chance.style(0.16, 0.3)
@@ -161,24 +194,17 @@ class Traffic:
         """Whether its tracks stand on the ground, their duration, and the time since the first began, in seconds."""
         chance = Chance(self.split, f"slot/{self.seed}/{number}")
         standing = chance.happens(0.3)
-        passing = (self.aspect + 2 * ENTRY_MARGIN) / abs(self.speed)
+        passing = (self.width + 2 * ENTRY_MARGIN) / abs(self.speed)
         if number < CALM:
             lead = Chance(self.split, f"file/{self.seed}").unit()
             return standing, passing, passing * (number + lead) / CALM
-        duration = passing if standing else chance.uniform(4, 10) * self._hurry
+        duration = passing if standing else chance.uniform(4, 10) * self.far * self._hurry
         return standing, duration, chance.uniform(0, duration)
 
-    def level(self, seconds: float) -> float:
-        """Scheduled complexity at a time, 0 calm .. 1 crowded."""
-        if self.complexity is not None:
-            return self.complexity
+    def _scheduled(self, seconds: float) -> float:
         at = (min(max(seconds, 0.0), self._end) / self.period) % 1
         a, b, c, d = self._ramp
         return smooth((at - a) / (b - a)) * (1 - smooth((at - c) / (d - c)))
-
-    def complexity_of(self, tracks: list[Track]) -> float:
-        """Share of the crowd that is present, 0 calm .. 1 crowded. It follows the level as tracks come and go."""
-        return min(1.0, max(0.0, (len(tracks) - CALM) / (self.crowd - CALM)))
 
     def camera(self, seconds: float) -> tuple[float, float]:
         """Displacement of the camera to the right and down, in frame heights."""
@@ -193,15 +219,16 @@ class Traffic:
         return found
 
     def _at(self, slot: int, seconds: float) -> Track | None:
-        standing, duration, offset = self._slots[slot]
+        _, duration, offset = self._slots[slot]
         number = math.floor((seconds + offset) / duration)
         begin = number * duration - offset
         middle = (max(begin, 0.0) + min(begin + duration, self._end)) / 2
         if CALM + (self.crowd - CALM) * self.level(middle) <= slot:
             return None
-        return self._track(slot, number, standing, begin, duration)
+        return self._track(slot, number, begin, duration)
 
-    def _enter(self, slot: int, number: int, standing: bool, begin: float, duration: float) -> Track:
+    def _enter(self, slot: int, number: int, begin: float, duration: float) -> Track:
+        standing = self._slots[slot][0]
         chance = Chance(self.split, f"track/{self.seed}/{slot}/{number}")
         calm = slot < CALM
         decoy = chance.happens(0.12) and not calm
@@ -210,16 +237,16 @@ class Traffic:
         size = chance.uniform(*CALM_SIZES) if calm else low * (high / low) ** chance.unit()
         size *= (COMPACT if calm else UPRIGHT).get(class_id, LONG)
         near = min(1.0, max(0.03, 0.75 * (size / 0.5) ** 0.6 + chance.uniform(-0.15, 0.4)))
-        baseline = self.horizon + 0.02 + (0.95 - self.horizon) * near
+        baseline = self.horizon + 0.02 + (0.95 * self.far - self.horizon) * near
         margin = 0.6 * size + 0.1
-        away = self.aspect + 2 * margin
+        away = self.width + 2 * margin
         steady = standing or calm
         if steady:
-            start, span = -ENTRY_MARGIN, self.aspect + 2 * ENTRY_MARGIN
+            start, span = -ENTRY_MARGIN, self.width + 2 * ENTRY_MARGIN
             if self.speed > 0:
-                start, span = self.aspect + ENTRY_MARGIN, -span
+                start, span = self.width + ENTRY_MARGIN, -span
         else:
-            start, span = (-margin, away) if chance.happens(0.5) else (self.aspect + margin, -away)
+            start, span = (-margin, away) if chance.happens(0.5) else (self.width + margin, -away)
         flies = class_id == 6
         figure = Decoy(chance) if class_id == DECOY else FIGURES[class_id](chance)
         if isinstance(figure, Bird) and figure.stands:

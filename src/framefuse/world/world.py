@@ -24,6 +24,9 @@ class World(WorldSpec):
         size: (width, height) of the image in pixels.
         split: "train", "val" and "test" share no texture, shape parameter, colour or schedule.
         complexity: fixed 0..1 instead of the schedule.
+        far: how many times as far away the camera is. Everything is smaller and slower by it, and the image shows
+            more of the ground. Scene "street" only.
+        density: how many times as many objects are there. Scene "street" only.
         stereo: "sbs": left and right eye side by side in one image, each half as wide. Scene "bodies" only.
 
     Raises:

@@ -17,11 +17,10 @@ Runtime:
 convolutions.py     builds and times cuDNN's fused convolutions
 plans.py            the plan of each layer: in memory, cached or autotuned
 plan_cache.py       plan cache on disk
-plan_timing.py      the fastest plan of many layers
 workers.py          processes that build plans
 worker.py           the program that they run
-launch.py           kernels other than convolutions
-scaled_convolution.py  quantised weights and scales in GPU memory
+launch.py           kernels other than cuDNN's
+weights.py          weights in GPU memory, in float16 and 8 bits
 execution.py        the network with its memory on a GPU
 engine.py           the engine
 
@@ -40,7 +39,7 @@ from framefuse.engines.engine import Capabilities
 BACKEND = Backend(
     "cudnn",
     Capabilities({"cuda": ("fp16", "int8", "fp8")}, capturable=True, calibrates=True),
-    opener="framefuse.engines.cudnn.engine:open_engine",
+    opener="framefuse.engines.cudnn.engine:CudnnEngine",
     needs={"cuda": Needs((Package("nvidia-cudnn-frontend", ("cudnn",)), CUPY), "cuda13")},
     tester="framefuse.engines.cudnn.selftest:run",
     checker="framefuse.engines.cudnn.compiled:why_not",

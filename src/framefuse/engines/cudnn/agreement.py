@@ -32,32 +32,23 @@ def agreement(expected: list[Array], found: list[Array], head: Head | AnchorHead
     if not all(np.isfinite(values).all() for values in found):
         return 0.0
     if head is not None:
-        runs = [_anchors(run[0], head) for run in (expected, found)]
-        either = np.maximum(*(_confidence(run, head) for run in runs)) >= CONFIDENCE
+        (boxes, scores), (other_boxes, other_scores) = (_boxes_and_scores(run[0], head) for run in (expected, found))
+        confidence, other_confidence = scores.max(-1), other_scores.max(-1)
+        either = np.maximum(confidence, other_confidence) >= CONFIDENCE
         if either.any():
-            one, other = (run[either] for run in runs)
-            same = np.abs(_confidence(one, head) - _confidence(other, head)) <= DIFFERENCE
-            same &= one[:, _first_score(head) :].argmax(1) == other[:, _first_score(head) :].argmax(1)
-            same &= _overlap(one[:, :4], other[:, :4]) >= OVERLAP
-            return float(same.mean())
+            same = np.abs(confidence - other_confidence) <= DIFFERENCE
+            same &= scores.argmax(-1) == other_scores.argmax(-1)
+            return float((same[either] & (_overlap(boxes[either], other_boxes[either]) >= OVERLAP)).mean())
     norm = sum(float(np.square(values, dtype=np.float64).sum()) for values in expected)
     error = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(expected, found, strict=True))
     return float(max(0.0, 1 - (error / max(norm, 1e-30)) ** 0.5))
 
 
-def _anchors(values: Array, head: Head | AnchorHead) -> Array:
-    """View as (batch, anchors, fields): centre and size of the box, objectness (anchor heads only), scores."""
-    return values if isinstance(head, AnchorHead) else values.transpose(0, 2, 1)
-
-
-def _first_score(head: Head | AnchorHead) -> int:
-    """Index of the first score among the fields of an anchor."""
-    return 5 if isinstance(head, AnchorHead) else 4
-
-
-def _confidence(anchors: Array, head: Head | AnchorHead) -> Array:
-    best: Array = anchors[..., _first_score(head) :].max(-1)
-    return best * anchors[..., 4] if isinstance(head, AnchorHead) else best
+def _boxes_and_scores(values: Array, head: Head | AnchorHead) -> tuple[Array, Array]:
+    """(batch, anchors, 4) centre and size of the boxes, and (batch, anchors, classes) confidences."""
+    if isinstance(head, AnchorHead):
+        return values[..., :4], values[..., 5:] * values[..., 4:5]
+    return values[:, :4].transpose(0, 2, 1), values[:, 4:].transpose(0, 2, 1)
 
 
 def _overlap(one: Array, other: Array) -> Array:

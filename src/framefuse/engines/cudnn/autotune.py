@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from framefuse.engines.cudnn import mixed_precision
 from framefuse.engines.cudnn.agreement import agreement
 from framefuse.engines.cudnn.compiled import Compiled
 from framefuse.engines.cudnn.convolutions import CANDIDATES, Layer
-from framefuse.engines.cudnn.execution import Execution, Weights, capture
+from framefuse.engines.cudnn.execution import Execution
 from framefuse.engines.cudnn.mixed_precision import Group
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Type
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.rounding import observe_ranges, round_values
+from framefuse.engines.cudnn.weights import Weights
+from framefuse.engines.device_requests import capture
 
 Array = NDArray[Any]
 
@@ -178,9 +181,11 @@ class PrecisionTuner:
 
     def times(self, executions: dict[str, Execution]) -> dict[str, float]:
         """Median microseconds of a batch in a CUDA graph, launched in turns."""
-        cp = device.cupy()
-        graphs = {name: capture(self.stream, lambda execution=execution: execution.start(self.stream))  # type: ignore[misc]
-                  for name, execution in executions.items()}  # fmt: skip
+        cp, graphs = device.cupy(), {}
+        for name, execution in executions.items():
+            execution.start(self.stream)  # loads everything that a first launch loads
+            self.stream.synchronize()
+            graphs[name] = capture(self.stream, partial(execution.start, self.stream))
         start, stop = cp.cuda.Event(), cp.cuda.Event()
         found: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(LAUNCHES):

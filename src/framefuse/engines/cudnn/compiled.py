@@ -53,19 +53,16 @@ class Compiled:
         return self.placement.sizes[self.view(name).buffer]
 
 
-def compile_network(
-    path: Path, batch: int, height: int, width: int, *, streams: int = 4, merge: bool = True
-) -> Compiled:
+def compile_network(path: Path, batch: int, height: int, width: int, *, streams: int = 4) -> Compiled:
     """Import, rewrite and plan a model.
 
     Args:
         streams: steps that may run concurrently.
-        merge: merge convolutions that read the same input.
 
     Raises:
         ModelError: as `import_network`, or the channels cannot be padded.
     """
-    return plan(rewrite(import_network(path, height, width), merge=merge), batch, height, width, streams)
+    return plan(rewrite(import_network(path, height, width)), batch, height, width, streams)
 
 
 def why_not(path: Path, precision: str, height: int, width: int) -> str | None:

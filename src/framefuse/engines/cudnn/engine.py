@@ -13,10 +13,11 @@ from framefuse.cuda.errors import translate_cuda_error
 from framefuse.engines.cudnn import BACKEND
 from framefuse.engines.cudnn.compiled import Compiled, compile_network
 from framefuse.engines.cudnn.convolutions import Builder, frontend
-from framefuse.engines.cudnn.execution import Execution, Weights
+from framefuse.engines.cudnn.execution import Execution
 from framefuse.engines.cudnn.network import Conv
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.cudnn.precisions import Precisions
+from framefuse.engines.cudnn.weights import Weights
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.errors import UsageError
 
@@ -100,8 +101,3 @@ class CudnnEngine(Engine):
         if plans.cache.note and plans.cache.note not in self.reasons:
             self.reasons.append(plans.cache.note)
         return made
-
-
-def open_engine(model: Path, options: EngineOptions) -> CudnnEngine:
-    """Load an ONNX model for an NVIDIA GPU."""
-    return CudnnEngine(model, options)

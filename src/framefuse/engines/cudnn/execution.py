@@ -10,72 +10,30 @@ import numpy as np
 from framefuse.cuda import device
 from framefuse.engines.cudnn import launch
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
-from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, cells
-from framefuse.engines.cudnn.scaled_convolution import Scaled
+from framefuse.engines.cudnn.convolutions import RESIDUAL, Builder, Layer, Plan, X, Y
+from framefuse.engines.cudnn.network import AnchorHead, Conv, Head, cells
+from framefuse.engines.cudnn.weights import Scaled, Weights
+from framefuse.engines.device_requests import DeviceExecution
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
 
-GRAIN = 256
-"""Alignment of weights and scratch in bytes."""
 
-
-class Weights:
-    """Weights of all convolutions in one float16 allocation, which batches and sizes share.
-
-    Their layout is (out channels, rows, columns, in channels), that of depthwise filters (rows, columns, channels).
-
-    Args:
-        convolutions: those with the same name share their weights.
-    """
-
-    def __init__(self, convolutions: list[Conv]) -> None:
-        parts: list[Any] = []
-        self.offsets: dict[str, tuple[int, int]] = {}
-        size = 0
-        for conv in convolutions:
-            found = []
-            order = (2, 3, 1, 0) if conv.depthwise else (0, 2, 3, 1)
-            for value in (conv.weight.transpose(order), conv.bias):
-                flat = np.ascontiguousarray(value, np.float16).reshape(-1)
-                padded = np.zeros(-(-flat.nbytes // GRAIN) * GRAIN // 2, np.float16)
-                padded[: len(flat)] = flat
-                parts.append(padded)
-                found.append(size)
-                size += padded.nbytes
-            self.offsets[conv.name] = (found[0], found[1])
-        self.memory = device.cupy().asarray(np.concatenate(parts) if parts else np.zeros(1, np.float16))
-
-    def addresses(self, conv: Conv) -> tuple[int, int]:
-        """Addresses of weights and bias."""
-        start = int(self.memory.data.ptr)
-        weight, bias = self.offsets[conv.name]
-        return start + weight, start + bias
-
-
-class Execution:
+class Execution(DeviceExecution):
     """One compiled network with its memory.
 
     Attributes:
         arena: the planned memory, float16.
+        input: (batch, height, width, 8) float16, in the arena.
         results: float32: (batch, 4 + classes, anchors) of a head without anchors, (batch, anchors, 5 + classes) of one
             with anchors, else the outputs in NCHW. With `fold`, a head without anchors gives its logits as float16
             views of the arena: for each level distances and classes.
         layout: "yolov8_head" if `results` are such logits, else None.
     """
 
-    memory_format: Literal["nchw", "nhwc"] = "nhwc"
-    capturable = True
-
     def __init__(
-        self,
-        compiled: Compiled,
-        builder: Builder,
-        weights: Weights,
-        plan_of: Callable[[Layer], Plan],
-        *,
+        self, compiled: Compiled, builder: Builder, weights: Weights, plan_of: Callable[[Layer], Plan], *,
         fold: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         cp = device.cupy()
         self.compiled, self.builder, self.weights = compiled, builder, weights
         network.prepare()
@@ -92,10 +50,12 @@ class Execution:
             stream = compiled.schedule.streams[index]
             sizes[stream] = max(sizes[stream], plan.workspace)
         self.workspaces = [cp.empty(size, cp.uint8) for size in sizes]
+        head, batch, image = compiled.network.head, compiled.batch, compiled.network.input
+        channels, height, width = compiled.view(image).shape
+        whole = self.arena[compiled.address(image) :][: batch * compiled.image(image)]
         # The channels after the image's own stay 0, so writers of the input may leave them out.
+        self.input = whole.reshape(batch, height, width, channels)
         self.results: list[Any] = []
-        self.layout: str | None = None
-        head, batch = compiled.network.head, compiled.batch
         if isinstance(head, Head) and fold:
             self.layout = head_cuda.LAYOUT
             counts = (4 * head.bins, head.classes) * len(head.levels)
@@ -114,15 +74,6 @@ class Execution:
                 shape = (batch, compiled.network.channels(name), *compiled.view(name).shape[1:])
                 self.results.append(cp.empty(shape, cp.float32))
         cp.cuda.get_current_stream().synchronize()
-
-    @property
-    def input(self) -> Any:
-        """The network's input, which preprocessing writes: (batch, height, width, 8) float16."""
-        name = self.compiled.network.input
-        channels, height, width = self.compiled.view(name).shape
-        start = self.compiled.address(name)
-        count = self.compiled.batch * self.compiled.image(name)
-        return self.arena[start : start + count].reshape(self.compiled.batch, height, width, channels)
 
     def pack(self, images: Any, stream: Any) -> None:
         """Write the input from (batch, 3, height, width) float32 or float16 on the GPU."""
@@ -153,15 +104,11 @@ class Execution:
                 current.wait_event(ended[other])
             if not skip(step):
                 if isinstance(step, Conv) and step.depthwise:
-                    launch.depthwise(self.compiled, step, *self.weights.addresses(step), self._base, current.ptr)
+                    launch.depthwise(self.compiled, step, self.weights.pointers(step.name), self._base, current.ptr)
                 elif isinstance(step, Conv):
                     self.convolve(index, step, number, current)
-                elif isinstance(step, Attention):
-                    launch.attention(self.compiled, step, self._base, current.ptr)
-                elif isinstance(step, Pool):
-                    launch.pool(self.compiled, step, self._base, current.ptr)
                 else:
-                    launch.upsample(self.compiled, step, self._base, current.ptr)
+                    launch.other(self.compiled, step, self._base, current.ptr)
             if index in waited:
                 ended[index] = cp.cuda.Event(disable_timing=True)
                 ended[index].record(current)
@@ -189,7 +136,9 @@ class Execution:
         """Start a convolution on `stream` with the scratch memory of stream `number`."""
         handle = self.builder.handle
         self.builder.cudnn.set_stream(handle=handle, stream=stream.ptr)
-        pointers = self._pointers(step) | self.scaled.pointers(index)
+        names = {X: step.x, Y: step.y} | ({} if step.residual is None else {RESIDUAL: step.residual})
+        pointers = {uid: self._base + self.compiled.byte(name) for uid, name in names.items()}
+        pointers |= self.weights.pointers(step.name) | self.scaled.pointers(index)
         try:
             self.plans[index].run(handle, pointers, int(self.workspaces[number].data.ptr))
         finally:
@@ -200,25 +149,15 @@ class Execution:
         if self.layout is not None:
             return
         if isinstance(self.compiled.network.head, AnchorHead):
-            launch.decode_anchors(
-                self.compiled,
-                sizes=[int(table.data.ptr) for table in self.sizes],
-                output=int(self.results[0].data.ptr),
-                arena=self._base,
-                stream=stream.ptr,
-            )
-            return
-        if self.compiled.network.head is not None:
-            network.decode(
-                self.head,
-                levels=int(self.levels.data.ptr),
-                cells=int(self.cells.data.ptr),
-                output=int(self.results[0].data.ptr),
-                stream=stream.ptr,
-            )
-            return
-        for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
-            launch.unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
+            sizes = [int(table.data.ptr) for table in self.sizes]
+            output = int(self.results[0].data.ptr)
+            launch.decode_anchors(self.compiled, sizes=sizes, output=output, arena=self._base, stream=stream.ptr)
+        elif self.compiled.network.head is not None:
+            levels, cells, output = (int(at.data.ptr) for at in (self.levels, self.cells, self.results[0]))
+            network.decode(self.head, levels=levels, cells=cells, output=output, stream=stream.ptr)
+        else:
+            for name, result in zip(self.compiled.network.outputs, self.results, strict=True):
+                launch.unpack(self.compiled, name, output=int(result.data.ptr), arena=self._base, stream=stream.ptr)
 
     def _logits(self, name: str, channels: int) -> Any:
         """A value in the arena, (batch, rows, columns, channels), without padding."""
@@ -231,27 +170,3 @@ class Execution:
     @property
     def _base(self) -> int:
         return int(self.arena.data.ptr)
-
-    def _pointers(self, conv: Conv) -> dict[int, int]:
-        weight, bias = self.weights.addresses(conv)
-
-        def at(name: str) -> int:
-            return self._base + self.compiled.byte(name)
-
-        pointers = {X: at(conv.x), WEIGHT: weight, BIAS: bias, Y: at(conv.y)}
-        if conv.residual is not None:
-            pointers[RESIDUAL] = at(conv.residual)
-        return pointers
-
-
-def capture(stream: Any, start: Callable[[], None]) -> Any:
-    """The launches of `start` on `stream` as a CUDA graph of CuPy."""
-    start()  # loads everything that a first launch loads
-    stream.synchronize()
-    stream.begin_capture()
-    try:
-        start()
-    except BaseException:
-        stream.end_capture()
-        raise
-    return stream.end_capture()

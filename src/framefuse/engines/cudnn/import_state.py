@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from framefuse.engines.cudnn.network import Operation, Shape
 from framefuse.errors import ModelError
+from framefuse.models.onnx_file import inputs_of
 from framefuse.models.onnx_nodes import evaluate
 
 Array = NDArray[Any]
@@ -24,7 +25,7 @@ class ImportState:
 
         self.model, self.path, self.size = model, path, (height, width)
         self.constants: dict[str, Array] = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-        inputs = [item for item in model.graph.input if item.name not in self.constants]
+        inputs = inputs_of(model)
         axes = [d.dim_value for d in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
         if len(axes) != 4 or axes[1] not in (0, 3):
             raise ModelError(

@@ -1,13 +1,14 @@
-"""Compiled steps other than convolutions as calls of `kernels.network`. They only launch, so they may be captured.
+"""Compiled steps that cuDNN does not run, as calls of `kernels.network`. They only launch, so they may be captured.
 
 `arena` is the address of the planned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from framefuse.engines.cudnn.compiled import Compiled
+from framefuse.engines.cudnn.convolutions import BIAS, WEIGHT
 from framefuse.engines.cudnn.network import AnchorHead, Attention, Conv, Head, Pool, Upsample
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.network import call as network
@@ -24,17 +25,13 @@ def block(compiled: Compiled, name: str, arena: int) -> network.Block:
     return network.Block(address, compiled.batch, *view.shape, image, view.row, view.column, itemsize)
 
 
-def upsample(compiled: Compiled, step: Upsample, arena: int, stream: int) -> None:
-    network.upsample(block(compiled, step.x, arena), block(compiled, step.y, arena), step.scale, stream=stream)
-
-
-def depthwise(compiled: Compiled, step: Conv, weight: int, bias: int, arena: int, stream: int) -> None:
-    """`weight` and `bias` are addresses; weights are (rows, columns, channels)."""
+def depthwise(compiled: Compiled, step: Conv, weights: Mapping[int, int], arena: int, stream: int) -> None:
+    """`weights` are the addresses of WEIGHT, (rows, columns, channels), and BIAS."""
     rows, columns = step.weight.shape[2:]
     network.depthwise(
         block(compiled, step.x, arena),
-        weight,
-        bias,
+        weights[WEIGHT],
+        weights[BIAS],
         block(compiled, step.y, arena),
         kernel_size=(rows, columns),
         stride=step.stride,
@@ -46,14 +43,16 @@ def depthwise(compiled: Compiled, step: Conv, weight: int, bias: int, arena: int
     )
 
 
-def attention(compiled: Compiled, step: Attention, arena: int, stream: int) -> None:
-    x, y = block(compiled, step.x, arena), block(compiled, step.y, arena)
-    network.attention(x, y, heads=step.heads, keys=step.keys, values=step.values, scale=step.scale, stream=stream)
-
-
-def pool(compiled: Compiled, step: Pool, arena: int, stream: int) -> None:
-    ys = [block(compiled, name, arena) for name in step.ys]
-    network.pool(block(compiled, step.x, arena), ys, step.kernel, stream=stream)
+def other(compiled: Compiled, step: Attention | Pool | Upsample, arena: int, stream: int) -> None:
+    """What is no convolution."""
+    x, *ys = (block(compiled, name, arena) for name in (*step.reads, *step.writes))
+    if isinstance(step, Attention):
+        sizes = {"heads": step.heads, "keys": step.keys, "values": step.values}
+        network.attention(x, ys[0], **sizes, scale=step.scale, stream=stream)
+    elif isinstance(step, Pool):
+        network.pool(x, ys, step.kernel, stream=stream)
+    else:
+        network.upsample(x, ys[0], step.scale, stream=stream)
 
 
 def unpack(compiled: Compiled, name: str, *, output: int, arena: int, stream: int) -> None:

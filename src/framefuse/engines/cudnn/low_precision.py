@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,25 +15,18 @@ Array = NDArray[Any]
 
 LARGEST: dict[Type, float] = {"fp8": 448.0, "int8": 127.0}
 SMALLEST_EXPONENT = -6
-NAN = 0x7F
+_FORMATS: dict[Type, Any] = {"fp8": ml_dtypes.float8_e4m3fn, "int8": np.int8}
 
 
 def encode(values: Array, kind: Type) -> NDArray[np.uint8]:
     """The nearest 8-bit numbers as bytes; ties go to even."""
     nearest: Array = _nearest(np.asarray(values, np.float32), kind, np)
-    if kind == "int8":
-        return nearest.astype(np.int8).view(np.uint8)
-    codes = np.searchsorted(_E4M3, np.abs(nearest))
-    found: NDArray[np.uint8] = (codes | np.signbit(nearest).astype(np.int64) << 7).astype(np.uint8)
-    return found
+    return nearest.astype(_FORMATS[kind]).view(np.uint8)
 
 
 def decode(codes: NDArray[np.uint8], kind: Type) -> NDArray[np.float32]:
     """Bytes -> values, the inverse of `encode`."""
-    if kind == "int8":
-        return codes.view(np.int8).astype(np.float32)
-    size = np.append(_E4M3, np.float32(np.nan))[codes & NAN]
-    found: NDArray[np.float32] = np.where(codes >> 7, -size, size).astype(np.float32)
+    found: NDArray[np.float32] = codes.view(_FORMATS[kind]).astype(np.float32)
     return found
 
 
@@ -54,14 +48,3 @@ def _nearest(numbers: Any, kind: Type, xp: Any) -> Any:
     numbers = xp.clip(numbers, -LARGEST[kind], LARGEST[kind])
     step = xp.ldexp(np.float32(1), xp.maximum(xp.frexp(numbers)[1] - 1, SMALLEST_EXPONENT) - 3)
     return xp.rint(numbers / step) * step
-
-
-def _positive() -> NDArray[np.float32]:
-    codes = np.arange(NAN)
-    exponent, mantissa = codes >> 3, codes & 7
-    normal = np.ldexp((8 + mantissa).astype(np.float32), exponent - 10)
-    return np.where(exponent > 0, normal, np.ldexp(mantissa.astype(np.float32), -9)).astype(np.float32)
-
-
-_E4M3 = _positive()
-"""The non-negative numbers by code, ascending."""

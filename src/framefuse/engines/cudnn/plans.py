@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import Builder, Layer, Plan, frontend
 from framefuse.engines.cudnn.plan_cache import PlanCache
-from framefuse.engines.cudnn.plan_timing import fastest_plans
 from framefuse.engines.cudnn.workers import Workers
 from framefuse.errors import EngineError
+
+BUILD_TIMEOUT = 60.0
+"""Seconds."""
 
 
 def environment(builder: Builder) -> dict[str, str]:
@@ -122,3 +125,40 @@ class Plans:
         self._unsaved[layer.text] = {"engine": plan.engine, "knobs": plan.knobs, "us": round(plan.microseconds, 3)}
         if plan.binary:
             self._unsaved_kernels[layer.text] = plan.binary
+
+
+def fastest_plans(
+    builder: Builder, workers: Workers, layers: Iterable[Layer], *, candidates: int
+) -> Iterator[tuple[Layer, Plan | str]]:
+    """For each layer the fastest of cuDNN's first `candidates` kernels, or the reason why there is none.
+
+    Worker processes build the candidates in parallel, this process times them in turn.
+    """
+    queued: list[tuple[Layer, list[tuple[Future[bytes], int, dict[str, int]]], str]] = []
+    for layer in layers:
+        try:
+            candidate_engines = builder.candidate_engines(layer)[:candidates]
+        except Exception as error:  # the bindings raise their own classes and RuntimeError
+            queued.append((layer, [], f"cuDNN: {str(error)[:160]}"))
+            continue
+        queued.append(
+            (layer, [(workers.build(layer, *engine), *engine) for engine in candidate_engines], "cuDNN has no kernel")
+        )
+    for layer, futures, reason in queued:
+        best: Plan | None = None
+        measure = None
+        for future, engine, knobs in futures:
+            try:
+                binary = future.result(BUILD_TIMEOUT)
+                measure = measure or builder.timer(layer)
+                plan = builder.load(binary, engine, knobs)
+                plan.microseconds = measure(plan)
+            except TimeoutError:
+                reason = "out of time"
+            except Exception as error:  # cannot be built or run; the next candidate may
+                reason = str(error)[:160]
+                builder.failures.append(str(error)[:300])
+            else:
+                if best is None or plan.microseconds < best.microseconds:
+                    best = plan
+        yield layer, best or reason

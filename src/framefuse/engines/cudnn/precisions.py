@@ -16,9 +16,9 @@ from framefuse.cuda import device
 from framefuse.engines.cache import EngineCache, model_hash
 from framefuse.engines.cudnn.autotune import MIN_AGREEMENT, PrecisionTuner, TuningResult
 from framefuse.engines.cudnn.compiled import Compiled
-from framefuse.engines.cudnn.execution import Weights
 from framefuse.engines.cudnn.network import LOW_PRECISIONS, Type
 from framefuse.engines.cudnn.plans import Plans, environment
+from framefuse.engines.cudnn.weights import Weights
 from framefuse.engines.engine import EngineOptions
 from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.onnx_file import is_quantised

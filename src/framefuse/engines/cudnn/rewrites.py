@@ -15,11 +15,9 @@ CHANNEL_MULTIPLE = 8
 """Channels of a value are padded to multiples of this: 16 bytes of float16."""
 
 
-def rewrite(network: Network, *, merge: bool = True) -> Network:
+def rewrite(network: Network) -> Network:
     """Apply all rewrites in order."""
-    if merge:
-        network = merge_siblings(network)
-    return remove_split_concat(pad_channels(network))
+    return remove_split_concat(pad_channels(merge_siblings(network)))
 
 
 def merge_siblings(network: Network) -> Network:

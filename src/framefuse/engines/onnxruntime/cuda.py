@@ -9,9 +9,8 @@ Title: how it gets into our CUDA graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +19,14 @@ from framefuse.common.ort import SILENT, onnxruntime
 from framefuse.cuda import device
 from framefuse.cuda.streams import StreamPool, new_stream
 from framefuse.engines.backend import Backend
-from framefuse.engines.device_requests import capture, fork_join
+from framefuse.engines.device_requests import DeviceExecution, capture, fork_join
 from framefuse.engines.engine import Engine, EngineOptions, not_quantised
 from framefuse.engines.onnx_shapes import at_shape, load
 from framefuse.engines.onnxruntime import BACKEND, NVRTX, TENSORRT
 from framefuse.engines.onnxruntime.errors import cannot_load, first_line, no_room
 from framefuse.errors import CapabilityError, EngineError, FramefuseError, GpuMemoryError, UsageError
 from framefuse.models.fp16 import plan_fp16, to_fp16, to_fp32
+from framefuse.models.onnx_file import inputs_of, is_quantised
 
 PROVIDERS = {
     BACKEND.name: "CUDAExecutionProvider",
@@ -34,8 +34,6 @@ PROVIDERS = {
     NVRTX.name: "NvTensorRTRTXExecutionProvider",
 }
 """Engine -> its provider in ONNX Runtime."""
-QUANTISED = ("QuantizeLinear", "DequantizeLinear")
-
 _streams = StreamPool(new_stream)
 
 
@@ -65,17 +63,11 @@ class OnnxRuntimeCudaEngine(Engine):
         device.cupy()
         self._path, self._workspace = model, options.workspace_mb << 20
         self._model = load(model)
-        quantised = any(node.op_type in QUANTISED for node in self._model.graph.node)
+        quantised = is_quantised(self._model)
         self.precision = _choose_precision(options.precision, quantised)
+        why = "as asked" if options.precision != "auto" else "the model is quantised" if quantised else "the GPU's own"
         self.reasons = [
-            f"precision {self.precision}: "
-            + (
-                "as asked"
-                if options.precision != "auto"
-                else "the model is quantised"
-                if quantised
-                else "the GPU's own"
-            ),
+            f"precision {self.precision}: {why}",
             f"ONNX Runtime {ort.__version__}, {self._provider}, on our stream and memory",
         ]
         self.input_dtype = _input_dtype(self._model)
@@ -107,14 +99,12 @@ class OnnxRuntimeCudaEngine(Engine):
         options = ort.SessionOptions()
         options.log_severity_level = SILENT
         options.intra_op_num_threads = 1  # threads would only spin
-        providers: list[tuple[str, Mapping[str, str]]] = [
-            ("CUDAExecutionProvider", self._cuda_options(stream, own_graph=own_graph))
-        ]
-        if self._provider != "CUDAExecutionProvider":
-            providers.insert(0, (self._provider, self._tensorrt_options(stream, own_graph=own_graph)))
+        providers = {"CUDAExecutionProvider": self._cuda_options(stream, own_graph=own_graph)}
+        if self._provider not in providers:
+            providers = {self._provider: self._tensorrt_options(stream, own_graph=own_graph), **providers}
         try:
             # With fallback it would silently continue with another provider, even in the middle of a run.
-            session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+            session = ort.InferenceSession(model, options, providers=[*providers.items()], enable_fallback=0)
         except Exception as error:  # the bindings raise a dozen unrelated classes
             if "lease install" in str(error):
                 raise self._does_not_load(first_line(error)) from error
@@ -144,10 +134,7 @@ class OnnxRuntimeCudaEngine(Engine):
         return options | ({"gpu_mem_limit": str(self._workspace)} if self._workspace else {})
 
     def _tensorrt_options(self, stream: Any, *, own_graph: bool) -> dict[str, str]:
-        options = {
-            "device_id": str(device.current_gpu()),
-            "user_compute_stream": str(stream.ptr),
-        }
+        options = {"device_id": str(device.current_gpu()), "user_compute_stream": str(stream.ptr)}
         folder = user_cache() / self.name
         folder.mkdir(parents=True, exist_ok=True)
         if self.name == "onnxruntime-nvrtx":
@@ -165,18 +152,16 @@ class OnnxRuntimeCudaEngine(Engine):
         )
 
 
-class Execution:
+class Execution(DeviceExecution):
     """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, 3, height, width) on the GPU.
         results: the model's outputs, on the GPU.
-        capturable: whether `start` may be captured.
-        how: whether and why, for the report.
+        how: whether it can be captured, and why not, for the report.
     """
 
-    memory_format: Literal["nchw", "nhwc"] = "nchw"
-    layout: str | None = None
+    memory_format = "nchw"
 
     def __init__(self, open_session: Any, model: bytes, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> None:
         cp = device.cupy()
@@ -206,9 +191,6 @@ class Execution:
 
     def start(self, stream: Any) -> None:
         fork_join(stream, self._stream, self._run)
-
-    def finish(self, stream: Any) -> None:
-        """Nothing: the model has written `results`."""
 
     def _with_own_graph(self, open_session: Any, model: bytes, why: str) -> tuple[Any, str]:
         """A session that replays its own graph, or one that launches each kernel; and how it runs, for the report."""
@@ -277,9 +259,7 @@ def _choose_precision(asked: str, quantised: bool) -> str:
 def _input_dtype(model: Any) -> np.dtype[Any]:
     from onnx import helper
 
-    weights = {tensor.name for tensor in model.graph.initializer}
-    entry = next(value for value in model.graph.input if value.name not in weights)
-    return np.dtype(helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type))
+    return np.dtype(helper.tensor_dtype_to_np_dtype(inputs_of(model)[0].type.tensor_type.elem_type))
 
 
 def _dtype(text: str) -> Any:
@@ -297,8 +277,3 @@ def open_tensorrt(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
 def open_nvrtx(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
     """Load a model into ONNX Runtime's provider of TensorRT for RTX."""
     return OnnxRuntimeCudaEngine(model, options, NVRTX)
-
-
-def open_engine(model: Path, options: EngineOptions) -> OnnxRuntimeCudaEngine:
-    """Load an ONNX model for an NVIDIA GPU."""
-    return OnnxRuntimeCudaEngine(model, options)

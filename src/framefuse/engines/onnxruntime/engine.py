@@ -69,7 +69,7 @@ class OnnxRuntimeEngine(Engine):
 def open_engine(model: Path, options: EngineOptions) -> Engine:
     """Load an ONNX model."""
     if options.device == "cuda":
-        from framefuse.engines.onnxruntime import cuda as onnxruntime_cuda
+        from framefuse.engines.onnxruntime.cuda import OnnxRuntimeCudaEngine
 
-        return onnxruntime_cuda.open_engine(model, options)
+        return OnnxRuntimeCudaEngine(model, options)
     return OnnxRuntimeEngine(model, options)

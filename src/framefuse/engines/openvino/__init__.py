@@ -13,6 +13,6 @@ BACKEND = Backend(
         },
         survives_fork=False,
     ),
-    opener="framefuse.engines.openvino.engine:open_engine",
+    opener="framefuse.engines.openvino.engine:OpenVinoEngine",
     needs={"cpu": Needs((Package("openvino", ("openvino",)),))},
 )

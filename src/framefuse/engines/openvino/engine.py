@@ -25,7 +25,7 @@ HINTS: Final = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
 class OpenVinoEngine(Engine):
-    """A model for the CPU.
+    """An ONNX (or OpenVINO IR) model for the CPU.
 
     The first input shape is compiled with fixed sizes, which makes element-wise layers up to 7 times faster than free
     axes do (6 % of a YOLOv8n). All other shapes share one compilation with free axes, so that a folder of images of
@@ -292,8 +292,3 @@ def _too_large(shape: object, error: Exception, *, slots: int = 0) -> HostMemory
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def open_engine(model: Path, options: EngineOptions) -> OpenVinoEngine:
-    """Read and compile an ONNX (or OpenVINO IR) model for the CPU."""
-    return OpenVinoEngine(model, options)

@@ -1,8 +1,7 @@
 """ONNX -> plan, with TensorRT >= 10 or TensorRT for RTX. The latter needs no GPU.
 
 Networks are strongly typed: the plan has the types of the file. FP16 comes from FP16 weights, INT8 and FP8 from
-quantisers (`framefuse build`), never from builder flags. The exception is `calibration` of TensorRT 10: a file in FP32
-becomes INT8 with ranges that TensorRT measures on images.
+quantisers (`framefuse build`), never from builder flags.
 
 The input of a plan is what preprocessing writes for GPUs: (batch, height, width, 8) float16, channels last, of which
 the first 3 are the image.
@@ -11,17 +10,15 @@ the first 3 are the image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from framefuse.engines.tensorrt.qdq import is_quantised, symmetric, to_fp8
+from framefuse.engines.tensorrt.qdq import symmetric, to_fp8
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
+from framefuse.models.onnx_file import inputs_of, is_quantised
 
 PlanPrecision = Literal["fp32", "fp16", "int8", "fp8"]
 MODULES = ("tensorrt", "tensorrt_rtx")
@@ -175,12 +172,11 @@ def precision_of(model: Any) -> PlanPrecision:
     return "fp16" if any(tensor.data_type == TensorProto.FLOAT16 for tensor in heavy) else "fp32"
 
 
-def rewrite(path: Path, precision: str, *, calibrated: bool = False) -> tuple[Any, PlanPrecision]:
+def rewrite(path: Path, precision: str) -> tuple[Any, PlanPrecision]:
     """The model as TensorRT reads it: quantised around zero, input in float16.
 
     Args:
         precision: "auto" for what the file is written in, or that; "fp8" of an INT8 file.
-        calibrated: INT8 ranges are measured by TensorRT.
 
     Raises:
         ModelError: the file cannot be read, or has several inputs.
@@ -198,7 +194,7 @@ def rewrite(path: Path, precision: str, *, calibrated: bool = False) -> tuple[An
         model, written = to_fp8(model), "fp8"
     elif written == "int8":
         model = symmetric(model)
-    if precision not in ("auto", written) and not (calibrated and (precision, written) == ("int8", "fp32")):
+    if precision not in ("auto", written):
         other = "int8" if precision == "fp8" else precision
         raise UsageError(
             f"precision {precision} was asked for, but {path.name} is written in {written}, and TensorRT follows the "
@@ -206,8 +202,7 @@ def rewrite(path: Path, precision: str, *, calibrated: bool = False) -> tuple[An
             remedy=f"framefuse build {path.name} --engine tensorrt --precision {precision}, or build the file with "
             f"--precision {other} first",
         )
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
+    inputs = inputs_of(model)
     if len(inputs) != 1:
         raise ModelError(f"{path.name} has {len(inputs)} inputs; a detector has one")
     (entry,) = inputs
@@ -229,7 +224,6 @@ def build_plan(
     precision: str = "auto",
     workspace_mb: int = 0,
     timing_cache: Callable[[bytes | None], bytes] | None = None,
-    calibration: Iterable[NDArray[np.float32]] | None = None,
     found: Bindings | None = None,
 ) -> Plan:
     """Build the plan of one optimisation profile.
@@ -238,25 +232,21 @@ def build_plan(
         workspace_mb: scratch memory that a kernel may take, MiB; 0: TensorRT's own default.
         timing_cache: called with None it gives the bytes of last time; called with bytes it keeps them. TensorRT for
             RTX has none: it compiles when it runs.
-        calibration: images, (n, 3, height, width) float32, for INT8 by TensorRT's own calibrator.
 
     Raises:
         ModelError: the file cannot be read, or has an operator that TensorRT lacks; it is named.
         EngineError: TensorRT cannot build it, with its own words.
         UsageError: shapes outside the model's, or a precision that the file does not have.
-        CapabilityError: TensorRT is not installed, or has no calibrator.
+        CapabilityError: TensorRT is not installed.
     """
     found = found or bindings()
     trt = found.trt
-    model, written = rewrite(path, precision, calibrated=calibration is not None)
+    model, written = rewrite(path, precision)
     started = time.perf_counter()
     said = Messages(trt)
     builder = trt.Builder(said.logger)
-    flags = 0
     strong = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    if calibration is None and strong is not None:
-        flags = 1 << int(strong)
-    network = builder.create_network(flags)
+    network = builder.create_network(0 if strong is None else 1 << int(strong))
     parser = trt.OnnxParser(network, said.logger)
     if not parser.parse(model.SerializeToString()):
         raise ModelError(f"{found} cannot read {path.name}: {_parser_errors(parser)}", remedy="use another engine")
@@ -270,12 +260,6 @@ def build_plan(
     profile = builder.create_optimization_profile()
     profile.set_shape(entry.name, *((batch, 3, *size) for batch, *size in (shapes.min, shapes.opt, shapes.max)))
     config.add_optimization_profile(profile)
-    if calibration is not None:
-        config.int8_calibrator = calibrator(trt, found, calibration, entry.name)
-        config.set_flag(trt.BuilderFlag.INT8)
-        config.set_flag(trt.BuilderFlag.FP16)
-        config.set_calibration_profile(profile)
-        written = "int8"
     times = None
     if timing_cache is not None and not found.rtx:
         times = config.create_timing_cache(timing_cache(None))
@@ -293,46 +277,6 @@ def build_plan(
     return Plan(
         bytes(content), written, shapes, parsed - started, ended - parsed, int(network.num_layers), said.worse()
     )
-
-
-def calibrator(trt: Any, found: Bindings, images: Iterable[NDArray[np.float32]], name: str) -> Any:
-    """TensorRT 10's entropy calibrator over images, which are copied to the GPU.
-
-    Raises:
-        CapabilityError: this TensorRT has none; quantise the file instead.
-    """
-    base = getattr(trt, "IInt8EntropyCalibrator2", None)
-    if base is None:
-        raise CapabilityError(
-            f"{found} has no calibrator: it reads quantised files only", remedy="framefuse build --precision int8"
-        )
-    from framefuse.cuda import device
-
-    batches = iter(images)
-
-    class Calibrator(base):  # type: ignore[misc,valid-type]
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept: Any = None
-
-        def get_batch_size(self) -> int:
-            return 1
-
-        def get_batch(self, names: list[str]) -> list[int] | None:
-            assert names == [name], names
-            image = next(batches, None)
-            if image is None:
-                return None
-            self.kept = device.cupy().asarray(np.ascontiguousarray(image.reshape(1, *image.shape[-3:]), np.float16))
-            return [device.address(self.kept)]
-
-        def read_calibration_cache(self) -> bytes | None:
-            return None
-
-        def write_calibration_cache(self, cache: Any) -> None:
-            pass
-
-    return Calibrator()
 
 
 def _parser_errors(parser: Any) -> str:

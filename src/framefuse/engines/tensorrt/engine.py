@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from framefuse.cuda import device
+from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.onnx_shapes import load
 from framefuse.engines.tensorrt import BACKEND
 from framefuse.engines.tensorrt.build import Bindings, Messages, Shapes, bindings, precision_of
-from framefuse.engines.tensorrt.plans import cached, read
+from framefuse.engines.tensorrt.plans import cached, read, this_gpu
 from framefuse.errors import CapabilityError, EngineError, ModelError, UsageError
 
 PLANS = (".plan", ".engine")
@@ -38,7 +39,13 @@ RTX_GPUS = re.compile("75|80|86|89|12[0-9]")
 
 
 class TensorrtEngine(Engine):
-    """A model on the current GPU."""
+    """An ONNX model, or a plan that `framefuse build` wrote, on the current GPU.
+
+    Raises:
+        CapabilityError: TensorRT or a GPU is missing.
+        ModelError: a plan that is truncated, or of another version, GPU or driver.
+        EngineError: TensorRT refuses it.
+    """
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
@@ -105,7 +112,7 @@ class TensorrtEngine(Engine):
             said, diagnosis = self._said.errors(), self._validity(content)
             kind = CapabilityError if "UNSUPPORTED_CC" in diagnosis else EngineError
             raise kind(
-                f"{self._found} refuses {path.name} on this GPU, {this_gpu()}: {said}{diagnosis}",
+                f"{self._found} refuses {path.name} on this GPU, {_this_gpu()}: {said}{diagnosis}",
                 remedy=f"TensorRT for RTX runs on compute capability {RTX_CAPABILITIES}; use --engine cudnn"
                 if self._found.rtx
                 else "build it again on this machine, or use --engine cudnn",
@@ -124,17 +131,13 @@ class TensorrtEngine(Engine):
         return f" ({', '.join(named)})" if named else ""
 
 
-class Execution:
+class Execution(DeviceExecution):
     """One context of a plan with its memory, whose addresses TensorRT is given once.
 
     Attributes:
         input: (batch, height, width, 8) float16; the channels behind the third stay 0.
         results: the model's outputs.
     """
-
-    layout: str | None = None
-    memory_format: Literal["nchw", "nhwc"] = "nhwc"
-    capturable = True
 
     def __init__(self, found: Bindings, engine: Any, said: Messages, batch: int, height: int, width: int) -> None:
         cp, trt = device.cupy(), found.trt
@@ -167,9 +170,6 @@ class Execution:
         """Start the model on a stream of CuPy. It can be captured after one run that was not."""
         self._check(self._context.execute_async_v3(stream.ptr), "does not run")
 
-    def finish(self, stream: Any) -> None:
-        """Nothing: TensorRT writes `results`."""
-
     def _new_context(self, engine: Any, found: Bindings) -> Any:
         """A context whose kernels are compiled now, since they cannot be compiled during a capture."""
         if not found.rtx:
@@ -184,12 +184,8 @@ class Execution:
             raise EngineError(f"{self._called} {what}: {self._said.errors()}")
 
 
-def this_gpu() -> str:
-    """Name and compute capability of the current GPU."""
-    runtime = device.cupy().cuda.runtime
-    found = runtime.getDeviceProperties(runtime.getDevice())
-    name = found["name"].decode() if isinstance(found["name"], bytes) else found["name"]
-    return f"{name} of compute capability {found['major']}.{found['minor']}"
+def _this_gpu() -> str:
+    return "{} of compute capability {}.{}".format(*this_gpu())
 
 
 def _written(model: Path) -> str:
@@ -201,19 +197,8 @@ def why_not(model: Path, precision: str, height: int, width: int) -> str | None:
     found = bindings()
     capability = str(device.cupy().cuda.Device().compute_capability)
     if found.rtx and not RTX_GPUS.fullmatch(capability):
-        return f"{found} does not run on {this_gpu()}"
+        return f"{found} does not run on {_this_gpu()}"
     written = _written(model)
     if precision in ("auto", written) or (precision, written) == ("fp8", "int8"):
         return None
     return f"TensorRT follows the file, which is written in {written}"
-
-
-def open_engine(model: Path, options: EngineOptions) -> TensorrtEngine:
-    """Load an ONNX model, or a plan that `framefuse build` wrote, for an NVIDIA GPU.
-
-    Raises:
-        CapabilityError: TensorRT or a GPU is missing.
-        ModelError: a plan that is truncated, or of another version, GPU or driver.
-        EngineError: TensorRT refuses it.
-    """
-    return TensorrtEngine(model, options)

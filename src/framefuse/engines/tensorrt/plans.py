@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from framefuse.common.files import file_hash
+from framefuse.cuda import device
 from framefuse.engines.cache import DAMAGED, Cached, EngineCache, model_hash, write_atomically
 from framefuse.engines.onnx_shapes import read_profile
 from framefuse.engines.tensorrt.build import Bindings, Plan, Shapes, bindings, build_plan
@@ -37,16 +35,15 @@ def place(found: Bindings) -> dict[str, str]:
     values = {"engine": found.name, "version": found.version, "platform": f"{platform.system()} {platform.machine()}"}
     if found.rtx:
         return values | {"device": "any RTX GPU", "driver": "any"}
-    from framefuse.cuda import device
+    name, major, minor, driver = this_gpu()
+    return values | {"device": f"{name}, sm_{major}{minor}", "driver": str(driver)}
 
+
+def this_gpu() -> tuple[str, int, int, int]:
+    """Name, major and minor compute capability of the current GPU, and the number of its driver."""
     runtime = device.cupy().cuda.runtime
-    properties = runtime.getDeviceProperties(runtime.getDevice())
-    name = properties["name"]
-    name = name.decode() if isinstance(name, bytes) else name
-    return values | {
-        "device": f"{name}, sm_{properties['major']}{properties['minor']}",
-        "driver": str(runtime.driverGetVersion()),
-    }
+    found = runtime.getDeviceProperties(runtime.getDevice())
+    return str(found["name"], "utf-8"), found["major"], found["minor"], runtime.driverGetVersion()
 
 
 def key(found: Bindings, model: Path, precision: str, shapes: Shapes, workspace_mb: int = 0) -> dict[str, str]:
@@ -83,15 +80,8 @@ def cached(
     shapes = _wider(cache, wanted, request) or own
 
     def build(path: Path) -> None:
-        plan = build_plan(
-            model,
-            shapes,
-            precision=precision,
-            workspace_mb=workspace_mb,
-            found=found,
-            timing_cache=_timing(cache, found),
-        )
-        path.write_bytes(plan.content)
+        options: dict[str, Any] = {"precision": precision, "workspace_mb": workspace_mb, "found": found}
+        path.write_bytes(build_plan(model, shapes, timing_cache=_timing(cache, found), **options).content)
 
     try:
         return cache.get(wanted | {"shapes": str(shapes)}, build, suffix=SUFFIX), shapes
@@ -108,7 +98,6 @@ def build(
     precision: str = "auto",
     output: Path | None = None,
     workspace_mb: int = 0,
-    calibration: Iterable[NDArray[np.float32]] | None = None,
     found: Bindings | None = None,
     cache: EngineCache | None = None,
 ) -> tuple[Path, Plan]:
@@ -121,14 +110,13 @@ def build(
     found, cache = found or bindings(), cache or EngineCache("tensorrt")
     about = key(found, model, precision, shapes, workspace_mb)
     plan = build_plan(
-        model, shapes, precision=precision, workspace_mb=workspace_mb, calibration=calibration, found=found,
-        timing_cache=_timing(cache, found),
-    )  # fmt: skip
+        model, shapes, precision=precision, workspace_mb=workspace_mb, found=found, timing_cache=_timing(cache, found)
+    )
     try:
         if output is not None:
             write(output, plan, about)
             return output, plan
-        kept = cache.get(about, lambda path: void(path.write_bytes(plan.content)), suffix=SUFFIX)
+        kept = cache.get(about, lambda path: path.write_bytes(plan.content), suffix=SUFFIX)
     except OSError as error:
         remedy = "set XDG_CACHE_HOME, or name a file with --out" if output is None else "name another file with --out"
         why = error.strerror or error
@@ -177,10 +165,6 @@ def read(path: Path, found: Bindings) -> tuple[bytes, Shapes, str]:
     if other:
         raise ModelError(f"{path} was built for another place: {'; '.join(other)}", remedy=again)
     return content, shapes, precision
-
-
-def void(result: object) -> None:
-    """A function that may return None."""
 
 
 def _description(path: Path) -> Path:

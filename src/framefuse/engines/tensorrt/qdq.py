@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 
 from framefuse.errors import ModelError
+from framefuse.models.onnx_file import is_quantised
 
 FP8_LARGEST = 448.0
 """The largest number of float8e4m3fn."""
 FP8_OPSET = 19
-
-
-def is_quantised(model: Any) -> bool:
-    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
 
 
 def is_plain(zero: Any) -> bool:
@@ -44,6 +41,27 @@ def symmetric(model: Any) -> Any:
     graph = _Graph(moved)
     nodes: list[Any] = []
     gone: set[str] = set()
+
+    def make(kind: str, inputs: list[str], output: str) -> None:
+        nodes.append(helper.make_node(kind, inputs, [output], f"{output}/{kind}"))
+
+    def quantised(
+        node: Any, start: str, pads: tuple[int, ...], offset: np.float32, made: dict[tuple[int, ...], str]
+    ) -> str:
+        """The moved tensor, padded and quantised and back; once for each padding."""
+        if pads not in made:
+            name, source = f"{start}_{len(made)}", start
+            if any(pads):
+                half = len(pads) // 2
+                sides = graph.add(f"{name}_pads", np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64))
+                source = f"{name}/padded"
+                make("Pad", [start, sides, graph.add(f"{name}_with", offset)], source)
+            scale = [node.input[1], graph.add(f"{name}_zero", np.int8(0))]
+            make("QuantizeLinear", [source, *scale], f"{name}/q")
+            make("DequantizeLinear", [f"{name}/q", *scale], f"{name}/dq")
+            made[pads] = f"{name}/dq"
+        return made[pads]
+
     for node in moved.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in gone:
             continue
@@ -59,51 +77,22 @@ def symmetric(model: Any) -> Any:
         offset = np.float32(scale.item() * (int(zero.item()) - 128))
         gone.add(node.output[0])
         start = f"{node.output[0]}/moved"
-        nodes.append(
-            helper.make_node("Add", [node.input[0], graph.add(f"{start}_by", offset)], [start], f"{start}/Add")
-        )
+        make("Add", [node.input[0], graph.add(f"{start}_by", offset)], start)
         made: dict[tuple[int, ...], str] = {}
-
-        def quantised(
-            pads: tuple[int, ...],
-            start: str = start,
-            made: dict[tuple[int, ...], str] = made,
-            node: Any = node,
-            offset: np.float32 = offset,
-        ) -> str:
-            """The moved tensor, padded and quantised and back; once for each padding."""
-            if pads not in made:
-                name, source = f"{start}_{len(made)}", start
-                if any(pads):
-                    half = len(pads) // 2
-                    sides = np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64)
-                    source = f"{name}/padded"
-                    inputs = [start, graph.add(f"{name}_pads", sides), graph.add(f"{name}_with", offset)]
-                    nodes.append(helper.make_node("Pad", inputs, [source], f"{name}/Pad"))
-                zero = graph.add(f"{name}_zero", np.int8(0))
-                nodes.append(
-                    helper.make_node("QuantizeLinear", [source, node.input[1], zero], [f"{name}/q"], f"{name}/Q")
-                )
-                made[pads] = f"{name}/dq"
-                nodes.append(
-                    helper.make_node("DequantizeLinear", [f"{name}/q", node.input[1], zero], [made[pads]], f"{name}/DQ")
-                )
-            return made[pads]
-
         for back in graph.readers(node.output[0]):
             for reader in graph.readers(back.output[0]):
                 weight = graph.value(reader.input[1]) if reader.op_type == "Conv" else None
                 if weight is None or _auto_padded(reader) or reader.input[0] != back.output[0]:
                     plain = f"{back.output[0]}/back"
                     if plain not in made.values():
-                        inputs = [quantised(()), graph.add(f"{plain}_by", -offset)]
-                        nodes.append(helper.make_node("Add", inputs, [plain], f"{plain}/Add"))
+                        inputs = [quantised(node, start, (), offset, made), graph.add(f"{plain}_by", -offset)]
+                        make("Add", inputs, plain)
                         made[(-1,)] = plain
                     reader.input[:] = [plain if name == back.output[0] else name for name in reader.input]
                     continue
                 pads = next((a for a in reader.attribute if a.name == "pads"), None)
                 sides = tuple(pads.ints) if pads is not None else ()
-                reader.input[0] = quantised(sides if any(sides) else ())
+                reader.input[0] = quantised(node, start, sides if any(sides) else (), offset, made)
                 if pads is not None:
                     pads.ints[:] = [0] * len(sides)
                 bias = graph.value(reader.input[2]) if len(reader.input) > 2 else np.zeros(weight.shape[0], np.float32)
@@ -137,7 +126,8 @@ def to_fp8(model: Any) -> Any:
     converted = onnx.version_converter.convert_version(model, max(FP8_OPSET, _opset(model)))
     graph = _Graph(converted)
     tensors: list[Any] = []
-    zero = helper.make_tensor("fp8_zero", TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True)
+    fp8 = TensorProto.FLOAT8E4M3FN
+    zero = helper.make_tensor("fp8_zero", fp8, [], b"\0", raw=True)
     for node in converted.graph.node:
         if node.op_type == "QuantizeLinear":
             scale, shift = graph.constant(node, node.input[1]), graph.zero_point(node)
@@ -158,12 +148,8 @@ def to_fp8(model: Any) -> Any:
             scale = np.maximum(np.abs(values).max(axis=others, keepdims=True) / FP8_LARGEST, 1e-12)
             name = f"{node.output[0]}/fp8"
             # make_tensor rounds to the nearest number of the type.
-            tensors.append(
-                helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, (values / scale).ravel().tolist())
-            )
-            zeros = helper.make_tensor(
-                f"{name}_zero", TensorProto.FLOAT8E4M3FN, [scale.size], b"\0" * scale.size, raw=True
-            )
+            tensors.append(helper.make_tensor(name, fp8, values.shape, (values / scale).ravel().tolist()))
+            zeros = helper.make_tensor(f"{name}_zero", fp8, [scale.size], b"\0" * scale.size, raw=True)
             tensors.append(zeros)
             node.input[:] = [name, graph.add(f"{name}_scale", scale.ravel().astype(np.float32)), zeros.name]
     converted.graph.initializer.extend([zero, *tensors])
@@ -227,6 +213,3 @@ def _drop_unused(model: Any) -> None:
     kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
-
-
-__all__ = ["is_quantised", "symmetric", "to_fp8"]

@@ -11,7 +11,7 @@ BACKEND = Backend(
         quantised_as_written=True,
         survives_fork=False,  # a fork has none of OpenMP's workers
     ),
-    opener="framefuse.engines.torch.engine:open_engine",
+    opener="framefuse.engines.torch.engine:TorchEngine",
     needs={
         "cpu": Needs((Package("torch", ("torch",)),), "torch"),
         "cuda": Needs((Package("torch", ("torch",), "lib/libtorch_cuda.so"), CUPY), "torch,cuda13"),

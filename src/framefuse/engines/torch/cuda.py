@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from framefuse.cuda import device
-from framefuse.engines.device_requests import capture
+from framefuse.engines.device_requests import DeviceExecution, capture
 from framefuse.errors import EngineError, FramefuseError, GpuMemoryError
 
 
@@ -49,24 +49,17 @@ class _Pools:
 _pools = _Pools()
 
 
-class Execution:
+class Execution(DeviceExecution):
     """A model of one shape with its own memory on the GPU.
 
     Attributes:
         input: (batch, height, width, 3) on the GPU.
         results: the model's outputs, float32, on the GPU.
-        capturable: whether `start` may be captured.
-        how: whether and why, for the report.
+        how: whether it can be captured, and why not, for the report.
     """
 
-    memory_format: Literal["nchw", "nhwc"] = "nhwc"
-    layout: str | None = None
-
     def __init__(
-        self,
-        network: Callable[[Any], Sequence[Any]],
-        shape: tuple[int, int, int, int],
-        dtype: np.dtype[Any],
+        self, network: Callable[[Any], Sequence[Any]], shape: tuple[int, int, int, int], dtype: np.dtype[Any]
     ) -> None:
         cp = device.cupy()
         self._network = network
@@ -107,9 +100,6 @@ class Execution:
                 self._graph.replay()
             else:
                 self._copy(self._run())
-
-    def finish(self, stream: Any) -> None:
-        """Nothing: the model has written `results`."""
 
     def __del__(self) -> None:
         if hasattr(self, "_pool"):

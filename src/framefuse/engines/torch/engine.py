@@ -178,8 +178,3 @@ def _torch() -> Any:
     except ImportError as error:
         raise CapabilityError("package torch is not installed", remedy="pip install 'framefuse[torch]'") from error
     return torch
-
-
-def open_engine(model: Path, options: EngineOptions) -> TorchEngine:
-    """Load a model for PyTorch."""
-    return TorchEngine(model, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,39 +52,32 @@ class OnnxNetwork:
                 continue  # a Sigmoid that is fused into its Mul
             if node.output[0] in silus:
                 name, inputs = "Silu", [next(part for part in inputs if part != silus[node.output[0]])]
-            self._add(node, name, inputs)
-        self._arguments = [[self._argument(part) for part in parts] for _, parts, _ in self._steps]
+            while inputs and not inputs[-1]:
+                inputs.pop()
+            attributes = _attributes(node) | {"outputs": len(node.output)}
+            call = self._cast(attributes) if name == "Cast" else partial(OPERATORS[name], a=attributes)
+            plain = PLAIN.get(name, ())
+            parts = [self._part(part, position in plain) for position, part in enumerate(inputs)]
+            self._steps.append((call, parts, list(node.output)))
 
     def __call__(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The model's outputs in order."""
         values: dict[str, Any] = {self._inputs[0]: image}
-        for (call, _, outputs), arguments in zip(self._steps, self._arguments, strict=True):
-            made = call(
-                [_plain(values[part.name], part.plain) if isinstance(part, _Part) else part for part in arguments]
-            )
+        for call, parts, outputs in self._steps:
+            made = call([part.of(values) if isinstance(part, _Part) else part for part in parts])
             if len(outputs) == 1 and not isinstance(made, tuple | list):
                 values[outputs[0]] = made
             else:
                 values.update(zip(outputs, made, strict=False))
         return [values[name] if name in values else self._known[name] for name in self._outputs]
 
-    def _add(self, node: Any, name: str, inputs: list[str]) -> None:
-        """Record a node."""
-        attributes = _attributes(node) | {"outputs": len(node.output)}
-        call = self._cast(attributes) if name == "Cast" else _bound(OPERATORS[name], attributes)
-        plain = PLAIN.get(name, ())
-        parts = [_Part(part, position in plain) if part else None for position, part in enumerate(inputs)]
-        while parts and parts[-1] is None:
-            parts.pop()
-        self._steps.append((call, parts, list(node.output)))
-
-    def _argument(self, part: Any) -> Any:
-        """The value of a known part if it is needed; otherwise the part."""
-        if part is None or part.name not in self._known:
-            return part
-        value = self._known[part.name]
-        if part.plain:
-            return _plain(value, True)
+    def _part(self, name: str, plain: bool) -> Any:
+        """An input of a node: its value if that is known, else where to find it."""
+        if name not in self._known:
+            return _Part(name, plain) if name else None
+        value = self._known[name]
+        if plain:
+            return _plain(value)
         value = value.to(self._device)
         return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
 
@@ -105,16 +99,13 @@ class _Part:
     name: str
     plain: bool
 
+    def of(self, values: dict[str, Any]) -> Any:
+        return _plain(values[self.name]) if self.plain else values[self.name]
 
-def _plain(value: torch.Tensor, plain: bool) -> Any:
-    """Plain numbers instead of a tensor where needed; an empty tensor stands for an omitted input."""
-    if not plain:
-        return value
+
+def _plain(value: torch.Tensor) -> Any:
+    """Plain numbers instead of a tensor; an empty tensor stands for an omitted input."""
     return value.tolist() if value.numel() else None
-
-
-def _bound(operator: Callable[[Any, Any], Any], attributes: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    return lambda inputs: operator(inputs, attributes)
 
 
 def _attributes(node: Any) -> dict[str, Any]:

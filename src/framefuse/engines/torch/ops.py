@@ -16,7 +16,8 @@ from framefuse.errors import ModelError
 
 Inputs = Sequence[Any]
 Attributes = dict[str, Any]
-Operator = Callable[[Inputs, Attributes], Any]
+Operator = Callable[..., Any]
+"""(inputs, attributes) -> the output, or a tuple of outputs."""
 
 
 def conv(inputs: Inputs, a: Attributes) -> Any:
@@ -34,7 +35,7 @@ def conv_transpose(inputs: Inputs, a: Attributes) -> Any:
     _no_auto_pad("ConvTranspose", a)
     pads, sides = a.get("pads", [0, 0, 0, 0]), weight.dim() - 2
     if sides != 2 or list(pads[:2]) != list(pads[2:]):
-        raise ModelError(f"engine torch has no ConvTranspose over {sides} axes with pads {pads}")
+        raise _lacks(f"ConvTranspose over {sides} axes with pads {pads}")
     return F.conv_transpose2d(
         x, weight, bias[0] if bias else None, a.get("strides", [1, 1]), pads[:2], a.get("output_padding", [0, 0]),
         a.get("group", 1), a.get("dilations", [1, 1]),
@@ -51,15 +52,12 @@ def max_pool(inputs: Inputs, a: Attributes) -> Any:
 
 def average_pool(inputs: Inputs, a: Attributes) -> Any:
     _no_auto_pad("AveragePool", a)
-    kernel = a["kernel_shape"]
-    pads = a.get("pads", [0] * 2 * len(kernel))
-    half = len(kernel)
+    kernel, half = a["kernel_shape"], len(a["kernel_shape"])
+    pads, strides = a.get("pads", [0] * 2 * half), a.get("strides", [1] * half)
     if list(pads[:half]) != list(pads[half:]):
-        raise ModelError(f"engine torch has no AveragePool with pads {pads}")
-    counted = bool(a.get("count_include_pad", 0))
-    return F.avg_pool2d(
-        inputs[0], kernel, a.get("strides", [1] * half), pads[:half], bool(a.get("ceil_mode", 0)), counted
-    )
+        raise _lacks(f"AveragePool with pads {pads}")
+    ceil, counted = bool(a.get("ceil_mode", 0)), bool(a.get("count_include_pad", 0))
+    return F.avg_pool2d(inputs[0], kernel, strides, pads[:half], ceil, counted)
 
 
 def resize(inputs: Inputs, a: Attributes) -> Any:
@@ -74,10 +72,7 @@ def resize(inputs: Inputs, a: Attributes) -> Any:
     if mode in ("linear", "cubic") and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
         kind = "bilinear" if mode == "linear" else "bicubic"
         return F.interpolate(x, size, mode=kind, align_corners=where == "align_corners")
-    raise ModelError(
-        f"engine torch has no Resize from {tuple(x.shape[2:])} to {tuple(size)} with mode {mode}, {where}",
-        remedy="use another engine",
-    )
+    raise _lacks(f"Resize from {tuple(x.shape[2:])} to {tuple(size)} with mode {mode}, {where}")
 
 
 def split(inputs: Inputs, a: Attributes) -> Any:
@@ -112,7 +107,7 @@ def cut(inputs: Inputs, a: Attributes) -> Any:
         elif step == -1 and len(numbers) == size:
             x = x.flip(axis)
         else:
-            raise ModelError(f"engine torch has no Slice with step {step}", remedy="use another engine")
+            raise _lacks(f"Slice with step {step}")
     return x
 
 
@@ -177,15 +172,14 @@ def pad(inputs: Inputs, a: Attributes) -> Any:
     x, pads, *value = inputs
     half = len(pads) // 2
     if a.get("mode", "constant") != "constant" or len(value) > 1 or half != x.dim():
-        raise ModelError(f"engine torch has no Pad with mode {a.get('mode')} and axes", remedy="use another engine")
-    both = [side for pair in zip(reversed(pads[:half]), reversed(pads[half:]), strict=True) for side in pair]
-    return F.pad(x, both, value=value[0] if value and value[0] is not None else 0.0)
+        raise _lacks(f"Pad with mode {a.get('mode')} and axes")
+    return F.pad(x, _innermost_first(pads), value=value[0] if value and value[0] is not None else 0.0)
 
 
 def cumulative_sum(inputs: Inputs, a: Attributes) -> Any:
     x, axis = inputs
     if a.get("exclusive") or a.get("reverse"):
-        raise ModelError("engine torch has no CumSum that is exclusive or reversed", remedy="use another engine")
+        raise _lacks("CumSum that is exclusive or reversed")
     return x.cumsum(axis[0] if isinstance(axis, list) else axis, dtype=x.dtype)
 
 
@@ -218,7 +212,7 @@ def _beside(inputs: Inputs, a: Attributes) -> tuple[Any, Any, Any]:
     """Values, and scale and zero point reshaped along their axis of the values."""
     x, scale, *zero = inputs
     if a.get("block_size"):
-        raise ModelError("engine torch has no quantisers of blocks", remedy="use another engine")
+        raise _lacks("quantisers of blocks")
     shape = [1] * x.dim()
     if scale.dim():
         shape[a.get("axis", 1)] = -1
@@ -244,7 +238,7 @@ def arg(call: Callable[..., Any]) -> Operator:
 
     def run(inputs: Inputs, a: Attributes) -> Any:
         if a.get("select_last_index"):
-            raise ModelError("engine torch has no ArgMax or ArgMin with select_last_index", remedy="use another engine")
+            raise _lacks("ArgMax or ArgMin with select_last_index")
         return call(inputs[0], dim=a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
 
     return run
@@ -294,9 +288,13 @@ PLAIN = {
 """Inputs of an operator that are passed as plain numbers."""
 
 
+def _lacks(what: str) -> ModelError:
+    return ModelError(f"engine torch has no {what}", remedy="use another engine")
+
+
 def _no_auto_pad(name: str, a: Attributes) -> None:
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise ModelError(f"engine torch has no {name} with auto_pad {a['auto_pad']}", remedy="use another engine")
+        raise _lacks(f"{name} with auto_pad {a['auto_pad']}")
 
 
 def _padded(x: Any, pads: Sequence[int], value: float) -> tuple[Any, list[int]]:
@@ -305,5 +303,10 @@ def _padded(x: Any, pads: Sequence[int], value: float) -> tuple[Any, list[int]]:
     before, after = list(pads[:half]), list(pads[half:])
     if before == after:
         return x, before
-    both = [side for pair in zip(reversed(before), reversed(after), strict=True) for side in pair]
-    return F.pad(x, both, value=value), [0] * half
+    return F.pad(x, _innermost_first(pads), value=value), [0] * half
+
+
+def _innermost_first(pads: Sequence[int]) -> list[int]:
+    """Paddings of ONNX in the order of PyTorch."""
+    half = len(pads) // 2
+    return [side for pair in zip(reversed(pads[:half]), reversed(pads[half:]), strict=True) for side in pair]

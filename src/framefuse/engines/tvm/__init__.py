@@ -1,6 +1,6 @@
 """Engine tvm: ONNX -> Relax -> machine code, with tuned schedules.
 
-package.py            imports the tvm package on first use
+package.py            imports the tvm package on first use; tensors that its programs return
 targets.py            compile targets: CPU and GPU by name
 importer.py           ONNX -> Relax at one input shape: constant folding
 nodes.py              reading and copying Relax nodes
@@ -10,13 +10,11 @@ cudnn_convolution.py  what these calls run
 schedules.py          GPU schedules of what TVM compiles itself
 memory.py             a program's memory as arguments
 compiling.py          Relax -> shared library
-artifact.py           compiled libraries in the engine cache
 jit.py                CUDA source -> cubin, cached
 records.py            tuning database on disk
 tuning.py             autotuning in time slices
-tensors.py            tensors that a program returns
 cuda.py               device executions
-engine.py             the engine
+engine.py             the engine, and its compiled libraries in the engine cache
 """
 
 from framefuse.engines.backend import CUPY, Backend, Needs, Package
@@ -27,6 +25,6 @@ _TVM = Package("apache-tvm", ("tvm",))
 BACKEND = Backend(
     "tvm",
     Capabilities({"cpu": ("fp32", "fp16"), "cuda": ("fp32", "fp16")}, capturable=True, quantised_as_written=True),
-    opener="framefuse.engines.tvm.engine:open_engine",
+    opener="framefuse.engines.tvm.engine:TvmEngine",
     needs={"cpu": Needs((_TVM,), "tvm"), "cuda": Needs((_TVM, CUPY), "tvm,cuda13")},
 )

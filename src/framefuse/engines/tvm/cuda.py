@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from framefuse.cuda import current as gpus
 from framefuse.cuda import device
+from framefuse.engines.device_requests import DeviceExecution
 from framefuse.engines.tvm import memory
-from framefuse.engines.tvm.tensors import address, tensors
+from framefuse.engines.tvm.package import address, tensors
 from framefuse.errors import EngineError
 
 if TYPE_CHECKING:
     from framefuse.engines.tvm.cudnn_convolution import ConvolutionRunner
 
 
-class TvmExecution:
+class TvmExecution(DeviceExecution):
     """A compiled network of one shape on the GPU.
 
     It owns its memory (`memory.py`), and a warm-up run compiles and loads all kernels. So a captured run allocates
@@ -29,9 +30,7 @@ class TvmExecution:
         results: the model's outputs.
     """
 
-    memory_format: Literal["nchw", "nhwc"] = "nchw"
-    layout: str | None = None
-    capturable = True
+    memory_format = "nchw"
 
     def __init__(
         self,

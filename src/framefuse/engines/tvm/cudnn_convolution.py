@@ -12,7 +12,7 @@ from framefuse.cuda import device
 from framefuse.engines.cudnn.convolutions import BIAS, RESIDUAL, WEIGHT, Builder, Layer, Plan, X, Y
 from framefuse.engines.cudnn.plans import Plans
 from framefuse.engines.tvm.offload import FUNCTION
-from framefuse.engines.tvm.tensors import address
+from framefuse.engines.tvm.package import address
 
 FP16_BYTES = 2
 

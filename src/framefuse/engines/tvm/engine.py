@@ -5,6 +5,7 @@ Synchronous on the CPU: `submit` runs the model. On CUDA a slot is one CUDA grap
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from framefuse.common.machine import available_cores
 from framefuse.cuda import current as gpus
+from framefuse.engines.cache import Cached, EngineCache, model_hash
 from framefuse.engines.engine import Engine, EngineOptions
 from framefuse.engines.requests import Slot, SlotPool
-from framefuse.engines.tvm import BACKEND, targets
-from framefuse.engines.tvm.artifact import artifact
-from framefuse.engines.tvm.package import tvm
+from framefuse.engines.tvm import BACKEND, compiling, targets
+from framefuse.engines.tvm.importer import import_model
+from framefuse.engines.tvm.package import tensors, tvm, versions
 from framefuse.engines.tvm.records import Records, default_folder
-from framefuse.engines.tvm.tensors import tensors
+from framefuse.engines.tvm.targets import Target
 from framefuse.errors import EngineError, ModelError, UsageError
 from framefuse.models.onnx_file import read_onnx
 
@@ -34,16 +36,13 @@ class TvmEngine(Engine):
     """A model, compiled for one input shape at a time.
 
     Args:
-        database: folder of a tuning database; default: the one of `framefuse tune` for this target.
         cudnn: offload convolutions to cuDNN; CUDA and fp16 only. Default: yes on CUDA at fp16.
     """
 
     name = BACKEND.name
     capabilities = BACKEND.capabilities
 
-    def __init__(
-        self, model: Path, options: EngineOptions, *, database: Path | None = None, cudnn: bool | None = None
-    ) -> None:
+    def __init__(self, model: Path, options: EngineOptions, *, cudnn: bool | None = None) -> None:
         if options.workspace_mb or options.streams > 1:
             raise UsageError("engine tvm has neither streams nor a workspace limit", remedy="leave both at 0")
         tvm()
@@ -59,7 +58,7 @@ class TvmEngine(Engine):
             raise UsageError("cuDNN runs convolutions on CUDA at fp16 only", remedy="leave cudnn out")
         self.cudnn = offloads if cudnn is None else cudnn
         self._built: dict[tuple[int, int, int, int], Path] = {}
-        self._records = Records(database or default_folder(self.target), self.target)
+        self._records = Records(default_folder(self.target), self.target)
         self.reasons = [
             f"precision {self.precision}: {'as asked' if options.precision != 'auto' else 'the default here'}",
             f"target {self.target.text}, convolutions by {'cuDNN' if self.cudnn else 'TVM'}",
@@ -115,6 +114,44 @@ class TvmEngine(Engine):
             raise EngineError(f"TVM cannot load {path}: {error}", remedy=f"delete {path} and try again") from error
 
 
+def artifact(
+    model: Path,
+    shape: tuple[int, int, int, int],
+    target: Target,
+    precision: str,
+    *,
+    cudnn: bool = False,
+    records: Records | None = None,
+) -> Cached:
+    """The shared library of a model, from the cache or compiled now.
+
+    Raises:
+        ModelError: the model cannot be read, or TVM lacks one of its operators.
+        EngineError: TVM cannot compile it, or the cache cannot be written.
+        CapabilityError: no linker is installed.
+    """
+    digest = records.digest if records is not None else ""
+    key = {
+        "model": model_hash(model),
+        "engine": "tvm",
+        "version": f"{versions()} lowering {compiling.LOWERING_VERSION}",
+        "device": target.text,
+        "precision": precision,
+        "shapes": json.dumps(shape),
+        "flags": f"cudnn={int(cudnn)} tuning={digest or 'none'}",
+    }
+
+    def build(path: Path) -> None:
+        lowered = compiling.lower(import_model(model, shape), target, precision, cudnn=cudnn)
+        database: Any = records.copy() if records is not None and digest else None
+        compiling.compile_to(path, lowered, target, database=database)
+
+    try:
+        return EngineCache("tvm").get(key, build, suffix=".so")
+    except OSError as error:
+        raise EngineError(f"the compiled model cannot be written: {error}", remedy="set XDG_CACHE_HOME") from error
+
+
 def _run(main: Any, slot: Slot) -> None:
     import tvm_ffi
 
@@ -136,8 +173,3 @@ def _input_dtype(model: Path) -> np.dtype[Any]:
     if len(inputs) != 1:
         raise ModelError(f"{model} has {len(inputs)} inputs", remedy="engine tvm takes one: the image")
     return np.dtype(inputs[0].dtype)
-
-
-def open_engine(model: Path, options: EngineOptions) -> TvmEngine:
-    """Load an ONNX model for the CPU or, where it is asked for, for CUDA."""
-    return TvmEngine(model, options)

@@ -15,7 +15,7 @@ from framefuse.engines.onnx_shapes import at_shape, folded
 from framefuse.engines.tvm.package import last_line
 from framefuse.errors import ModelError
 from framefuse.models.fp16 import to_fp32
-from framefuse.models.onnx_file import load_onnx
+from framefuse.models.onnx_file import inputs_of, load_onnx
 
 REMEDY = "use another engine, for example onnxruntime"
 
@@ -44,8 +44,7 @@ def import_model(path: Path, shape: tuple[int, int, int, int]) -> Any:
 def _make_static(path: Path, shape: tuple[int, int, int, int]) -> Any:
     """The ONNX model with this input shape, and with all values that follow from shapes as constants."""
     model = load_onnx(path)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
+    inputs = inputs_of(model)
     if len(inputs) != 1 or len(inputs[0].type.tensor_type.shape.dim) != 4:
         raise ModelError(
             f"{path} has inputs {[value.name for value in inputs]}",

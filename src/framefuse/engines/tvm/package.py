@@ -77,3 +77,13 @@ def last_line(error: object) -> str:
 def versions() -> str:
     """Versions that decide what TVM compiles."""
     return f"{version('apache-tvm')} ffi {version('apache-tvm-ffi')}"
+
+
+def tensors(result: Any) -> list[Any]:
+    """A network's result as a list: it is one tensor, or several."""
+    return [result] if hasattr(result, "shape") else list(result)
+
+
+def address(tensor: Any) -> int:
+    """Address of a tensor's first element on the GPU."""
+    return int(tensor.data_ptr())

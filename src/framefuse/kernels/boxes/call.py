@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
+from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import READERS, Found
 from framefuse.kernels.cpu import _address, _function, _scratch
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
@@ -23,7 +25,7 @@ MAX_CANDIDATES = 30_000
 COMPILED = {"yolov8": 5, "yolov5": 6}
 """Layouts whose filter is compiled, and the values that an anchor has at least."""
 
-HEAD = "yolov8_head"
+HEAD = head_cuda.LAYOUT
 """Layout of the raw logits of a yolov8 head, which the engines for the CPU may put out instead of decoded boxes."""
 
 SAMPLES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -70,7 +72,7 @@ def detections(
     if not 0 <= iou <= 1:
         raise UsageError(f"iou {iou} is not between 0 and 1")
     batch = _check(outputs, layout, maps, max_det, max_candidates)
-    if not isinstance(outputs[0], np.ndarray) or hasattr(outputs[0], "__cuda_array_interface__"):
+    if on_gpu(outputs[0]):
         return boxes_cuda.detections(
             outputs,
             layout,
@@ -136,7 +138,7 @@ def nms(
     if scores.shape != (count,) or (classes is not None and classes.shape != (count,)):
         raise UsageError(f"{count} boxes, but scores {scores.shape}, classes {getattr(classes, 'shape', None)}")
     room = count if max_det is None else min(count, max_det)
-    if not isinstance(boxes, np.ndarray) or hasattr(boxes, "__cuda_array_interface__"):
+    if on_gpu(boxes):
         if out is not None and not (len(out) == 2 and len(out[0]) >= room and len(out[1]) == 1):
             raise UsageError("out is not a pair of arrays", remedy=f"pass ({room},) and (1,) int32 on the GPU")
         threshold = _threshold(iou)
@@ -290,11 +292,7 @@ def _filter_head(
 @lru_cache(maxsize=64)
 def _head_threshold(conf: float, sample: str) -> int:
     """A key (`tir/head.py`) that that of a logit reaches if its sigmoid exceeds `conf`; those near it are computed."""
-    probability = float(np.float32(conf))
-    if probability >= 1:
-        return 0x7FFFFFFF if sample == "f32" else 0x7FFF
-    logit = np.log(probability / (1 - probability)) if probability > 0 else -np.finfo(np.float32).max
-    bits = int(np.float32(logit - 1e-3 * (1 + abs(logit)) if probability > 0 else logit).view(np.int32))
+    bits = int(np.float32(head_cuda.logit_below(conf)).view(np.int32))
     key = bits if bits >= 0 else bits ^ 0x7FFFFFFF
     return key if sample == "f32" else (key >> 16)
 
@@ -370,18 +368,9 @@ def _check(outputs: Sequence[Any], layout: str, maps: Any, max_det: int, max_can
 
 
 def _check_head(outputs: Sequence[Any], images: int) -> None:
-    shapes = [tuple(output.shape) for output in outputs]
     if not all(isinstance(output, np.ndarray) and output.flags.c_contiguous for output in outputs):
         raise UsageError(f"{HEAD} outputs are read on the host, and contiguous", remedy="pass numpy arrays")
-    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
-    fits = all(len(d) == len(c) == 4 and d[:3] == c[:3] and d[0] >= images for d, c in pairs)
-    if len(shapes) % 2 or not pairs or not fits or len({(d[3], c[3]) for d, c in pairs}) != 1:
-        raise UsageError(
-            f"the {HEAD} outputs have shapes {shapes} for {images} images",
-            remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
-        )
-    if pairs[0][0][3] % 4 or min(*pairs[0][0][1:], *pairs[0][1][1:]) < 1:
-        raise UsageError(f"the {HEAD} outputs have shapes {shapes}: no 4 distances, or nothing")
+    head_cuda.check_shapes([tuple(output.shape) for output in outputs], images)
     if len({output.dtype for output in outputs}) != 1 or outputs[0].dtype not in HEAD_SAMPLES:
         raise UsageError(
             f"the {HEAD} outputs are {', '.join(str(output.dtype) for output in outputs)}",

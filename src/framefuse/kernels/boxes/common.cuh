@@ -21,6 +21,10 @@ struct __align__(16) Box {
 struct __align__(16) RotatedBox {
   float cx, cy, half_width, half_height, cos, sin, spare[2];
 };
+struct __align__(16) ViewBox {
+  float x1, y1, x2, y2;
+  int view, cut, spare[2];  // cut: 1, 2, 4, 8 for left, top, right, bottom
+};
 
 constexpr int LAST = 1 << 30;              // after every class
 constexpr unsigned INFINITE = 0x7f800000;  // bits of an infinity; those of a NaN are more, without the sign

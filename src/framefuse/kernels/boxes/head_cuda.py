@@ -66,22 +66,30 @@ class Head(NamedTuple):
         """
         arrays = [device.as_cupy(output) for output in outputs]
         shapes = [tuple(array.shape) for array in arrays]
-        pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
-        fits = all(len(a) == len(b) == 4 and a[:3] == b[:3] for a, b in pairs) and len({a[0] for a, _ in pairs}) == 1
-        alike = len({(a[3], b[3]) for a, b in pairs if len(a) == len(b) == 4}) == 1
-        if len(shapes) % 2 or not fits or not alike or shapes[0][3] % 4 or 0 in shapes[0] or 0 in shapes[1]:
-            raise UsageError(
-                f"the {LAYOUT} outputs have shapes {shapes}",
-                remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
-            )
+        check_shapes(shapes)
         if any(array.dtype != np.float16 for array in arrays):
             raise UsageError(
                 f"the {LAYOUT} outputs are {', '.join(str(array.dtype) for array in arrays)}",
                 remedy="on a GPU, pass float16",
             )
         places = [_place(array) for array in arrays]
-        levels = tuple((rows, columns) for (_, rows, columns, _), _ in pairs)
+        levels = tuple((rows, columns) for _, rows, columns, _ in shapes[::2])
         return cls(tuple(places[::2]), tuple(places[1::2]), levels, shapes[0][0], shapes[0][3] // 4, shapes[1][3])
+
+
+def check_shapes(shapes: Sequence[tuple[int, ...]], images: int = 0) -> None:
+    """
+    Raises:
+        UsageError: they are not those of the outputs of a head for so many images.
+    """
+    pairs = list(zip(shapes[::2], shapes[1::2], strict=False))
+    fits = all(len(a) == len(b) == 4 and a[:3] == b[:3] and a[0] >= images for a, b in pairs)
+    alike = len({(a[0], a[3], b[3]) for a, b in pairs if len(a) == len(b) == 4}) == 1
+    if len(shapes) % 2 or not (fits and alike) or shapes[0][3] % 4 or 0 in (*shapes[0][1:], *shapes[1][1:]):
+        raise UsageError(
+            f"the {LAYOUT} outputs have shapes {list(shapes)} for {images} images",
+            remedy="for each level they are (batch, rows, columns, 4 * bins) and (batch, rows, columns, classes)",
+        )
 
 
 def _place(array: Any) -> Place:

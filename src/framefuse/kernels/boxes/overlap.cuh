@@ -64,3 +64,31 @@ static __device__ float intersection(const RotatedBox& a, const RotatedBox& b, b
   }
   return max(sum, 0.0f);
 }
+
+static __device__ float area(const ViewBox& box) { return (box.x2 - box.x1) * (box.y2 - box.y1); }
+
+static __device__ float shared_area(const ViewBox& a, const ViewBox& b) {
+  return max(min(a.x2, b.x2) - max(a.x1, b.x1), 0.0f) * max(min(a.y2, b.y2) - max(a.y1, b.y1), 0.0f);
+}
+
+// Whether a box hides a later one of another view: the rules and the numbers of postprocess/merge.py.
+static __device__ bool hides(const ViewBox& a, const ViewBox& later) {
+  constexpr float DUPLICATE = 0.5f, PART = 0.6f, CONTINUES = 0.6f;
+  constexpr int LEFT = 1, TOP = 2, RIGHT = 4, BOTTOM = 8;
+  const float shared = shared_area(a, later);
+  if (a.view == later.view || shared <= 0) return false;
+  if (shared > DUPLICATE * (area(a) + area(later) - shared)) return true;
+  if (!later.cut) return false;
+  if (shared > PART * area(later)) return true;
+  const float wide = min(a.x2, later.x2) - max(a.x1, later.x1), high = min(a.y2, later.y2) - max(a.y1, later.y1);
+  const bool alike_x = wide > CONTINUES * (max(a.x2, later.x2) - min(a.x1, later.x1));
+  const bool alike_y = high > CONTINUES * (max(a.y2, later.y2) - min(a.y1, later.y1));
+  const bool across = (a.cut & LEFT && later.cut & RIGHT) || (later.cut & LEFT && a.cut & RIGHT);
+  const bool down = (a.cut & TOP && later.cut & BOTTOM) || (later.cut & TOP && a.cut & BOTTOM);
+  return (across && alike_y) || (down && alike_x);
+}
+
+// For boxes of views, more than any threshold where one hides the other, else nothing.
+static __device__ float intersection(const ViewBox& a, const ViewBox& b, bool b_first) {
+  return hides(b_first ? b : a, b_first ? a : b) ? 0.75f * (area(a) + area(b)) : 0.0f;
+}

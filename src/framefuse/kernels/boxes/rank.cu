@@ -5,7 +5,7 @@
 
 #include "common.cuh"
 
-// kernels: rank <Box>, rank_rotated <RotatedBox>
+// kernels: rank <Box>, rank_rotated <RotatedBox>, rank_views <ViewBox>
 // launch: grid (blocks, batch), block 512, waits, --fmad=false
 template <class B>
 __global__ void __launch_bounds__(512) rank(

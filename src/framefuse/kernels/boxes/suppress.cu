@@ -87,7 +87,7 @@ static __device__ unsigned compare(
 // `maps` (batch, 8), for x and y each: model pixels per unit, left or top, 1 / scale, size of the image.
 // With `indices`, the result is the indices of the boxes, in `out_classes`, and the counts.
 //
-// kernels: suppress <Box>, suppress_rotated <RotatedBox>
+// kernels: suppress <Box>, suppress_rotated <RotatedBox>, suppress_views <ViewBox>
 // launch: grid (blocks, batch), block 1024, waits, --fmad=false
 template <class B>
 __global__ void __launch_bounds__(CHUNK, 1) suppress(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from framefuse.cuda import device, kernel
 from framefuse.cuda.launch_plan import keep
 from framefuse.errors import UsageError
 from framefuse.frame import PIXEL_FORMATS, Frame, Matrix, PixelFormat
 from framefuse.kernels import cpu
-from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.arrays import address, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target
 from framefuse.kernels.colour.reference import Chroma, ImageLayout
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS, to_rgb
 
@@ -35,7 +37,6 @@ def yuv_to_rgb(
     channel_order: Literal["rgb", "bgr"] = "rgb",
     chroma: Chroma = "nearest",
     scale: float = 1.0,
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """RGB of a frame of any pixel format, at its own size. `reference.yuv_to_rgb` states formula and arguments.
 
@@ -59,7 +60,7 @@ def yuv_to_rgb(
     kind, width, height, matrix, full_range = kinds.pop()
     if out is None:
         shape = (height, width, 3) if layout == "HWC" else (3, height, width)
-        out = new(frames[0].planes[0], shape if isinstance(frame, Frame) else (len(frames), *shape), dtype)
+        out = new(on_gpu(frames[0].planes[0]), shape if isinstance(frame, Frame) else (len(frames), *shape), dtype)
     target = Image.of("out", out, layout)
     wanted = (len(frames), *((1, 3) if layout == "HWC" else (3, 1)), height, width)
     if (target.images, target.planes, target.channels, target.height, target.width) != wanted:
@@ -72,39 +73,30 @@ def yuv_to_rgb(
     code = LAYOUT_CODES[kind.layout + (str(len(kind.channels)) if kind.layout == "packed" else "")]
     tie = TIE if target.dtype == np.uint8 else 0.0
     coefficients = _coefficients(kind, matrix, full_range, channel_order, scale, tie)
-    part = checked_rows(rows, height)
+    lists = [_planes(one) for one in frames]
+    # In the order of the kernels for the CPU.
+    options = {
+        "layout": code,
+        "linear": int(chroma == "linear"),
+        "height": height,
+        "width": width,
+        "row_pitch": target.row_pitch,
+        "channel_pitch": target.plane_pitch,
+        "interleaved": int(layout == "HWC"),
+    }
     if on_gpu(out):
-        if part != (0, height):
-            raise UsageError(f"rows {rows}: on a GPU all rows are made in one launch")
-        _yuv_to_rgb_cuda(name, frames, out, target, code, chroma == "linear", coefficients)
+        _launch(name, kind, lists, out, target, options, coefficients)
         return out
-    sub_x, sub_y = kind.subsample
-    for number, one in enumerate(frames):
-        addresses, pitches = _planes(one, cpu._address)
-        cpu._function(name)(
-            *addresses,
-            *pitches,
-            code,
-            sub_x,
-            sub_y,
-            int(chroma == "linear"),
-            height,
-            width,
-            *part,
-            cpu._address(out) + number * target.image_pitch * target.dtype.itemsize,
-            target.row_pitch,
-            target.plane_pitch,
-            int(layout == "HWC"),
-            _row_weights(sub_y),
-            coefficients,
-            cpu._scratch.get("rgb_tints", (3, width + 4)),
-            cpu._scratch.get("rgb_pair", (2, width + 4)),
-            cpu._scratch.get("rgb_edged", (width + 2,)),
-        )
+    scratch = [(3, width + 4), (2, width + 4), (width + 2,)]
+    work = [cpu._scratch.get(*named) for named in zip(("rgb_tints", "rgb_pair", "rgb_edged"), scratch, strict=True)]
+    weights = _row_weights(kind.subsample[1])
+    for number, (addresses, pitches) in enumerate(lists):
+        place = *addresses, *pitches, target.address(out, number)
+        cpu._function(name)(*place, *options.values(), *kind.subsample, weights, coefficients, *work)
     return out
 
 
-def _planes(frame: Frame, address: Callable[[Any], int]) -> tuple[list[int], list[int]]:
+def _planes(frame: Frame) -> tuple[list[int], list[int]]:
     """Address and pitch in elements of each plane, padded to three."""
     addresses = [address(plane) for plane in frame.planes]
     pitches = [Image.of(f"plane {number}", plane, "HWC").row_pitch for number, plane in enumerate(frame.planes)]
@@ -112,69 +104,38 @@ def _planes(frame: Frame, address: Callable[[Any], int]) -> tuple[list[int], lis
     return addresses + addresses[:1] * spare, pitches + pitches[:1] * spare
 
 
-def _yuv_to_rgb_cuda(
+def _launch(
     name: str,
-    frames: list[Frame],
+    kind: PixelFormat,
+    lists: list[tuple[list[int], list[int]]],
     out: Any,
     target: Image,
-    code: int,
-    linear: bool,
+    options: dict[str, int],
     coefficients: NDArray[np.float32],
 ) -> None:
-    from framefuse.cuda import device, kernel
-
-    written, size = device.address(out), target.dtype.itemsize
-    lists = [_planes(frame, device.address) for frame in frames]
-    if any(pitches != lists[0][1] for _, pitches in lists):
+    addresses, pitches = lists[0]
+    if any(other != pitches for _, other in lists):
         raise UsageError("the planes of the frames differ in pitch")
-    table: Any = 0
-    if len(frames) > 1:
-        rows = [
-            (*addresses, written + number * target.image_pitch * size) for number, (addresses, _) in enumerate(lists)
-        ]
-        table = keep(device.upload(np.array(rows, np.int64), None))
-    (address0, address1, address2), (pitch0, pitch1, pitch2) = lists[0]
-    shift_x, shift_y = (step.bit_length() - 1 for step in frames[0].format.subsample)
-    pitches = (target.row_pitch, target.plane_pitch, target.image_pitch)
-    whole = target.width % 4 == 0 and all(pitch % 4 == 0 for pitch in pitches) and written % (4 * size) == 0
+    rows = [(*planes, target.address(out, number)) for number, (planes, _) in enumerate(lists)]
+    table = keep(device.upload(np.array(rows, np.int64), None)) if len(rows) > 1 else 0
+    shift_x, shift_y = (step.bit_length() - 1 for step in kind.subsample)
     # Four luma samples, and the two chroma pairs that belong to them, are whole words.
-    sample = 1 if frames[0].format.bits == 8 else 2
-    offsets = [pitch0 * sample, pitch1 * sample, *(number for addresses, _ in lists for number in addresses[:2])]
-    paired = (
-        code == LAYOUT_CODES["semiplanar"]
-        and not linear
-        and shift_x == 1
-        and target.width % 4 == 0
-        and not any(offset % 4 for offset in offsets)
-    )
-    numbers = [float(number) for number in coefficients]
-    matrix: dict[str, Any] = {f"m{k}": numbers[k] for k in range(9)}
-    matrix |= {f"o{k}": numbers[9 + k] for k in range(3)}
+    sample = 1 if kind.bits == 8 else 2
+    offsets = [pitches[0] * sample, pitches[1] * sample, *(number for row in rows for number in row[:2])]
+    paired = kind.layout == "semiplanar" and not options["linear"] and shift_x == 1 and target.width % 4 == 0
     kernel.launch(
         name,
+        **options,
+        **{f"address{k}": address for k, address in enumerate(addresses)},
+        **{f"pitch{k}": pitch for k, pitch in enumerate(pitches)},
         table=table,
-        address0=address0,
-        address1=address1,
-        address2=address2,
-        target=written,
-        pitch0=pitch0,
-        pitch1=pitch1,
-        pitch2=pitch2,
-        layout=code,
+        target=rows[0][3],
         shift_x=shift_x,
         shift_y=shift_y,
-        linear=int(linear),
-        height=target.height,
-        width=target.width,
-        frames=len(frames),
-        row_pitch=target.row_pitch,
-        channel_pitch=target.plane_pitch,
-        interleaved=int(target.planes == 1),
-        vectors=int(whole),
-        paired=int(paired),
-        **matrix,
-        low=numbers[12],
-        high=numbers[15],
+        frames=len(rows),
+        vectors=int(target.whole_vectors(out)),
+        paired=int(paired and not any(offset % 4 for offset in offsets)),
+        numbers=coefficients.tobytes(),
     )
 
 
@@ -187,7 +148,6 @@ def rgb_to_yuv(
     full_range: bool = False,
     layout: ImageLayout = "HWC",
     channel_order: Literal["rgb", "bgr"] = "rgb",
-    rows: tuple[int, int] | None = None,
 ) -> tuple[NDArray[np.uint8], ...]:
     """The planes of an RGB image. `reference.rgb_to_yuv` states formula, chroma siting and arguments.
 
@@ -207,7 +167,7 @@ def rgb_to_yuv(
         raise UsageError(f"image is {image.dtype} {image.shape}", remedy="pass uint8 or float32 with 3 or 4 channels")
     kind = PIXEL_FORMATS[format]
     shapes = kind.plane_shapes(source.width, source.height)
-    planes = tuple(new(image, shape, np.uint8) for shape in shapes) if out is None else tuple(out)
+    planes = tuple(new(on_gpu(image), shape, np.uint8) for shape in shapes) if out is None else tuple(out)
     if tuple(tuple(plane.shape) for plane in planes) != shapes:
         raise UsageError(f"out has planes of {[plane.shape for plane in planes]}, expected {list(shapes)}")
     views = [Image.of(f"plane {number} of out", plane, "HWC") for number, plane in enumerate(planes)]
@@ -215,65 +175,31 @@ def rgb_to_yuv(
         raise UsageError(f"planes of out are {[str(view.dtype) for view in views]}, expected uint8")
     for plane in planes:
         check_target(image, plane)
-    first, last = checked_rows(rows, source.height)
-    subsample = kind.subsample[1]
-    if first % subsample or (last % subsample and last != source.height):
-        raise UsageError(f"rows {rows} cut a chroma sample of {format} in two", remedy="use even rows")
     pitches = [view.row_pitch for view in views]
-    addresses = [_address(plane) for plane in planes]
+    addresses = [address(plane) for plane in planes]
     if kind.layout == "semiplanar":  # V begins one sample after U
         addresses.append(addresses[1] + 1)
         pitches.append(pitches[1])
     name = f"rgb_to_yuv_{OUTPUTS[source.dtype]}"
-    channel_pitch = source.plane_pitch or 1
-    chroma_step = 2 if kind.layout == "semiplanar" else 1
     weights = _yuv_coefficients(matrix, full_range, channel_order)
+    # In the order of the kernels for the CPU.
+    places = {
+        "image": address(image),
+        "image_pitch": source.row_pitch,
+        "channel_pitch": source.plane_pitch or 1,
+        "step": source.channels,
+        "height": source.height,
+        "width": source.width,
+        **{f"address{k}": plane for k, plane in enumerate(addresses)},
+        **{f"pitch{k}": pitch for k, pitch in enumerate(pitches)},
+        "chroma_step": 2 if kind.layout == "semiplanar" else 1,
+        "subsample": kind.subsample[1],
+    }
     if on_gpu(image):
-        if (first, last) != (0, source.height):
-            raise UsageError(f"rows {rows}: on a GPU all rows are made in one launch")
-        from framefuse.cuda import device, kernel
-
-        numbers: dict[str, Any] = {f"w{k}": float(weight) for k, weight in enumerate(weights)}
-        kernel.launch(
-            name,
-            image=device.address(image),
-            image_pitch=source.row_pitch,
-            channel_pitch=channel_pitch,
-            step=source.channels,
-            height=source.height,
-            width=source.width,
-            **{f"address{k}": address for k, address in enumerate(addresses)},
-            **{f"pitch{k}": pitch for k, pitch in enumerate(pitches)},
-            chroma_step=chroma_step,
-            subsample=subsample,
-            **numbers,
-        )
-        return planes
-    cpu._function(name)(
-        cpu._address(image),
-        source.row_pitch,
-        channel_pitch,
-        source.channels,
-        source.height,
-        source.width,
-        first,
-        last,
-        *addresses,
-        *pitches,
-        chroma_step,
-        subsample,
-        weights,
-        cpu._scratch.get("yuv_rows", (9, source.width + 1)),
-    )
+        kernel.launch(name, **places, numbers=weights.tobytes())
+    else:
+        cpu._function(name)(*places.values(), weights, cpu._scratch.get("yuv_rows", (9, source.width + 1)))
     return planes
-
-
-def _address(array: Any) -> int:
-    if not on_gpu(array):
-        return cpu._address(array)
-    from framefuse.cuda import device
-
-    return device.address(array)
 
 
 @lru_cache(maxsize=32)
@@ -298,11 +224,11 @@ def _row_weights(sub_y: int) -> NDArray[np.float32]:
 def _coefficients(
     kind: PixelFormat, matrix: Matrix, full_range: bool, channel_order: str, scale: float, tie: float
 ) -> NDArray[np.float32]:
-    """M (9), o (3), lo (3), hi (3): one output channel = clip(M @ components + o, lo, hi)."""
+    """M (9), o (3), lo (3), hi (3), and two unused: one output channel = clip(M @ components + o, lo, hi)."""
     rows, offset = to_rgb(kind, matrix, full_range)
     if channel_order == "bgr":
         rows, offset = rows[::-1], offset[::-1]
     square = np.zeros((3, 3))
     square[:, : rows.shape[1]] = rows * scale
-    parts = (square.ravel(), offset * scale + tie, np.zeros(3), np.full(3, 255 * scale))
+    parts = (square.ravel(), offset * scale + tie, np.zeros(3), np.full(3, 255 * scale), np.zeros(2))
     return np.concatenate(parts).astype(np.float32)

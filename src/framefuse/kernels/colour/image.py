@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from framefuse.cuda import device
 from framefuse.errors import UsageError
+from framefuse.kernels.arrays import address, on_gpu
 from framefuse.kernels.colour.reference import ImageLayout
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
@@ -36,8 +38,6 @@ class Image(NamedTuple):
         if layout not in ("HWC", "CHW"):
             raise UsageError(f"layout {layout!r} is not 'HWC' or 'CHW'")
         if on_gpu(image):
-            from framefuse.cuda import device
-
             image = device.as_cupy(image)
         shape, strides, size = tuple(image.shape), tuple(image.strides), image.dtype.itemsize
         planar = layout == "CHW" or len(shape) == 2
@@ -71,10 +71,14 @@ class Image(NamedTuple):
             raise UsageError(f"{name} reaches over {reach} samples, more than {MAX_ELEMENTS}")
         return made
 
+    def whole_vectors(self, array: Any) -> bool:
+        """Whether every four elements of a row that begin at a multiple of four are an aligned vector."""
+        pitches = (self.width, self.row_pitch, self.plane_pitch, self.image_pitch)
+        return not any(number % 4 for number in pitches) and address(array) % (4 * self.dtype.itemsize) == 0
 
-def on_gpu(array: Any) -> bool:
-    """Whether an array lies on a GPU, according to its library."""
-    return hasattr(array, "__cuda_array_interface__") or bool(getattr(array, "is_cuda", False))
+    def address(self, array: Any, number: int) -> int:
+        """Address of image `number` of the array."""
+        return address(array) + number * self.image_pitch * self.dtype.itemsize
 
 
 def check_target(image: Any, out: Any) -> None:
@@ -87,25 +91,3 @@ def check_target(image: Any, out: Any) -> None:
         raise UsageError("out is read-only")
     if np.may_share_memory(image, out):
         raise UsageError("out overlaps the input", remedy="pass another out; it cannot be done in place")
-
-
-def new(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised array on the device of `like`."""
-    if not on_gpu(like):
-        return np.empty(shape, dtype)
-    from framefuse.cuda import device
-
-    return device.cupy().empty(shape, dtype)
-
-
-def checked_rows(rows: tuple[int, int] | None, height: int) -> tuple[int, int]:
-    """The rows to fill; all of them for None.
-
-    Raises:
-        UsageError: they are not a range within the image.
-    """
-    if rows is None:
-        return 0, height
-    if not 0 <= rows[0] < rows[1] <= height:
-        raise UsageError(f"rows {rows} are not a range within 0..{height}")
-    return rows

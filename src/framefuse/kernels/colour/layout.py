@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
 from framefuse.kernels import cpu
+from framefuse.kernels.arrays import new, on_gpu
 from framefuse.kernels.colour.call import OUTPUTS
-from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target
 from framefuse.kernels.colour.reference import ImageLayout
 
 
@@ -24,7 +26,6 @@ def normalize(
     dtype: DTypeLike = np.float32,
     layout: ImageLayout = "HWC",
     out_layout: ImageLayout | None = None,
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[c, y, x] = (image[c, y, x] - mean[c]) / std[c]. `reference.normalize` states the arguments.
 
@@ -36,12 +37,8 @@ def normalize(
     if len(mean) != channels or len(std) != channels or 0.0 in std or not np.isfinite([*mean, *std]).all():
         raise UsageError(f"mean {mean} and std {std} are not {channels} finite numbers each, std without a zero")
     gain = 1 / np.asarray(std, np.float64)
-    target_layout = out_layout or layout
-    repeats = source.width if layout == target_layout == "HWC" else 1
-    gains, biases = (np.tile(row, repeats).astype(np.float32) for row in (gain, -np.asarray(mean) * gain))
-    done: NDArray[Any] = _rearrange(
-        "normalize", image, source, out, np.dtype(dtype), target_layout, rows, gains, biases
-    )
+    scales = np.array((gain, -np.asarray(mean) * gain), np.float32)
+    done: NDArray[Any] = _rearrange("normalize", image, source, out, np.dtype(dtype), out_layout or layout, scales)
     return done
 
 
@@ -50,7 +47,6 @@ def change_layout(
     out: NDArray[Any] | None = None,
     *,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """HWC to CHW, or CHW to HWC, as a copy. `reference.change_layout` states the arguments.
 
@@ -58,9 +54,9 @@ def change_layout(
         UsageError: an argument cannot be used; the message says which and why.
     """
     source = Image.of("image", image, layout)
-    unused = np.zeros(1, np.float32)
     to: ImageLayout = "HWC" if layout == "CHW" else "CHW"
-    done: NDArray[Any] = _rearrange("change_layout", image, source, out, source.dtype, to, rows, unused, unused)
+    unused = np.zeros((2, source.planes * source.channels), np.float32)
+    done: NDArray[Any] = _rearrange("change_layout", image, source, out, source.dtype, to, unused)
     return done
 
 
@@ -71,25 +67,20 @@ def _rearrange(
     out: Any,
     dtype: np.dtype[Any],
     layout: ImageLayout,
-    rows: tuple[int, int] | None,
-    gains: NDArray[np.float32],
-    biases: NDArray[np.float32],
+    scales: NDArray[np.float32],
 ) -> Any:
-    channels = source.planes * source.channels
+    """`scales`: gains and biases, for each channel."""
+    channels, gpu = source.planes * source.channels, on_gpu(image)
     height, width = source.height, source.width
     if source.dtype not in OUTPUTS or channels not in (1, 3, 4):
         raise UsageError(f"image is {image.dtype} with {channels} channels", remedy="pass 1, 3 or 4; u8, f32 or f16")
     if out is None:
         batch = (source.images,) if image.ndim == 4 else ()
         shape = (height, width, channels) if layout == "HWC" else (channels, height, width)
-        out = new(image, (*batch, *shape), dtype)
+        out = new(gpu, (*batch, *shape), dtype)
     target = Image.of("out", out, layout)
-    if (target.images, target.planes * target.channels, target.height, target.width) != (
-        source.images,
-        channels,
-        height,
-        width,
-    ):
+    sizes = [(each.images, each.planes * each.channels, each.height, each.width) for each in (source, target)]
+    if sizes[0] != sizes[1]:
         raise UsageError(f"out has shape {out.shape}, which does not fit an image of {image.shape} as {layout}")
     check_target(image, out)
     name = f"{family}_{OUTPUTS[source.dtype]}"
@@ -100,51 +91,28 @@ def _rearrange(
         raise UsageError(f"out is {out.dtype}", remedy="pass float32 or float16")
     else:
         name += f"_{OUTPUTS[target.dtype]}"
-    first, last = checked_rows(rows, height)
-    if on_gpu(image):
-        if (first, last) != (0, height):
-            raise UsageError(f"rows {rows}: on a GPU all rows are made in one launch")
-        from framefuse.cuda import device, kernel
-
-        scales: dict[str, Any] = {f"gain{k}": float(gains[k % gains.size]) for k in range(4)}
-        scales |= {f"bias{k}": float(biases[k % biases.size]) for k in range(4)}
-        kernel.launch(
-            name,
-            image_address=device.address(image),
-            image_pitch=source.row_pitch,
-            image_channel=_channel_pitch(source) or 1,
-            image_step=source.channels,
-            image_stride=source.image_pitch,
-            out_address=device.address(out),
-            out_pitch=target.row_pitch,
-            out_channel=_channel_pitch(target) or 1,
-            out_step=target.channels,
-            out_stride=target.image_pitch,
-            images=source.images,
-            channels=channels,
-            height=height,
-            width=width,
-            **scales,
-        )
+    # In the order of the kernels for the CPU.
+    places: dict[str, Any] = {
+        "image_address": source.address(image, 0),
+        "image_pitch": source.row_pitch,
+        "image_channel": source.plane_pitch or 1,
+        "image_step": source.channels,
+        "out_address": target.address(out, 0),
+        "out_pitch": target.row_pitch,
+        "out_channel": target.plane_pitch or 1,
+        "out_step": target.channels,
+        "channels": channels,
+        "height": height,
+        "width": width,
+    }
+    if gpu:
+        strides = {"image_stride": source.image_pitch, "out_stride": target.image_pitch}
+        numbers = np.pad(scales, ((0, 0), (0, 4 - channels))).tobytes()
+        kernel.launch(name, **places, **strides, images=source.images, numbers=numbers)
         return out
+    repeats = width if source.channels > 1 and target.channels > 1 else 1  # a row of interleaved pixels is one loop
+    gains, biases = (np.tile(row, repeats) for row in scales)
     for number in range(source.images):
-        cpu._function(name)(
-            cpu._address(image) + number * source.image_pitch * source.dtype.itemsize,
-            source.row_pitch,
-            _channel_pitch(source),
-            cpu._address(out) + number * target.image_pitch * target.dtype.itemsize,
-            target.row_pitch,
-            _channel_pitch(target),
-            channels,
-            width,
-            first,
-            last,
-            gains,
-            biases,
-        )
+        places |= {"image_address": source.address(image, number), "out_address": target.address(out, number)}
+        cpu._function(name)(*places.values(), gains, biases)
     return out
-
-
-def _channel_pitch(image: Image) -> int:
-    """Elements from a channel to the next; 0 if they are interleaved. A single channel counts as a plane."""
-    return 0 if image.channels > 1 else image.plane_pitch or 1

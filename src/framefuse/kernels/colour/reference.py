@@ -30,7 +30,6 @@ def yuv_to_rgb(
     channel_order: Literal["rgb", "bgr"] = "rgb",
     chroma: Chroma = "nearest",
     scale: float = 1.0,
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = scale * clip(RGB of the frame's samples at (x, y), 0, 255), at the frame's own size.
 
@@ -53,13 +52,12 @@ def yuv_to_rgb(
             "linear": interpolated between samples sited in the centre of the pixels that they cover, clamped at the
             edges, as `preprocess` does.
         scale: 1 gives grey levels 0..255, 1 / 255 gives 0..1.
-        rows: fill only the rows first..last - 1 of `out`.
 
     Returns:
         `out`.
     """
     rgb = _rgb(frame, chroma) * scale
-    return write(rgb if channel_order == "rgb" else rgb[::-1], out, dtype, layout, rows)
+    return write(rgb if channel_order == "rgb" else rgb[::-1], out, dtype, layout)
 
 
 def rgb_to_yuv(
@@ -71,7 +69,6 @@ def rgb_to_yuv(
     full_range: bool = False,
     layout: ImageLayout = "HWC",
     channel_order: Literal["rgb", "bgr"] = "rgb",
-    rows: tuple[int, int] | None = None,
 ) -> tuple[NDArray[np.uint8], ...]:
     """Y = K_R R + K_G G + K_B B, Cb = (B - Y) / (2 (1 - K_B)), Cr = (R - Y) / (2 (1 - K_R)), then 8-bit codes.
 
@@ -87,8 +84,6 @@ def rgb_to_yuv(
         out: the planes of `format`, as frame.PixelFormat.plane_shapes gives them; None allocates them.
         layout: of `image`.
         channel_order: of `image`.
-        rows: fill only what belongs to image rows first..last - 1; `first` must be even for 4:2:0, and so must `last`
-            unless it is the height.
 
     Returns:
         The planes.
@@ -105,12 +100,9 @@ def rgb_to_yuv(
     u, v = (128 + (255 if full_range else 224) * c for c in pair)
     kind = PIXEL_FORMATS[format]
     planes = tuple(np.empty(shape, np.uint8) for shape in kind.plane_shapes(width, height)) if out is None else out
-    first, last = rows or (0, height)
     values = (luma, np.stack((u, v), axis=2)) if format == "nv12" else (luma, u, v)
-    for number, (plane, value) in enumerate(zip(planes, values, strict=True)):
-        step = kind.subsample[1] if number else 1
-        part = slice(first // step, -(-last // step))
-        plane[part] = np.floor(value[part] + 0.5 + TIE).clip(0, 255)
+    for plane, value in zip(planes, values, strict=True):
+        plane[:] = np.floor(value + 0.5 + TIE).clip(0, 255)
     return tuple(planes)
 
 
@@ -123,7 +115,6 @@ def normalize(
     dtype: DTypeLike = np.float32,
     layout: ImageLayout = "HWC",
     out_layout: ImageLayout | None = None,
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[c, y, x] = (image[c, y, x] - mean[c]) / std[c], in another layout if `out_layout` differs.
 
@@ -134,7 +125,6 @@ def normalize(
         out: float32 or float16, in `out_layout`; None allocates it.
         dtype: of a new `out`.
         out_layout: of `out`; None keeps `layout`.
-        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`.
@@ -142,7 +132,7 @@ def normalize(
     planar = (image if layout == "CHW" else np.moveaxis(image, -1, -3)).astype(np.float64)
     column = (-1, 1, 1)
     value = (planar - np.reshape(mean, column)) / np.reshape(std, column)
-    return write(value, out, dtype, out_layout or layout, rows)
+    return write(value, out, dtype, out_layout or layout)
 
 
 def change_layout(
@@ -150,7 +140,6 @@ def change_layout(
     out: NDArray[Any] | None = None,
     *,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[c, y, x] = image[y, x, c] for `layout` "HWC", out[y, x, c] = image[c, y, x] for "CHW"; always a copy.
 
@@ -160,31 +149,22 @@ def change_layout(
         image: (height, width, C) or (C, height, width) by `layout`; uint8, float32 or float16, with C = 1, 3 or 4.
             A leading axis of images is allowed.
         layout: of `image`.
-        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`, of the dtype of `image`, in the other layout.
     """
     planar = image if layout == "CHW" else np.moveaxis(image, -1, -3)
-    return write(planar, out, image.dtype, "HWC" if layout == "CHW" else "CHW", rows)
+    return write(planar, out, image.dtype, "HWC" if layout == "CHW" else "CHW")
 
 
-def write(
-    planar: NDArray[Any],
-    out: NDArray[Any] | None,
-    dtype: DTypeLike,
-    layout: ImageLayout,
-    rows: tuple[int, int] | None,
-) -> NDArray[Any]:
+def write(planar: NDArray[Any], out: NDArray[Any] | None, dtype: DTypeLike, layout: ImageLayout) -> NDArray[Any]:
     """Store (..., C, H, W) values in `layout`; uint8 rounds to nearest, halves up, and saturates."""
     value = planar if layout == "CHW" else np.moveaxis(planar, -3, -1)
     if out is None:
         out = np.zeros(value.shape, dtype)
     if out.dtype == np.uint8 and value.dtype != np.uint8:
         value = np.floor(value + 0.5 + TIE).clip(0, 255)
-    part = slice(*(rows or (0, planar.shape[-2])))
-    where = (..., part, slice(None)) if layout == "CHW" else (..., part, slice(None), slice(None))
-    out[where] = value[where]
+    out[...] = value
     return out
 
 
@@ -198,24 +178,35 @@ def _mean_of_pixels(samples: Array) -> Array:
 
 def _rgb(frame: Frame, chroma: Chroma) -> Array:
     """R, G, B of a frame as (3, height, width) in 0..255, in the coded orientation."""
+    y, *differences = components(frame)
+    return rgb_of(frame, [y, *(_upsample(plane, y.shape, frame.format.subsample, chroma) for plane in differences)])
+
+
+def components(frame: Frame) -> list[Array]:
+    """Y, U and V of a frame, or G, B and R, or Y alone, or R, G and B of a packed one, each as a plane of its own."""
     kind = frame.format
-    top = 2.0**kind.bits - 1
     planes = [plane / 2.0**kind.shift for plane in frame.planes]
     if kind.layout == "packed":
-        return np.stack([planes[0][:, :, kind.channels.index(name)] for name in "rgb"]) * 255 / top
+        return [planes[0][:, :, kind.channels.index(name)] for name in "rgb"]
     if kind.layout == "semiplanar":
         u, v = np.moveaxis(planes[1], 2, 0)
-        planes = [planes[0], v, u] if kind.channels == "vu" else [planes[0], u, v]
-    y, *differences = planes
-    full = [y, *(_upsample(plane, y.shape, kind.subsample, chroma) for plane in differences)]
+        return [planes[0], v, u] if kind.channels == "vu" else [planes[0], u, v]
+    return planes
+
+
+def rgb_of(frame: Frame, parts: Sequence[Array]) -> Array:
+    """R, G, B in 0..255 along a new first axis, from the `components` of a frame at one size; see `yuv_to_rgb`."""
+    kind = frame.format
+    top, unit = 2.0**kind.bits - 1, 2.0 ** (kind.bits - 8)
+    if kind.layout == "packed":
+        return np.stack(parts) * 255 / top
     if kind.name.startswith("gbrp") or (frame.matrix == "rgb" and kind.layout != "gray"):
-        green, blue, red = full
+        green, blue, red = parts
         return np.stack([red, green, blue]) * 255 / top
-    unit = 2.0 ** (kind.bits - 8)
-    luma = full[0] / top if frame.full_range else (full[0] / unit - 16) / 219
+    luma = parts[0] / top if frame.full_range else (parts[0] / unit - 16) / 219
     if kind.layout == "gray":
         return np.stack([luma] * 3).clip(0, 1) * 255
-    cb, cr = ((c - 128 * unit) / top if frame.full_range else (c / unit - 128) / 224 for c in full[1:])
+    cb, cr = ((c - 128 * unit) / top if frame.full_range else (c / unit - 128) / 224 for c in parts[1:])
     k_r, k_b = LUMA_WEIGHTS[frame.matrix]
     k_g = 1 - k_r - k_b
     red = luma + 2 * (1 - k_r) * cr

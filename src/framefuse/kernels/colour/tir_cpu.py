@@ -101,20 +101,18 @@ def rgb_variant(sample, output):
         pitch0: T.int32,
         pitch1: T.int32,
         pitch2: T.int32,
+        target_address: T.int64,
         layout: T.int32,
-        sub_x: T.int32,
-        sub_y: T.int32,
         linear: T.int32,
         height: T.int32,
         width: T.int32,
-        first: T.int32,
-        last: T.int32,
-        target_address: T.int64,
         row_pitch: T.int32,
         channel_pitch: T.int32,
         interleaved: T.int32,
+        sub_x: T.int32,
+        sub_y: T.int32,
         weights: T.Buffer(("phases",), "float32", align=4),
-        coefficients: T.Buffer((18,), "float32", align=4),
+        coefficients: T.Buffer((20,), "float32", align=4),
         tints: T.Buffer((3, "row_size"), "float32", align=4),
         pair: T.Buffer((2, "row_size"), "float32", align=4),
         edged: T.Buffer(("edge_size",), "float32", align=4),
@@ -125,14 +123,14 @@ def rgb_variant(sample, output):
         plane1 = array_at(address1, dtype, row_size)
         plane2 = array_at(address2, dtype, row_size)
         target = array_at(target_address, OUTPUTS[output], row_size)
-        for y in T.serial(first, last):
+        for y in T.serial(height):
             near: T.let = y // sub_y
             phase: T.let = y % sub_y
             beside: T.let = T.Select(2 * phase + 1 < sub_y, near - 1, near + 1)
             far: T.let = T.min(T.max(beside, 0), (height + sub_y - 1) // sub_y - 1)
             to: T.let = y * row_pitch
             # With nearest chroma, one chroma row serves all the luma rows that it covers.
-            if T.And(layout <= SEMIPLANAR, T.Or(linear != 0, T.Or(y == first, phase == 0))):
+            if T.And(layout <= SEMIPLANAR, T.Or(linear != 0, phase == 0)):
                 columns: T.let = (width + sub_x - 1) // sub_x
                 down: T.let = weights[phase]
                 if linear != 0:
@@ -156,7 +154,7 @@ def rgb_variant(sample, output):
                         tint(tints, coefficients, pair, width, 2)
                     else:
                         tint(tints, coefficients, pair, width, 4)
-            if T.And(layout == GRAY, y == first):
+            if T.And(layout == GRAY, y == 0):
                 for c in T.unroll(3):
                     for x in T.serial(width):
                         tints[c, x] = coefficients[9 + c]
@@ -195,15 +193,12 @@ def rgb_variant(sample, output):
 def yuv_variant(source):
     """The PrimFunc `rgb_to_yuv_<source>`."""
 
-    def dot(coefficients, component, rows, row, x):
-        """Code of a component: coefficients are three weights and an offset for each of Y, Cb, Cr."""
-        return (
-            coefficients[4 * component] * rows[row, x]
-            + coefficients[4 * component + 1] * rows[row + 1, x]
-            + coefficients[4 * component + 2] * rows[row + 2, x]
-        )
-
-    def code(value):
+    def code(coefficients, component, rows, row, x):
+        """A component of a pixel: coefficients are three weights and an offset for each of Y, Cb, Cr."""
+        value = coefficients[4 * component] * rows[row, x]
+        for k in (1, 2):
+            value = value + coefficients[4 * component + k] * rows[row + k, x]
+        value = value + coefficients[4 * component + 3]
         return stored(tirx.min(tirx.max(value, T.float32(0)), T.float32(255)), "u8")
 
     @T.inline
@@ -221,8 +216,6 @@ def yuv_variant(source):
         step: T.int32,
         height: T.int32,
         width: T.int32,
-        first: T.int32,
-        last: T.int32,
         address0: T.int64,
         address1: T.int64,
         address2: T.int64,
@@ -240,7 +233,7 @@ def yuv_variant(source):
         plane0 = array_at(address0, "uint8", size)
         plane1 = array_at(address1, "uint8", size)
         plane2 = array_at(address2, "uint8", size)
-        for block in T.serial(first // subsample, (last + subsample - 1) // subsample):
+        for block in T.serial((height + subsample - 1) // subsample):
             for j in T.serial(subsample):
                 # An odd last row is used twice; `unpack` does the same with an odd last column.
                 y: T.let = T.min(block * subsample + j, height - 1)
@@ -252,7 +245,7 @@ def yuv_variant(source):
                 else:
                     unpack(rows, 3 * j, image, at, channel_pitch, 1, width)
                 for x in T.serial(width):
-                    plane0[y * pitch0 + x] = code(dot(coefficients, 0, rows, 3 * j, x) + coefficients[3])
+                    plane0[y * pitch0 + x] = code(coefficients, 0, rows, 3 * j, x)
             means: T.let = 6 * (subsample - 1)
             if subsample == 2:
                 for k in T.unroll(3):
@@ -261,9 +254,9 @@ def yuv_variant(source):
                             rows[k, 2 * i] + rows[k, 2 * i + 1] + rows[3 + k, 2 * i] + rows[3 + k, 2 * i + 1]
                         ) * T.float32(0.25)
             for i in T.serial((width + subsample - 1) // subsample):
-                plane1[block * pitch1 + i * chroma_step] = code(dot(coefficients, 1, rows, means, i) + coefficients[7])
+                plane1[block * pitch1 + i * chroma_step] = code(coefficients, 1, rows, means, i)
             for i in T.serial((width + subsample - 1) // subsample):
-                plane2[block * pitch2 + i * chroma_step] = code(dot(coefficients, 2, rows, means, i) + coefficients[11])
+                plane2[block * pitch2 + i * chroma_step] = code(coefficients, 2, rows, means, i)
 
     return kernel
 
@@ -294,13 +287,14 @@ def image_variant(source, target, scaled):
         image_address: T.int64,
         image_pitch: T.int32,
         image_channel: T.int32,
+        image_step: T.int32,
         out_address: T.int64,
         out_pitch: T.int32,
         out_channel: T.int32,
+        out_step: T.int32,
         channels: T.int32,
+        height: T.int32,
         width: T.int32,
-        first: T.int32,
-        last: T.int32,
         gains: T.Buffer(("size",), "float32", align=4),
         biases: T.Buffer(("size",), "float32", align=4),
     ):
@@ -308,19 +302,18 @@ def image_variant(source, target, scaled):
         size = T.int32()
         image = array_at(image_address, IMAGES[source], size)
         out = array_at(out_address, IMAGES[target], size)
-        for y in T.serial(first, last):
+        for y in T.serial(height):
             at: T.let = y * image_pitch
             to: T.let = y * out_pitch
-            # A channel pitch of 0 means that channels are interleaved.
-            if T.And(image_channel == 0, out_channel == 0):
+            if T.And(image_step > 1, out_step > 1):
                 for i in T.serial(width * channels):
                     out[to + i] = value(image, at + i, gains, biases, i)
-            elif image_channel == 0:
+            elif image_step > 1:
                 if channels == 3:
                     separate(out, image, gains, biases, at, to, out_channel, 3, width)
                 else:
                     separate(out, image, gains, biases, at, to, out_channel, 4, width)
-            elif out_channel == 0:
+            elif out_step > 1:
                 if channels == 3:
                     join(out, image, gains, biases, at, image_channel, to, 3, width)
                 else:

@@ -9,11 +9,14 @@ The others: a thread computes a pixel.
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..tir.base import OUTPUTS, SAMPLES, array_at, lerp, stored, wide
+from ..tir.base import OUTPUTS, SAMPLES, array_at, colour, lerp, stored, wide
 
 PLANAR, SEMIPLANAR, PACKED3, PACKED4, GRAY = range(5)
 """As in `tir_cpu.py`."""
 IMAGES = {"u8": "uint8", "f32": "float32", "f16": "float16"}
+
+COEFFICIENTS = 20
+"""Floats of `call._coefficients`: those of `tir.base.colour`, and two more to make whole vectors."""
 
 PIXELS = 4
 COLUMNS, ROWS = 32, 4
@@ -21,12 +24,9 @@ COLUMNS, ROWS = 32, 4
 WIDE = COLUMNS * PIXELS
 
 
-def clipped(value, low, high):
-    return tirx.min(tirx.max(value, low), high)
-
-
 def rgb_variant(sample, output):
     """The PrimFunc `yuv_to_rgb_<sample>_<output>`."""
+    name = f"yuv_to_rgb_{sample}_{output}"
     size = 1 if sample == "u8" else 2
 
     def load(address):
@@ -89,23 +89,11 @@ def rgb_variant(sample, output):
         interleaved: T.int32,
         vectors: T.int32,
         paired: T.int32,
-        m0: T.float32,
-        m1: T.float32,
-        m2: T.float32,
-        m3: T.float32,
-        m4: T.float32,
-        m5: T.float32,
-        m6: T.float32,
-        m7: T.float32,
-        m8: T.float32,
-        o0: T.float32,
-        o1: T.float32,
-        o2: T.float32,
-        low: T.float32,
-        high: T.float32,
+        numbers: T.int64,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
+        T.func_attr({"tirx.noalias": True, "global_symbol": name, "carried": ["numbers", 4 * COEFFICIENTS]})
         rows = array_at(table, "int64", align=8)
+        coefficients = array_at(numbers, "float32", align=4)
         for frame in T.thread_binding(frames, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + ROWS - 1) // ROWS, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + WIDE - 1) // WIDE, thread="blockIdx.x"):
@@ -170,17 +158,13 @@ def rgb_variant(sample, output):
                                                     interpolated(comps, 3 * p + 1, plane1, pitch1, *taps)
                                                     interpolated(comps, 3 * p + 2, other, pitch, *taps)
                                 for p in T.unroll(PIXELS):
-                                    red = m0 * comps[3 * p] + m1 * comps[3 * p + 1] + m2 * comps[3 * p + 2] + o0
-                                    green = m3 * comps[3 * p] + m4 * comps[3 * p + 1] + m5 * comps[3 * p + 2] + o1
-                                    blue = m6 * comps[3 * p] + m7 * comps[3 * p + 1] + m8 * comps[3 * p + 2] + o2
+                                    parts = T.meta_var([comps[3 * p + k] for k in range(3)])
                                     if interleaved != 0:
-                                        results[p * 3] = stored(clipped(red, low, high), output)
-                                        results[p * 3 + 1] = stored(clipped(green, low, high), output)
-                                        results[p * 3 + 2] = stored(clipped(blue, low, high), output)
+                                        for c in T.unroll(3):
+                                            results[p * 3 + c] = stored(colour(coefficients, c, parts), output)
                                     else:
-                                        results[p] = stored(clipped(red, low, high), output)
-                                        results[PIXELS + p] = stored(clipped(green, low, high), output)
-                                        results[2 * PIXELS + p] = stored(clipped(blue, low, high), output)
+                                        for c in T.unroll(3):
+                                            results[c * PIXELS + p] = stored(colour(coefficients, c, parts), output)
                                 out = array_at(written, OUTPUTS[output], align=16)
                                 at = wide(y) * wide(row_pitch)
                                 if vectors != 0:
@@ -210,8 +194,12 @@ def yuv_variant(source):
     def load(address):
         return T.call_extern("float32", f"load_{source}", address)
 
-    def code(value):
-        return stored(clipped(value, T.float32(0), T.float32(255)), "u8")
+    def code(coefficients, component, rgb):
+        """A component of a pixel: coefficients are three weights and an offset for each of Y, Cb, Cr."""
+        value = coefficients[4 * component + 3]
+        for k in range(3):
+            value = value + coefficients[4 * component + k] * rgb[k]
+        return stored(tirx.min(tirx.max(value, T.float32(0)), T.float32(255)), "u8")
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -229,20 +217,10 @@ def yuv_variant(source):
         pitch2: T.int32,
         chroma_step: T.int32,
         subsample: T.int32,
-        w0: T.float32,
-        w1: T.float32,
-        w2: T.float32,
-        w3: T.float32,
-        w4: T.float32,
-        w5: T.float32,
-        w6: T.float32,
-        w7: T.float32,
-        w8: T.float32,
-        w9: T.float32,
-        w10: T.float32,
-        w11: T.float32,
+        numbers: T.int64,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}", "carried": ["numbers", 48]})
+        coefficients = array_at(numbers, "float32", align=4)
         plane0 = array_at(address0, "uint8")
         plane1 = array_at(address1, "uint8")
         plane2 = array_at(address2, "uint8")
@@ -255,9 +233,9 @@ def yuv_variant(source):
                         if T.And(left < width, top < height):
                             sums = T.alloc_buffer((3,), "float32", scope="local")
                             rgb = T.alloc_buffer((3,), "float32", scope="local")
-                            luma = T.meta_var(code(w0 * rgb[0] + w1 * rgb[1] + w2 * rgb[2] + w3))
-                            cb = T.meta_var(code(w4 * rgb[0] + w5 * rgb[1] + w6 * rgb[2] + w7))
-                            cr = T.meta_var(code(w8 * rgb[0] + w9 * rgb[1] + w10 * rgb[2] + w11))
+                            luma = T.meta_var(code(coefficients, 0, rgb))
+                            cb = T.meta_var(code(coefficients, 1, rgb))
+                            cr = T.meta_var(code(coefficients, 2, rgb))
                             for c in T.unroll(3):
                                 sums[c] = T.float32(0)
                             for j in T.unroll(2):
@@ -288,6 +266,7 @@ def yuv_variant(source):
 def image_variant(source, target, scaled):
     """The PrimFunc `normalize_<source>_<target>` (scaled) or `change_layout_<source>`."""
     name = f"normalize_{source}_{target}" if scaled else f"change_layout_{source}"
+    attributes = {"tirx.noalias": True, "global_symbol": name} | ({"carried": ["numbers", 32]} if scaled else {})
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -305,16 +284,10 @@ def image_variant(source, target, scaled):
         channels: T.int32,
         height: T.int32,
         width: T.int32,
-        gain0: T.float32,
-        gain1: T.float32,
-        gain2: T.float32,
-        gain3: T.float32,
-        bias0: T.float32,
-        bias1: T.float32,
-        bias2: T.float32,
-        bias3: T.float32,
+        numbers: T.int64,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": name})
+        T.func_attr(attributes)
+        scales = array_at(numbers, "float32", align=4)
         image = array_at(image_address, IMAGES[source])
         out = array_at(out_address, IMAGES[target])
         for number in T.thread_binding(images, thread="blockIdx.z"):
@@ -327,28 +300,15 @@ def image_variant(source, target, scaled):
                             if T.And(x < width, y < height):
                                 at = wide(number) * image_stride + wide(y) * wide(image_pitch) + wide(x * image_step)
                                 to = wide(number) * out_stride + wide(y) * wide(out_pitch) + wide(x * out_step)
-                                gains = T.alloc_buffer((4,), "float32", scope="local")
-                                biases = T.alloc_buffer((4,), "float32", scope="local")
-                                gains[0] = gain0
-                                gains[1] = gain1
-                                gains[2] = gain2
-                                gains[3] = gain3
-                                biases[0] = bias0
-                                biases[1] = bias1
-                                biases[2] = bias2
-                                biases[3] = bias3
                                 for c in T.unroll(4):
                                     if c < channels:
+                                        value = T.meta_var(image[at + wide(c) * wide(image_channel)])
                                         if scaled:
                                             out[to + wide(c) * wide(out_channel)] = T.Cast(
-                                                IMAGES[target],
-                                                T.Cast("float32", image[at + wide(c) * wide(image_channel)]) * gains[c]
-                                                + biases[c],
+                                                IMAGES[target], T.Cast("float32", value) * scales[c] + scales[4 + c]
                                             )
                                         else:
-                                            out[to + wide(c) * wide(out_channel)] = image[
-                                                at + wide(c) * wide(image_channel)
-                                            ]
+                                            out[to + wide(c) * wide(out_channel)] = value
 
     return kernel
 

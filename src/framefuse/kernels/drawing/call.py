@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
 from framefuse.frame import PixelFormat
-from framefuse.kernels.cpu import _address, _function
-from framefuse.kernels.masks import cuda as masks_cuda
+from framefuse.kernels.arrays import address, checked, device_table, on, on_gpu, pitch
+from framefuse.kernels.cpu import _function
 
 Plane = Any
 """(h, w) or (h, w, 2) of the format's samples; numpy, or an array on a GPU."""
+
+PLACES = ("y_address", "u_address", "v_address", "y_pitch", "u_pitch", "v_pitch", "chroma_step")
+"""Where the components lie, as the CUDA kernels call it."""
 
 
 def overlay(
@@ -25,7 +28,6 @@ def overlay(
     inks: NDArray[np.uint8],
     opacity: NDArray[np.uint8],
     *,
-    rows: tuple[int, int] | None = None,
     stream: int | None = None,
 ) -> None:
     """Tint each pixel with the ink of its label, in place; `kernels.reference.overlay` is the formula, in integers.
@@ -35,26 +37,30 @@ def overlay(
         labels: (h, w) uint8, on the device of the planes.
         inks: (256, 3) uint8 Y, U, V of each label, on the host.
         opacity: (256,) uint8 of each label, 0 (transparent) to 255, on the host; 0 for "no object".
-        rows: draw only these rows of chroma and the luma that they cover, so that threads can share an image on the
-            host.
         stream: pointer of a CUDA stream; None: CuPy's current one.
 
     Raises:
         UsageError: wrong pixel format, shape or dtype.
     """
-    components, step = _components(planes, format)
-    _check("inks", inks, (256, 3))
-    _check("opacity", opacity, (256,))
-    if masks_cuda.is_cuda(planes[0]):
-        masks_cuda.overlay(components, step, labels, inks, opacity, stream)
-        return
-    _check("labels", labels, planes[0].shape)
-    table = np.concatenate((inks, opacity[:, None]), axis=1).astype(np.int32)
-    height, width = labels.shape
-    first, last = rows or (0, planes[1].shape[0])
-    _function("draw_overlay")(
-        *_places(components), step, _address(labels), labels.strides[0], height, width, first, last, table
-    )
+    gpu = on_gpu(planes[0])
+    inks = checked("inks", inks, False, (256, 3), "uint8")
+    opacity = checked("opacity", opacity, False, (256,), "uint8")
+    with on(gpu, stream):
+        places, (height, width) = _components(planes, format, gpu)
+        labels = checked("labels", labels, gpu, (height, width), "uint8")
+        if gpu:
+            (table,) = device_table(_ink_table, inks.tobytes(), opacity.tobytes())
+            shown = {"label_address": labels, "label_pitch": pitch(labels, 0), "inks_address": table}
+            kernel.launch("draw_overlay", **dict(zip(PLACES, places, strict=True)), height=height, width=width, **shown)
+        else:
+            (table,) = _ink_table(inks.tobytes(), opacity.tobytes())
+            place = address(labels), pitch(labels, 0)
+            _function("draw_overlay")(*places, *place, height, width, table.astype(np.int32))
+
+
+def _ink_table(inks: bytes, opacity: bytes) -> tuple[NDArray[np.uint8]]:
+    table = np.frombuffer(inks, np.uint8).reshape(256, 3)
+    return (np.concatenate((table, np.frombuffer(opacity, np.uint8)[:, None]), axis=1),)
 
 
 def draw_boxes(
@@ -82,54 +88,43 @@ def draw_boxes(
     Raises:
         UsageError: wrong pixel format, shape or dtype.
     """
-    components, step = _components(planes, format, any_chroma=not masks_cuda.is_cuda(planes[0]))
     if not 1 <= line_width <= 65535:
         raise UsageError(f"line_width {line_width} is not between 1 and 65535 pixels")
-    if masks_cuda.is_cuda(planes[0]):
-        masks_cuda.draw_boxes(components, step, boxes, inks, line_width, count, stream)
-        return
-    if boxes.shape != (len(boxes), 4) or boxes.dtype != np.int32:
-        raise UsageError(f"boxes are {boxes.dtype} {boxes.shape}, expected int32 (n, 4)")
-    _check("inks", inks, (len(boxes), 3), format.dtype)
-    if len(boxes):
-        height, width = planes[0].shape
-        # Boxes far outside are moved closer, so that nothing overflows.
-        near = boxes.clip(-(2**20), 2**20)
-        addresses, pitches = _places(components)[:3], [plane.strides[0] // plane.itemsize for plane in components]
-        if any(plane.strides[0] % plane.itemsize for plane in components):
-            raise UsageError("the pitch of a plane is not a multiple of its sample size")
-        _function(f"draw_boxes_{'u8' if format.bits == 8 else 'u16'}")(
-            *addresses, *pitches, step, *format.subsample, height, width, line_width, near, np.ascontiguousarray(inks)
-        )
+    gpu, n = on_gpu(planes[0]), len(boxes)
+    with on(gpu, stream):
+        places, (height, width) = _components(planes, format, gpu, any_chroma=not gpu)
+        dense = 2 if gpu else 1  # on the host both are copied
+        boxes = checked("boxes", boxes, gpu, (n, 4), "int32", dense=dense)
+        inks = checked("inks", inks, gpu, (n, 3), np.dtype(format.dtype).name, dense=dense)
+        if n and gpu:
+            valid = 0 if count is None else checked("count", count, gpu, (1,), "int32")
+            arrays = {"count_address": valid, "boxes_address": boxes, "inks_address": inks}
+            size = {"height": height, "width": width, "line": line_width, "n": n}
+            kernel.launch("draw_boxes", **dict(zip(PLACES, places, strict=True)), **size, **arrays)
+        elif n:
+            # Boxes far outside are moved closer, so that nothing overflows.
+            near = np.ascontiguousarray(boxes.clip(-(2**20), 2**20))
+            draw = _function(f"draw_boxes_{'u8' if format.bits == 8 else 'u16'}")
+            draw(*places, *format.subsample, height, width, line_width, near, np.ascontiguousarray(inks))
 
 
-def _check(name: str, array: Any, shape: tuple[int, ...], dtype: Any = np.uint8) -> None:
-    if array.shape != shape or array.dtype != dtype or (array.size and array.strides[-1] != array.itemsize):
-        wanted = f"{np.dtype(dtype)} {shape}"
-        raise UsageError(f"{name} are {array.dtype} {array.shape}, expected {wanted} with adjacent samples")
-
-
-def _components(planes: Sequence[Plane], format: PixelFormat, *, any_chroma: bool = False) -> tuple[list[Any], int]:
-    """Y, U and V as 2-D views, and samples from one chroma sample to the next."""
+def _components(
+    planes: Sequence[Plane], format: PixelFormat, gpu: bool, *, any_chroma: bool = False
+) -> tuple[list[int], tuple[int, int]]:
+    """Addresses of Y, U and V, their pitches in samples, the samples from one chroma sample to the next; the size."""
     usual = any_chroma or (format.bits == 8 and format.subsample == (2, 2))
     if not usual or format.layout not in ("planar", "semiplanar") or format.name.startswith("gbr"):
         raise UsageError(f"cannot draw into {format.name}", remedy="use yuv420p, nv12, or sinks.draw.Annotator")
-    if masks_cuda.is_cuda(planes[0]):
-        planes = [device.as_cupy(plane) for plane in planes]
     height, width = planes[0].shape[:2]
-    for plane, shape in zip(planes, format.plane_shapes(width, height), strict=True):
-        _check("planes", plane, shape, format.dtype)
-        if plane.ndim == 3 and plane.strides[1] != 2 * plane.itemsize:
-            raise UsageError(f"the chroma plane has strides {plane.strides}; its samples must be adjacent")
-        if isinstance(plane, np.ndarray) and not plane.flags.writeable:
-            raise UsageError("a plane is read-only", remedy="draw into a copy")
-    if format.layout == "planar":
-        return list(planes), 1
-    y, chroma = planes
-    first, second = chroma[:, :, 0], chroma[:, :, 1]
-    return ([y, second, first] if format.channels == "vu" else [y, first, second]), 2
-
-
-def _places(components: list[NDArray[Any]]) -> list[int]:
-    """Addresses, then pitches in bytes."""
-    return [_address(plane) for plane in components] + [plane.strides[0] for plane in components]
+    found = [
+        checked("plane", plane, gpu, shape, np.dtype(format.dtype).name, dense=len(shape) - 1)
+        for plane, shape in zip(planes, format.plane_shapes(width, height), strict=True)
+    ]
+    if not gpu and not all(plane.flags.writeable for plane in found):
+        raise UsageError("a plane is read-only", remedy="draw into a copy")
+    step = 1
+    if format.layout == "semiplanar":
+        y, chroma = found
+        first, second = chroma[:, :, 0], chroma[:, :, 1]
+        found, step = [y, second, first] if format.channels == "vu" else [y, first, second], 2
+    return [*map(address, found), *(pitch(plane, 0) for plane in found), step], (height, width)

@@ -1,7 +1,8 @@
 """Overlay of label maps (4:2:0) and outlines of boxes (any YUV) in Y, U and V planes, for the CPU.
 
 `masks/reference.py` states the formulas. `chroma_step` is 1 for separate U and V planes and 2 for interleaved ones
-(nv12), so that one kernel serves both. Addresses are those of the first sample of each component; pitches are in bytes.
+(nv12), so that one kernel serves both. Addresses are those of the first sample of each component; pitches are in
+samples.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ def draw_overlay(
     label_pitch: T.int32,
     height: T.int32,
     width: T.int32,
-    first: T.int32,
-    last: T.int32,
     inks: T.Buffer((256, 4), "int32", align=4),
 ):
-    """Chroma rows first..last - 1 and the luma rows that they cover. inks[label] is y, u, v, opacity (0..255)."""
+    """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
     luma = array_at(y_address, "uint8", width)
     u = array_at(u_address, "uint8", width)
@@ -36,8 +35,7 @@ def draw_overlay(
     labels = array_at(label_address, "uint8", width)
     seen = T.alloc_buffer((1,), "int32")
     sums = T.alloc_buffer((3,), "int32")
-    for j in T.serial(last - first):
-        cell_y: T.let = first + j
+    for cell_y in T.serial((height + 1) // 2):
         top: T.let = 2 * cell_y
         bottom: T.let = T.min(top + 1, height - 1)
         for part in T.serial((width + 63) // 64):
@@ -79,7 +77,7 @@ def draw_overlay(
 
 def boxes_variant(sample):
     """The PrimFunc `draw_boxes_<sample>`: outlines of `line` pixels inside boxes (n, 4) int32 with inks (n, 3), the
-    first box on top, for any chroma subsampling. Pitches are in samples."""
+    first box on top, for any chroma subsampling."""
     dtype = SAMPLES[sample]
 
     @T.prim_func(s_tir=True)

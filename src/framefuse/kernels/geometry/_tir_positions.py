@@ -5,12 +5,16 @@
     table         position = (map_x[y, x], map_y[y, x])
 
 `nearest` adds half a pixel and drops the weights. Positions are clamped to +-2^30 pixels; NaN counts as -2^30.
+
+The numbers of a warp are passed to CUDA kernels by value, in BYTES: the homography (9 float64), at MATRIX the affine
+matrix (6 int64), at BORDER the values of the border (4 float32), each counted in elements of its type.
 """
 
 from tvm import tirx
 
 LIMIT = float(1 << 30)
 HALF = 1 << 31
+MATRIX, BORDER, BYTES = 9, 30, 144
 
 
 def i64(value):

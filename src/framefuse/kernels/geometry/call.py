@@ -8,17 +8,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
 from framefuse.frame import Frame
 from framefuse.kernels import cpu
-from framefuse.kernels.colour.image import Image, check_target, checked_rows, new, on_gpu
+from framefuse.kernels.arrays import address, new, on_gpu
+from framefuse.kernels.colour.image import Image, check_target
 from framefuse.kernels.colour.reference import ImageLayout
-from framefuse.kernels.geometry import cuda as geometry_cuda
-from framefuse.kernels.geometry.cuda import AFFINE, PERSPECTIVE, TABLE
 from framefuse.kernels.geometry.reference import LIMIT, Border, Sampling
 
 DTYPES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
-UNUSED_TABLE = np.zeros(1, np.float32)
+AFFINE, PERSPECTIVE, TABLE = 0, 1, 2
+NO_MATRIX, NO_HOMOGRAPHY = np.zeros(6, np.int64), np.zeros(9)
+
+SIDE = 32
+"""Pixels of a block of `warp_tile` in x and in y, as in `tir_cuda_warp_tile.py`."""
+REACH, HEIGHT = 177, 60
+"""Bytes of a source row, at any alignment, and source rows for which a block of `warp_tile` has room."""
 
 
 def warp_affine(
@@ -32,7 +38,6 @@ def warp_affine(
     value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at A @ (x, y, 1). `reference.warp_affine` states the arguments and the accuracy.
 
@@ -43,7 +48,7 @@ def warp_affine(
     if np.abs(mapping).max() >= LIMIT:
         raise UsageError(f"matrix {mapping.tolist()} (destination to source) has an entry of 2^30 or more")
     fixed = np.rint(mapping * 2.0**32).astype(np.int64).ravel()
-    work = _Warp.of(image, out, size, interpolation, border, value, layout, rows)
+    work = _Warp.of(image, out, size, interpolation, border, value, layout)
     farthest = np.abs(mapping) @ (work.target.width, work.target.height, 1)
     if farthest.max() >= LIMIT:
         raise UsageError(f"matrix {mapping.tolist()} (destination to source) leads {farthest.max():g} pixels away")
@@ -62,7 +67,6 @@ def warp_perspective(
     value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at (u / w, v / w), (u, v, w) = H @ (x, y, 1). `reference.warp_perspective` specifies it.
 
@@ -70,7 +74,7 @@ def warp_perspective(
         UsageError: an argument cannot be used; the message says which and why.
     """
     mapping = _matrix(matrix, (3, 3), inverse)
-    work = _Warp.of(image, out, size, interpolation, border, value, layout, rows)
+    work = _Warp.of(image, out, size, interpolation, border, value, layout)
     warped: NDArray[Any] = work.run(PERSPECTIVE, homography=mapping.ravel())
     return warped
 
@@ -85,7 +89,6 @@ def remap(
     border: Border = "constant",
     value: float | tuple[float, ...] = 0.0,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at (map_x[y, x], map_y[y, x]). `reference.remap` specifies it.
 
@@ -99,11 +102,13 @@ def remap(
     if (tables[0].width, tables[0].height) != (tables[1].width, tables[1].height):
         raise UsageError(f"map_x has shape {map_x.shape}, map_y {map_y.shape}")
     size = (tables[0].width, tables[0].height)
-    work = _Warp.of(image, out, size, interpolation, border, value, layout, rows)
+    work = _Warp.of(image, out, size, interpolation, border, value, layout)
     if (work.target.width, work.target.height) != size:
         raise UsageError(f"out is {work.target.width}x{work.target.height}, the maps {size[0]}x{size[1]}")
-    pitches = (tables[0].row_pitch, tables[1].row_pitch)
-    mapped: NDArray[Any] = work.run(TABLE, maps=(map_x, map_y), map_pitches=pitches)
+    if on_gpu(image) and not (on_gpu(map_x) and on_gpu(map_y)):
+        raise UsageError("map_x and map_y are not on the GPU, where the image is")
+    maps = (address(map_x), address(map_y), tables[0].row_pitch, tables[1].row_pitch)
+    mapped: NDArray[Any] = work.run(TABLE, maps=maps)
     return mapped
 
 
@@ -176,7 +181,7 @@ class _Warp(NamedTuple):
     linear: bool
     replicate: bool
     value: NDArray[np.float32]
-    rows: tuple[int, int]
+    """The border's, one for each channel and plane."""
 
     @classmethod
     def of(
@@ -188,7 +193,6 @@ class _Warp(NamedTuple):
         border: Border,
         value: float | tuple[float, ...],
         layout: ImageLayout,
-        rows: tuple[int, int] | None,
     ) -> _Warp:
         source = Image.of("image", image, layout)
         if source.dtype not in DTYPES:
@@ -212,28 +216,44 @@ class _Warp(NamedTuple):
         if same != source._replace(height=0, width=0, image_pitch=0, plane_pitch=0, row_pitch=0):
             raise UsageError(f"out is {out.dtype} {tuple(out.shape)}, image {image.dtype} {tuple(image.shape)}")
         border_value = np.broadcast_to(values, (channels,)).astype(np.float32)
-        part = checked_rows(rows, target.height)
-        return cls(image, out, source, target, interpolation == "linear", border == "replicate", border_value, part)
+        check_target(image, out)
+        return cls(image, out, source, target, interpolation == "linear", border == "replicate", border_value)
 
     def run(
         self,
         kind: int,
-        fixed: NDArray[np.int64] | None = None,
-        homography: NDArray[np.float64] | None = None,
-        maps: tuple[Any, Any] = (UNUSED_TABLE, UNUSED_TABLE),
-        map_pitches: tuple[int, int] = (0, 0),
+        fixed: NDArray[np.int64] = NO_MATRIX,
+        homography: NDArray[np.float64] = NO_HOMOGRAPHY,
+        maps: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> Any:
-        check_target(self.image, self.out)
-        if on_gpu(self.image):
-            if self.rows != (0, self.target.height):
-                raise UsageError(f"rows {self.rows}: on a GPU all rows are made in one launch")
-            geometry_cuda.warp(
-                self.image, self.source, self.out, self.target, self.value, kind=kind, linear=self.linear,
-                replicate=self.replicate, fixed=fixed, homography=homography, maps=maps, map_pitches=map_pitches,
-            )  # fmt: skip
-            return self.out
+        """`maps`: addresses of both tables, and their pitches in elements."""
         source, target = self.source, self.target
-        value = np.zeros((max(source.planes, 1), 4), np.float32)
+        # In the order of the kernels for the CPU.
+        places: dict[str, Any] = {
+            "source": source.address(self.image, 0),
+            "source_pitch": source.row_pitch,
+            "height": source.height,
+            "width": source.width,
+            "target": target.address(self.out, 0),
+            "target_pitch": target.row_pitch,
+            "columns": target.width,
+            "rows": target.height,
+            "replicate": int(self.replicate),
+        }
+        options: dict[str, Any] = {
+            "source_plane": source.plane_pitch,
+            "target_plane": target.plane_pitch,
+            "planes": source.planes,
+            "kind": kind,
+            "linear": int(self.linear),
+            "half": 0.0 if self.linear else 0.5,
+            **dict(zip(("map_x", "map_y", "map_x_pitch", "map_y_pitch"), maps, strict=True)),
+        }
+        name = f"warp_{DTYPES[source.dtype]}_{source.channels}"
+        if on_gpu(self.image):
+            self._launch(name, places, options, fixed, homography)
+            return self.out
+        value = np.zeros((source.planes, 4), np.float32)
         value[:, : source.channels] = self.value.reshape(source.planes, source.channels)
         scratch = (
             cpu._scratch.get("warp_whole", (3, target.width), np.int32),
@@ -241,33 +261,49 @@ class _Warp(NamedTuple):
             cpu._scratch.get("warp_position", (3, target.width), np.float64),
             cpu._scratch.get("warp_line", (target.width * source.channels + 4,)),
         )
-        function = cpu._function(f"warp_{DTYPES[source.dtype]}_{source.channels}")
-        size = source.dtype.itemsize
-        for image in range(source.images):
-            function(
-                cpu._address(self.image) + image * source.image_pitch * size,
-                source.row_pitch,
-                source.plane_pitch,
-                source.height,
-                source.width,
-                cpu._address(self.out) + image * target.image_pitch * size,
-                target.row_pitch,
-                target.plane_pitch,
-                target.width,
-                *self.rows,
-                source.planes,
-                kind,
-                int(self.linear),
-                0.0 if self.linear else 0.5,
-                int(self.replicate),
-                *(cpu._address(table) for table in maps),
-                *map_pitches,
-                np.zeros(6, np.int64) if fixed is None else fixed,
-                np.zeros(9) if homography is None else homography,
-                value,
-                *scratch,
-            )
+        for number in range(source.images):
+            places |= {"source": source.address(self.image, number), "target": target.address(self.out, number)}
+            cpu._function(name)(*places.values(), *options.values(), fixed, homography, value, *scratch)
         return self.out
+
+    def _launch(
+        self,
+        name: str,
+        places: dict[str, Any],
+        options: dict[str, Any],
+        fixed: NDArray[np.int64],
+        homography: NDArray[np.float64],
+    ) -> None:
+        source, target, value = self.source, self.target, self.value
+        if len(value) > 4 and len(set(value.tolist())) > 1:
+            raise UsageError(f"value {value.tolist()}: on a GPU at most four planes may have different values")
+        moved = fixed.copy()
+        if not self.linear:  # nearest: half a pixel is added
+            moved[[2, 5]] += 1 << 31
+        numbers = homography.tobytes() + moved.tobytes() + np.resize(value, 4).tobytes() + bytes(8)
+        images = {"images": source.images, "source_image": source.image_pitch, "target_image": target.image_pitch}
+        vectors = target.whole_vectors(self.out)
+        aligned = not any(number % 16 for number in (places["source"], source.row_pitch, source.image_pitch))
+        if options["kind"] == AFFINE and self.linear and name == "warp_u8_3" and vectors and aligned:
+            reach = _reach(fixed.tolist())
+            if reach is not None and (value == np.rint(value)).all():
+                colour = sum(int(level) << 8 * k for k, level in enumerate(value))
+                kernel.launch("warp_tile", **places, **images, **reach, value=colour, numbers=numbers)
+                return
+        kernel.launch(name, **places, **images, **options, vectors=int(vectors), numbers=numbers)
+
+
+def _reach(fixed: list[int]) -> dict[str, int] | None:
+    """How far the positions of a block reach from that of its first pixel; None: too far for `warp_tile`."""
+    (left, right), (top, bottom) = (
+        (sum(min(0, step) for step in steps), sum(max(0, step) for step in steps))
+        for steps in ((fixed[k] * (SIDE - 1), fixed[k + 1] * (SIDE - 1)) for k in (0, 3))
+    )
+    # One pixel for the fractions at both ends, the neighbour, and up to three more on the left.
+    columns, rows = ((far >> 32) + 3 for far in (right - left, bottom - top))
+    if (columns + 3) * 3 > REACH or rows > HEIGHT:
+        return None
+    return {"left": left, "right": right, "top": top, "bottom": bottom}
 
 
 def _new(image: Any, size: tuple[int, int], layout: ImageLayout) -> Any:
@@ -278,7 +314,7 @@ def _new(image: Any, size: tuple[int, int], layout: ImageLayout) -> Any:
     shape = list(image.shape)
     row = len(shape) - (3 if layout == "HWC" and len(shape) > 2 else 2)
     shape[row : row + 2] = height, width
-    return new(image, tuple(shape), Image.of("image", image, layout).dtype)
+    return new(on_gpu(image), tuple(shape), Image.of("image", image, layout).dtype)
 
 
 def _matrix(matrix: ArrayLike, shape: tuple[int, int], inverse: bool) -> NDArray[np.float64]:

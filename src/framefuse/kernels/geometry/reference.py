@@ -28,7 +28,6 @@ def warp_affine(
     value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
     layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """out[y, x] = image at the position A @ (x, y, 1), where A is (2, 3) and maps destination to source.
 
@@ -50,7 +49,6 @@ def warp_affine(
         value: one number, or one per channel, in the units of `image`.
         inverse: `matrix` maps destination to source (OpenCV's WARP_INVERSE_MAP).
         layout: of `image` and `out`.
-        rows: fill only the rows first..last - 1 of every image.
 
     Returns:
         `out`. uint8 rounds to nearest, halves up.
@@ -65,7 +63,7 @@ def warp_affine(
         fixed = (fixed + (1 << 31)) >> 32 << 32
     whole = fixed >> 32
     weight = (fixed - (whole << 32)) / 2.0**32
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _sample(image, whole, weight, out, border, value, layout)
 
 
 def warp_perspective(
@@ -74,25 +72,20 @@ def warp_perspective(
     out: NDArray[Any] | None = None,
     *,
     size: tuple[int, int] | None = None,
-    interpolation: Sampling = "linear",
-    border: Border = "constant",
-    value: float | tuple[float, ...] = 0.0,
     inverse: bool = False,
-    layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
+    **options: Any,
 ) -> NDArray[Any]:
     """out[y, x] = image at (u / w, v / w), (u, v, w) = H @ (x, y, 1), where H is (3, 3) and maps destination to source.
 
     Positions are computed in float64. Where w is 0 the position is (0, 0), as in OpenCV. All else is as for
-    `warp_affine`.
+    `warp_affine`, whose further options this function takes.
     """
     given: Array = np.asarray(matrix, np.float64)
     mapping: Array = given if inverse else np.linalg.inv(given).astype(np.float64)
-    x, y = _grid(image, out, size, layout)
+    x, y = _grid(image, out, size, options.get("layout", "HWC"))
     u, v, w = (row[0] * x + (row[1] * y + row[2]) for row in mapping)
     reciprocal = np.divide(1.0, w, out=np.zeros_like(w), where=w != 0)
-    whole, weight = _split(np.stack([u * reciprocal, v * reciprocal]), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _at(image, np.stack([u * reciprocal, v * reciprocal]), out, **options)
 
 
 def remap(
@@ -100,20 +93,15 @@ def remap(
     map_x: NDArray[np.float32],
     map_y: NDArray[np.float32],
     out: NDArray[Any] | None = None,
-    *,
-    interpolation: Sampling = "linear",
-    border: Border = "constant",
-    value: float | tuple[float, ...] = 0.0,
-    layout: ImageLayout = "HWC",
-    rows: tuple[int, int] | None = None,
+    **options: Any,
 ) -> NDArray[Any]:
     """out[y, x] = image at (map_x[y, x], map_y[y, x]), as OpenCV's remap. All else is as for `warp_affine`.
 
     Args:
         map_x, map_y: (height, width) float32, source pixels; they give the size of `out`. NaN lies outside.
+        options: interpolation, border, value and layout.
     """
-    whole, weight = _split(np.stack([map_x, map_y]).astype(np.float64), interpolation)
-    return _sample(image, whole, weight, out, border, value, layout, rows)
+    return _at(image, np.stack([map_x, map_y]).astype(np.float64), out, **options)
 
 
 def _grid(
@@ -128,13 +116,21 @@ def _grid(
     return x, y
 
 
-def _split(position: Array, interpolation: Sampling) -> tuple[NDArray[np.int64], Array]:
-    """Whole and fractional part of positions (x and y along the first axis)."""
+def _at(
+    image: NDArray[Any],
+    position: Array,
+    out: NDArray[Any] | None,
+    interpolation: Sampling = "linear",
+    border: Border = "constant",
+    value: float | tuple[float, ...] = 0.0,
+    layout: ImageLayout = "HWC",
+) -> NDArray[Any]:
+    """The image at float positions (x and y along the first axis)."""
     position = np.where(position > -LIMIT, position, -LIMIT).clip(None, LIMIT)
     if interpolation == "nearest":
         position = np.floor(position + 0.5)
     whole = np.floor(position)
-    return whole.astype(np.int64), position - whole
+    return _sample(image, whole.astype(np.int64), position - whole, out, border, value, layout)
 
 
 def _sample(
@@ -145,11 +141,10 @@ def _sample(
     border: Border,
     value: float | tuple[float, ...],
     layout: ImageLayout,
-    rows: tuple[int, int] | None,
 ) -> NDArray[Any]:
     if image.ndim == 2:
         flat = None if out is None else out[None]
-        sampled: NDArray[Any] = _sample(image[None], whole, weight, flat, border, value, "CHW", rows)[0]
+        sampled: NDArray[Any] = _sample(image[None], whole, weight, flat, border, value, "CHW")[0]
         return sampled
     planar = (image if layout == "CHW" else np.moveaxis(image, -1, -3)).astype(np.float64)
     height, width = planar.shape[-2:]
@@ -163,4 +158,4 @@ def _sample(
 
     upper = tap(0, 0) * (1 - weight[0]) + tap(1, 0) * weight[0]
     lower = tap(0, 1) * (1 - weight[0]) + tap(1, 1) * weight[0]
-    return write(upper * (1 - weight[1]) + lower * weight[1], out, image.dtype, layout, rows)
+    return write(upper * (1 - weight[1]) + lower * weight[1], out, image.dtype, layout)

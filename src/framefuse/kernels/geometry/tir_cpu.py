@@ -138,20 +138,19 @@ def variant(sample, channels):
     def kernel(
         source_address: T.int64,
         source_pitch: T.int32,
-        source_plane: T.int32,
         height: T.int32,
         width: T.int32,
         target_address: T.int64,
         target_pitch: T.int32,
-        target_plane: T.int32,
         columns: T.int32,
-        first: T.int32,
-        last: T.int32,
+        rows: T.int32,
+        replicate: T.int32,
+        source_plane: T.int32,
+        target_plane: T.int32,
         planes: T.int32,
         kind: T.int32,
         linear: T.int32,
         half: T.float64,
-        replicate: T.int32,
         map_x_address: T.int64,
         map_y_address: T.int64,
         map_x_pitch: T.int32,
@@ -171,7 +170,7 @@ def variant(sample, channels):
         pair = T.alloc_buffer((2 * lanes,), "float32")
         map_x = array_at(map_x_address, "float32", size, align=4)
         map_y = array_at(map_y_address, "float32", size, align=4)
-        for y in T.serial(first, last):
+        for y in T.serial(rows):
             if kind == AFFINE:
                 locate_affine(whole, weight, fixed, y, T.Select(linear != 0, i64(0), i64(HALF)), columns)
             elif kind == PERSPECTIVE:

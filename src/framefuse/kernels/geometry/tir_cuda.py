@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from ..tir.base import array_at, lerp, stored, wide
 from ._tir_cuda_warp import align, blend, fixed, joined, rounded
-from ._tir_positions import clamped, reciprocal, weight_of_fixed, whole_of_fixed
+from ._tir_positions import BORDER, BYTES, MATRIX, clamped, reciprocal, weight_of_fixed, whole_of_fixed
 
 SAMPLES = {"u8": "uint8", "f32": "float32"}
 CHANNELS = (1, 3, 4)
@@ -26,8 +26,8 @@ PIXELS = 4
 COLUMNS, ROWS = 16, 8
 """Threads of a block in x and in y."""
 WIDE = COLUMNS * PIXELS
-RESIDENT = 12
-"""Minimum number of resident blocks per multiprocessor, which bounds registers."""
+ATTRIBUTES = {"resident": 12, "carried": ["numbers", BYTES]}
+"""`resident`: minimum number of resident blocks per multiprocessor, which bounds registers."""
 
 
 def variant(sample, channels):
@@ -201,31 +201,16 @@ def variant(sample, channels):
         linear: T.int32,
         replicate: T.int32,
         half: T.float64,
-        m0: T.int64,
-        m1: T.int64,
-        m2: T.int64,
-        m3: T.int64,
-        m4: T.int64,
-        m5: T.int64,
-        h0: T.float64,
-        h1: T.float64,
-        h2: T.float64,
-        h3: T.float64,
-        h4: T.float64,
-        h5: T.float64,
-        h6: T.float64,
-        h7: T.float64,
-        h8: T.float64,
         map_x: T.int64,
         map_y: T.int64,
         map_x_pitch: T.int32,
         map_y_pitch: T.int32,
-        value0: T.float32,
-        value1: T.float32,
-        value2: T.float32,
-        value3: T.float32,
+        numbers: T.int64,
     ):
-        T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}", "resident": RESIDENT})
+        T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"} | ATTRIBUTES)
+        h = array_at(numbers, "float64", align=8)
+        m = array_at(numbers, "int64", align=8)
+        border = array_at(numbers, "float32", align=4)
         out = array_at(target, dtype, align=16)
         out_words = array_at(target, "uint32", align=4)
         xs = array_at(map_x, "float32", align=4)
@@ -250,23 +235,24 @@ def variant(sample, channels):
                                 bits = T.alloc_buffer((channels,), "uint32", scope="local")
                                 taken = T.alloc_buffer((4 * channels,), "float32", scope="local")
                                 if kind == AFFINE:
-                                    across = m0 * wide(x) + m1 * wide(y) + m2
-                                    down = m3 * wide(x) + m4 * wide(y) + m5
+                                    across = m[MATRIX] * wide(x) + m[MATRIX + 1] * wide(y) + m[MATRIX + 2]
+                                    down = m[MATRIX + 3] * wide(x) + m[MATRIX + 4] * wide(y) + m[MATRIX + 5]
                                     for p in T.unroll(PIXELS):
                                         whole[2 * p] = whole_of_fixed(across)
                                         whole[2 * p + 1] = whole_of_fixed(down)
                                         weight[2 * p] = weight_of_fixed(across)
                                         weight[2 * p + 1] = weight_of_fixed(down)
-                                        across = across + m0 * T.int64(apart)
-                                        down = down + m3 * T.int64(apart)
+                                        across = across + m[MATRIX] * T.int64(apart)
+                                        down = down + m[MATRIX + 3] * T.int64(apart)
                                 elif kind == PERSPECTIVE:
                                     for p in T.unroll(PIXELS):
                                         column = T.Cast("float64", x + p * apart)
                                         row = T.Cast("float64", y)
-                                        w = h6 * column + (h7 * row + h8)
-                                        inverse = reciprocal(w)
-                                        split(whole, weight, 2 * p, (h0 * column + (h1 * row + h2)) * inverse, half)
-                                        split(whole, weight, 2 * p + 1, (h3 * column + (h4 * row + h5)) * inverse, half)
+                                        inverse = reciprocal(h[6] * column + (h[7] * row + h[8]))
+                                        across_ = (h[0] * column + (h[1] * row + h[2])) * inverse
+                                        down_ = (h[3] * column + (h[4] * row + h[5])) * inverse
+                                        split(whole, weight, 2 * p, across_, half)
+                                        split(whole, weight, 2 * p + 1, down_, half)
                                 else:
                                     for p in T.unroll(PIXELS):
                                         column = T.min(x + p * apart, columns - 1)
@@ -283,17 +269,10 @@ def variant(sample, channels):
                                     ):
                                         inside[0] = 0
                                 for plane in T.serial(planes if channels == 1 else 1):
-                                    value[0] = value0
-                                    value[1] = value1
-                                    value[2] = value2
-                                    value[3] = value3
+                                    for k in T.unroll(4):
+                                        value[k] = border[BORDER + k]
                                     if channels == 1:  # the values are those of up to four planes
-                                        if plane == 1:
-                                            value[0] = value1
-                                        elif plane == 2:
-                                            value[0] = value2
-                                        elif plane == 3:
-                                            value[0] = value3
+                                        value[0] = border[BORDER + T.min(plane, 3)]
                                     skipped = wide(image) * source_image + wide(plane) * source_plane
                                     begin = source + skipped * size
                                     limits = T.meta_var((source_pitch, height, width, linear, replicate, value))

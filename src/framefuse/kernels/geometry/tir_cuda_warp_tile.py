@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 from ..tir.base import array_at, wide
 from ._tir_cuda_warp import align, blend, joined
-from ._tir_positions import weight_of_fixed, whole_of_fixed
+from ._tir_positions import BYTES, MATRIX, weight_of_fixed, whole_of_fixed
 
 SIDE = 32
 COLUMNS, ROWS = 16, 4
@@ -22,8 +22,8 @@ GROUPS = PITCH // 12
 """Groups of four pixels, which are three words, in a row."""
 AHEAD = 3
 """Vectors that a thread loads at once."""
-RESIDENT = 16
-"""Minimum number of resident blocks per multiprocessor, which bounds registers."""
+ATTRIBUTES = {"resident": 16, "carried": ["numbers", BYTES]}
+"""`resident`: minimum number of resident blocks per multiprocessor, which bounds registers."""
 
 
 @T.prim_func
@@ -40,12 +40,7 @@ def warp_tile(
     rows: T.int32,
     images: T.int32,
     replicate: T.int32,
-    m0: T.int64,
-    m1: T.int64,
-    m2: T.int64,
-    m3: T.int64,
-    m4: T.int64,
-    m5: T.int64,
+    numbers: T.int64,
     left: T.int64,
     right: T.int64,
     top: T.int64,
@@ -54,8 +49,9 @@ def warp_tile(
 ):
     """`left` to `bottom` is how far the positions of a block reach from that of its first pixel, in 1 / 2^32
     pixels; `value` are the three bytes of the border."""
-    T.func_attr({"tirx.noalias": True, "global_symbol": "warp_tile", "resident": RESIDENT})
+    T.func_attr({"tirx.noalias": True, "global_symbol": "warp_tile"} | ATTRIBUTES)
     T.device_entry()
+    m = array_at(numbers, "int64", align=8)
     block_x, block_y, image = T.cta_id([(columns + SIDE - 1) // SIDE, (rows + SIDE - 1) // SIDE, images])
     thread = T.thread_id([COLUMNS * ROWS])
     loads = array_at(source, "uint32", align=16)
@@ -71,8 +67,8 @@ def warp_tile(
     column: T.let = thread % COLUMNS
     row: T.let = thread // COLUMNS
     # Values that are the same for all threads of a block are computed separately, once.
-    corner[0] = m0 * wide(block_x * SIDE) + m1 * wide(block_y * SIDE) + m2
-    corner[1] = m3 * wide(block_x * SIDE) + m4 * wide(block_y * SIDE) + m5
+    corner[0] = m[MATRIX] * wide(block_x * SIDE) + m[MATRIX + 1] * wide(block_y * SIDE) + m[MATRIX + 2]
+    corner[1] = m[MATRIX + 3] * wide(block_x * SIDE) + m[MATRIX + 4] * wide(block_y * SIDE) + m[MATRIX + 5]
     x0 = whole_of_fixed(corner[0] + left) // 4 * 4  # four pixels are whole words
     x1 = whole_of_fixed(corner[0] + right) + 1
     y0 = whole_of_fixed(corner[1] + top)
@@ -127,8 +123,8 @@ def warp_tile(
                     tile[to + k] = (quad[k] >> T.uint32(8 * k)) | (quad[k + 1] << T.uint32(24 - 8 * k))
             group = group + COLUMNS * ROWS
     T.cuda.cta_sync()
-    across = corner[0] - (wide(x0) << T.int64(32)) + m0 * wide(column) + m1 * wide(row)
-    down = corner[1] - (wide(y0) << T.int64(32)) + m3 * wide(column) + m4 * wide(row)
+    across = corner[0] - (wide(x0) << T.int64(32)) + m[MATRIX] * wide(column) + m[MATRIX + 1] * wide(row)
+    down = corner[1] - (wide(y0) << T.int64(32)) + m[MATRIX + 3] * wide(column) + m[MATRIX + 4] * wide(row)
     left_x: T.let = block_x * SIDE + column
     y = block_y * SIDE + row
     place = (wide(image) * target_image + wide(y) * wide(target_pitch) + wide(left_x * 3 + column % 4)) // T.int64(4)
@@ -136,8 +132,8 @@ def warp_tile(
         for side in T.unroll(SIDE // COLUMNS):
             pixels[0] = value.astype("uint32")
             if T.Not(bare):
-                here_x: T.let = across + m0 * T.int64(side * COLUMNS)
-                here_y: T.let = down + m3 * T.int64(side * COLUMNS)
+                here_x: T.let = across + m[MATRIX] * T.int64(side * COLUMNS)
+                here_y: T.let = down + m[MATRIX + 3] * T.int64(side * COLUMNS)
                 at: T.let = whole_of_fixed(here_y) * PITCH + whole_of_fixed(here_x) * 3 + lead
                 for k in T.unroll(3):
                     words[k] = tile[at // 4 + k]
@@ -148,8 +144,8 @@ def warp_tile(
             word: T.let = joined(pixels[0], column)
             if T.And(T.And(column % 4 < 3, y < rows), left_x + side * COLUMNS < columns):
                 out[place + side * (COLUMNS * 3 // 4)] = word
-        across = across + m1 * T.int64(ROWS)
-        down = down + m4 * T.int64(ROWS)
+        across = across + m[MATRIX + 1] * T.int64(ROWS)
+        down = down + m[MATRIX + 4] * T.int64(ROWS)
         y = y + ROWS
         place = place + wide(target_pitch) * (ROWS // 4)
 

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
-from framefuse.kernels.cpu import _address, _function, _scratch
-from framefuse.kernels.masks import cuda as masks_cuda
-from framefuse.kernels.masks.taps import Region, taps
+from framefuse.kernels.arrays import address, batch, checked, device_table, kind, on, on_gpu, pitch, target
+from framefuse.kernels.cpu import _function, _scratch
+from framefuse.kernels.masks.taps import Region, device_taps, taps
 
-NAMES = {np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 MAX_RADIUS = 64
 """Samples on each side that smoothing takes in; sums of uint8 stay exact in float32 up to here."""
 
-Rows = tuple[int, int] | None
-"""first, last: fill only rows first..last - 1, so that threads can share an image on the host; None: all."""
+SMOOTHED = ("u8_u8", "u8_f32", "f32_f32")
+"""Types that smoothing reads and writes."""
 
 
 def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None, stream: int | None = None) -> Any:
@@ -38,38 +38,40 @@ def argmax(scores: Any, *, foreground: int | None = None, out: Any | None = None
     Raises:
         UsageError: wrong dtype or shape.
     """
-    if masks_cuda.is_cuda(scores):
-        return masks_cuda.argmax(scores, foreground, out, stream)
-    if scores.ndim != 4 or scores.dtype != np.float32 or not 1 <= scores.shape[1] <= 256:
-        raise UsageError(f"scores are {scores.dtype} {scores.shape}, expected float32 (n, 1..256 classes, h, w)")
+    gpu, wanted = on_gpu(scores), -1 if foreground is None else foreground
+    if scores.ndim != 4 or not 1 <= scores.shape[1] <= 256:
+        raise UsageError(f"scores have shape {tuple(scores.shape)}, expected (n, 1..256 classes, h, w)")
     n, classes, height, width = scores.shape
-    out = _target(out, (n, height, width), np.dtype(np.uint8))
-    if not out.size:
-        return out
-    if not (scores[0, 0].flags.c_contiguous and out[0].flags.c_contiguous):
-        raise UsageError(f"planes of scores {scores.strides} and out {out.strides} (strides) must be contiguous")
-    wanted = -1 if foreground is None else foreground
-    scratch = _scratch.get("best", (1024,))[:1024], _scratch.get("label", (1024,), np.int32)[:1024]
-    for item, labels in zip(scores, out, strict=True):
-        _function("mask_argmax")(
-            _address(item), item.strides[0], _address(labels), classes, height * width, wanted, *scratch
-        )
-    return out
+    with on(gpu, stream):
+        dtypes = ("float32", "float16") if gpu else ("float32",)
+        scores = checked("scores", scores, gpu, scores.shape, *dtypes, dense=2)
+        labels = target(out, gpu, (n, height, width), "uint8", dense=2)
+        if gpu:
+            places = {"scores_address": scores, "score_item": pitch(scores, 0), "class_pitch": pitch(scores, 1)}
+            places |= {"target_address": labels, "target_item": pitch(labels, 0)}
+            size = {"n": n, "classes": classes, "pixels": height * width}
+            kernel.launch(f"mask_argmax_{kind(scores)}", **places, **size, foreground=wanted)
+        elif labels.size:
+            scratch = _scratch.get("best", (1024,))[:1024], _scratch.get("label", (1024,), np.int32)[:1024]
+            for item, to in zip(scores, labels, strict=True):
+                _function("mask_argmax")(
+                    address(item), item.strides[0], address(to), classes, height * width, wanted, *scratch
+                )
+    return labels if out is None else out
 
 
-def box_blur(mask: Any, radius: int, *, out: Any | None = None, rows: Rows = None, stream: int | None = None) -> Any:
+def box_blur(mask: Any, radius: int, *, out: Any | None = None, stream: int | None = None) -> Any:
     """Mean over (2 radius + 1) x (2 radius + 1) samples, edges repeated; uint8 is exact, halves up.
 
     Args:
         mask: (h, w) or (n, h, w), uint8 or float32.
         radius: 0..64.
-        rows: fill only these rows, on the host.
         out: the mask's shape; uint8 or float32 from uint8, float32 from float32; like the mask when left out.
 
     Raises:
         UsageError: wrong shape, dtype or radius.
     """
-    return _smooth(mask, np.ones(2 * _radius(radius) + 1, np.float32), 1 / (2 * radius + 1) ** 2, out, rows, stream)
+    return _smooth(mask, np.ones(2 * _radius(radius) + 1, np.float32), 1 / (2 * radius + 1) ** 2, out, stream)
 
 
 def gaussian_weights(sigma: float, radius: int | None = None) -> NDArray[np.float32]:
@@ -87,26 +89,14 @@ def gaussian_weights(sigma: float, radius: int | None = None) -> NDArray[np.floa
 
 
 def gaussian_blur(
-    mask: Any,
-    sigma: float,
-    radius: int | None = None,
-    *,
-    out: Any | None = None,
-    rows: Rows = None,
-    stream: int | None = None,
+    mask: Any, sigma: float, radius: int | None = None, *, out: Any | None = None, stream: int | None = None
 ) -> Any:
     """Separable Gaussian of `gaussian_weights`, edges repeated; the rest as `box_blur`."""
-    return _smooth(mask, gaussian_weights(sigma, radius), 1.0, out, rows, stream)
+    return _smooth(mask, gaussian_weights(sigma, radius), 1.0, out, stream)
 
 
 def matte(
-    mask: Any,
-    sigma: float,
-    radius: int | None = None,
-    *,
-    out: Any | None = None,
-    rows: Rows = None,
-    stream: int | None = None,
+    mask: Any, sigma: float, radius: int | None = None, *, out: Any | None = None, stream: int | None = None
 ) -> Any:
     """Alpha 0..1 with a soft edge: the Gaussian of a 0..255 mask, over 255.
 
@@ -117,13 +107,12 @@ def matte(
     Raises:
         UsageError: wrong shape, dtype, sigma or radius.
     """
-    weights = gaussian_weights(sigma, radius)
-    if masks_cuda.is_cuda(mask):
-        return masks_cuda.smooth(mask, weights, 1 / 255, out, "float32", stream)
-    if mask.dtype != np.uint8:
-        raise UsageError(f"mask is {mask.dtype}, expected uint8")
-    out = _target(out, mask.shape, np.dtype(np.float32))
-    return _smooth(mask, weights, 1 / 255, out, rows, stream)
+    weights, gpu = gaussian_weights(sigma, radius), on_gpu(mask)
+    with on(gpu, stream):
+        mask = checked("mask", mask, gpu, mask.shape, "uint8")
+        alpha = target(out, gpu, mask.shape, "float32")
+        _smooth(mask, weights, 1 / 255, alpha, None)
+    return alpha if out is None else out
 
 
 def ema(mask: Any, state: Any, weight: float, *, stream: int | None = None) -> Any:
@@ -142,12 +131,18 @@ def ema(mask: Any, state: Any, weight: float, *, stream: int | None = None) -> A
     """
     if not 0 <= weight <= 1:
         raise UsageError(f"weight {weight} is not between 0 and 1")
-    if masks_cuda.is_cuda(mask):
-        masks_cuda.ema(mask, state, weight, stream)
-        return state
-    _target(state, mask.shape, np.dtype(np.float32))
-    for source, target in zip(_planes(mask), _planes(state), strict=True):
-        _function(f"mask_ema_{_kind(mask)}")(*_plane(source), *_plane(target), *source.shape, weight)
+    gpu = on_gpu(mask)
+    with on(gpu, stream):
+        source = batch(checked("mask", mask, gpu, mask.shape, "uint8", "float32"))
+        to = batch(checked("state", state, gpu, mask.shape, "float32"))
+        n, height, width = source.shape
+        symbol = f"mask_ema_{kind(source)}"
+        if gpu:
+            places = _places("source", source) | _places("state", to)
+            kernel.launch(symbol, **places, n=n, height=height, width=width, weight=weight)
+        else:
+            for one, average in zip(source, to, strict=True):
+                _function(symbol)(*_plane(one), *_plane(average), height, width, weight)
     return state
 
 
@@ -157,7 +152,6 @@ def upsample(
     *,
     content: Region | None = None,
     out: Any | None = None,
-    rows: Rows = None,
     stream: int | None = None,
 ) -> Any:
     """(h, w) or (n, h, w) to (..., *size), bilinear; `kernels.reference.upsample` is the formula.
@@ -168,25 +162,29 @@ def upsample(
         content: left, top, width, height in samples of the part to stretch, which may be fractional: a letterbox is
             undone by its place in the plane. The whole plane when left out.
         out: of the plane's dtype.
-        rows: fill only these rows, on the host.
 
     Raises:
         UsageError: wrong shape, dtype or content.
     """
-    if masks_cuda.is_cuda(plane):
-        return masks_cuda.upsample(plane, size, content, out, stream)
-    planes, kind = _planes(plane), _kind(plane)
-    height, width = plane.shape[-2:]
-    out = _target(out, (*plane.shape[:-2], *size), plane.dtype)
-    left, top, wide, high = content or (0, 0, width, height)
-    if not (wide > 0 and high > 0 and min(size) > 0 and min(height, width) > 0):
-        raise UsageError(f"content {content} of a plane {plane.shape} cannot be stretched to {size}")
-    tables = (*taps(size[1], left, wide, width), *taps(size[0], top, high, height))
-    scratch = _scratch.get("stretched", (2 * size[1],))
-    first, last = rows or (0, size[0])
-    for source, target in zip(planes, _planes(out), strict=True):
-        _function(f"mask_upsample_{kind}")(*_plane(source), *_plane(target), height, first, last, *tables, scratch)
-    return out
+    gpu = on_gpu(plane)
+    with on(gpu, stream):
+        planes = batch(checked("plane", plane, gpu, plane.shape, "uint8", "float32"))
+        height, width = plane.shape[-2:]
+        left, top, wide, high = content or (0, 0, width, height)
+        if not (wide > 0 and high > 0 and min(size) > 0 and min(height, width) > 0):
+            raise UsageError(f"content {content} of a plane {tuple(plane.shape)} cannot be stretched to {size}")
+        stretched = target(out, gpu, (*plane.shape[:-2], *size), planes.dtype.name)
+        symbol, to = f"mask_upsample_{kind(planes)}", batch(stretched)
+        if gpu:
+            tables = device_taps(size, (left, top, wide, high), (height, width))
+            places = _places("source", planes) | _places("target", to)
+            kernel.launch(symbol, **places, n=len(planes), height=size[0], width=size[1], **tables)
+        else:
+            both = (*taps(size[1], left, wide, width), *taps(size[0], top, high, height))
+            scratch = _scratch.get("stretched", (2 * size[1],))
+            for one, result in zip(planes, to, strict=True):
+                _function(symbol)(*_plane(one), *_plane(result), height, *both, scratch)
+    return stretched if out is None else out
 
 
 def composite(
@@ -202,40 +200,53 @@ def composite(
     Raises:
         UsageError: wrong shape or dtype.
     """
-    if masks_cuda.is_cuda(foreground):
-        return masks_cuda.composite(foreground, background, alpha, out, stream)
-    channels = 1 if foreground.ndim == 2 else foreground.shape[-1]
-    if foreground.ndim not in (2, 3) or channels not in (1, 3, 4):
-        raise UsageError(f"foreground has shape {foreground.shape}, expected (h, w) or (h, w, 1, 3 or 4)")
-    for name, array in (("foreground", foreground), ("background", background)):
-        if array.shape != foreground.shape or array.dtype != np.uint8:
-            raise UsageError(f"{name} is {array.dtype} {array.shape}, expected uint8 {foreground.shape}")
-    if alpha.shape != foreground.shape[:2] or alpha.dtype != np.uint8:
-        raise UsageError(f"alpha is {alpha.dtype} {alpha.shape}, expected uint8 {foreground.shape[:2]}")
-    out = _target(out, foreground.shape, np.dtype(np.uint8))
-    if out.size:
-        _function(f"mask_composite_{channels}")(
-            *_plane(foreground), *_plane(background), *_plane(alpha), *_plane(out), *alpha.shape
-        )
-    return out
+    gpu, shape = on_gpu(foreground), tuple(foreground.shape)
+    channels = 1 if len(shape) == 2 else shape[-1]
+    if len(shape) not in (2, 3) or channels not in (1, 3, 4):
+        raise UsageError(f"foreground has shape {shape}, expected (h, w) or (h, w, 1, 3 or 4)")
+    with on(gpu, stream):
+        result = target(out, gpu, shape, "uint8", dense=len(shape) - 1)
+        planes = {
+            "foreground": checked("foreground", foreground, gpu, shape, "uint8", dense=len(shape) - 1),
+            "background": checked("background", background, gpu, shape, "uint8", dense=len(shape) - 1),
+            "alpha": checked("alpha", alpha, gpu, shape[:2], "uint8"),
+            "target": result,
+        }
+        if gpu:
+            places = {f"{name}_address": plane for name, plane in planes.items()}
+            places |= {f"{name}_pitch": pitch(plane, 0) for name, plane in planes.items()}
+            kernel.launch("mask_composite", **places, height=shape[0], width=shape[1], channels=channels)
+        elif result.size:
+            numbers = [number for plane in planes.values() for number in _plane(plane)]
+            _function(f"mask_composite_{channels}")(*numbers, *shape[:2])
+    return result if out is None else out
 
 
-def _smooth(
-    mask: Any, weights: NDArray[np.float32], scale: float, out: Any | None, rows: Rows, stream: int | None
-) -> Any:
-    if masks_cuda.is_cuda(mask):
-        return masks_cuda.smooth(mask, weights, scale, out, None, stream)
-    planes = _planes(mask)
-    out = _target(out, mask.shape, mask.dtype if out is None else out.dtype)
-    name = f"mask_smooth_{_kind(mask)}_{_kind(out)}"
-    if name == "mask_smooth_f32_u8":
-        raise UsageError("a float32 mask cannot be smoothed into uint8", remedy="pass out of float32")
-    height, width = mask.shape[-2:]
-    scratch = _scratch.get("smooth", (width + 2 * MAX_RADIUS,)), _scratch.get("sums", (width,))
-    first, last = rows or (0, height)
-    for source, target in zip(planes, _planes(out), strict=True):
-        _function(name)(*_plane(source), *_plane(target), height, width, first, last, scale, weights, *scratch)
-    return out
+def _smooth(mask: Any, weights: NDArray[np.float32], scale: float, out: Any | None, stream: int | None) -> Any:
+    gpu = on_gpu(mask)
+    with on(gpu, stream):
+        source = checked("mask", mask, gpu, mask.shape, "uint8", "float32")
+        made = target(None, gpu, source.shape, source.dtype.name) if out is None else out
+        smoothed = checked("out", made, gpu, source.shape, "uint8", "float32")
+        kinds = f"{kind(source)}_{kind(smoothed)}"
+        if kinds not in SMOOTHED:
+            raise UsageError(f"a {source.dtype} mask cannot be smoothed into uint8", remedy="pass out of float32")
+        symbol, planes, to = f"mask_smooth_{kinds}", batch(source), batch(smoothed)
+        n, height, width = planes.shape
+        if gpu:
+            places = _places("source", planes) | _places("target", to)
+            (table,) = device_table(_weights, *weights.tolist())
+            reach = {"scale": scale, "radius": len(weights) // 2, "weights_address": table}
+            kernel.launch(symbol, **places, n=n, height=height, width=width, **reach)
+        else:
+            scratch = _scratch.get("smooth", (width + 2 * MAX_RADIUS,)), _scratch.get("sums", (width,))
+            for one, result in zip(planes, to, strict=True):
+                _function(symbol)(*_plane(one), *_plane(result), height, width, scale, weights, *scratch)
+    return made
+
+
+def _weights(*weights: float) -> tuple[NDArray[np.float32]]:
+    return (np.array(weights, np.float32),)
 
 
 def _radius(radius: int) -> int:
@@ -244,34 +255,11 @@ def _radius(radius: int) -> int:
     return radius
 
 
-def _kind(array: NDArray[Any]) -> str:
-    if array.dtype not in NAMES:
-        raise UsageError(f"array is {array.dtype}, expected uint8 or float32")
-    return NAMES[array.dtype]
-
-
-def _target(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if out is None:
-        return np.empty(shape, dtype)
-    if out.shape != shape or out.dtype != dtype:
-        raise UsageError(f"out is {out.dtype} {out.shape}, expected {dtype} {shape}")
-    return out
-
-
-def _planes(array: NDArray[Any]) -> NDArray[Any]:
-    """As (n, h, w); nothing to do for one without samples."""
-    if array.ndim not in (2, 3):
-        raise UsageError(f"array has shape {array.shape}, expected (h, w) or (n, h, w)")
-    planes = array[None] if array.ndim == 2 else array
-    return planes if planes.size else planes[:0]
-
-
 def _plane(plane: NDArray[Any]) -> tuple[int, int]:
     """Address, and pitch in elements."""
-    pitch, rest = divmod(plane.strides[0], plane.itemsize)
-    if rest or (plane.size and not plane[0].flags.c_contiguous):
-        raise UsageError(
-            f"plane has strides {plane.strides} bytes; within a row its samples must be adjacent",
-            remedy="pass np.ascontiguousarray(plane), which copies",
-        )
-    return _address(plane), pitch
+    return address(plane), pitch(plane, 0)
+
+
+def _places(name: str, planes: Any) -> dict[str, Any]:
+    """Where a batch of planes lies, as arguments of a kernel."""
+    return {f"{name}_address": planes, f"{name}_item": pitch(planes, 0), f"{name}_pitch": pitch(planes, 1)}

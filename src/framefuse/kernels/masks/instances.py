@@ -14,17 +14,14 @@ from numpy.typing import NDArray
 
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import UsageError
-from framefuse.kernels.cpu import _address, _function, _scratch
-from framefuse.kernels.masks import cuda as masks_cuda
+from framefuse.kernels.arrays import address, checked, device_table, new, on, on_gpu, pitch
+from framefuse.kernels.cpu import _function, _scratch
 from framefuse.kernels.masks import instances_cuda
-from framefuse.kernels.masks.instances_cuda import DeviceRuns
+from framefuse.kernels.masks.instances_cuda import DeviceRuns, Request, row_starts
 from framefuse.kernels.masks.taps import Region, taps
 
 Crop = Literal["image", "prototypes"]
 Size = tuple[int, int]
-
-MAX_PIXELS = 2**31 - 1
-"""Pixels of a mask: runs count them in int32."""
 
 
 class Runs(NamedTuple):
@@ -63,8 +60,8 @@ def instance_masks(
 ) -> Any:
     """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box, at the size of the image.
 
-    `kernels.reference.instance_masks` states the formula, which call of the training frameworks each `crop` equals, and
-    the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
+    `kernels.reference.instance_logits` states the formula, which call of the training frameworks each `crop` equals,
+    and the arguments. Instances are independent: threads may fill disjoint slices of `out` at once.
 
     Args:
         count: on a GPU: (1,) int32, how many of the instances are valid (the others give empty masks); None: all.
@@ -75,17 +72,15 @@ def instance_masks(
     Raises:
         UsageError: an array has the wrong shape or dtype.
     """
-    if masks_cuda.is_cuda(prototypes):
-        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
-        return instances_cuda.instance_masks(request, out=out, workspace=workspace, stream=stream)
-    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
-    if out is None:
-        out = np.zeros((len(boxes), *size), np.bool_)
-    else:
-        _check_target(out, (len(boxes), *size))
-        out[...] = 0
-    todo.paint(np.ones(len(boxes), np.uint8), out, out.strides[0], out.strides[1])
-    return out
+    with on(on_gpu(prototypes), stream):
+        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        n = len(request.boxes)
+        masks = _target(out, request.gpu, (n, *size), "bool", "uint8")
+        if request.gpu:
+            instances_cuda.paint("instance_masks", request, 0, n, masks, workspace or Workspace())
+        else:
+            _paint(request, np.ones(n, np.uint8), masks, masks.strides[0], masks.strides[1])
+    return masks if out is None else out
 
 
 def instance_labels(
@@ -111,21 +106,23 @@ def instance_labels(
     Raises:
         UsageError: an array has the wrong shape or dtype.
     """
-    if masks_cuda.is_cuda(prototypes):
-        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
-        return instances_cuda.instance_labels(request, labels=labels, out=out, workspace=workspace, stream=stream)
-    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
-    if labels is None:
-        labels = (1 + np.arange(len(boxes)) % 255).astype(np.uint8)
-    if labels.shape != (len(boxes),) or labels.dtype != np.uint8:
-        raise UsageError(f"labels are {labels.dtype} {labels.shape}, expected uint8 ({len(boxes)},)")
-    if out is None:
-        out = np.zeros(size, np.uint8)
-    else:
-        _check_target(out, size)
-        out[...] = 0
-    todo.paint(np.ascontiguousarray(labels), out, 0, out.strides[0])
-    return out
+    with on(on_gpu(prototypes), stream):
+        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        gpu, n = request.gpu, len(request.boxes)
+        if labels is None:
+            (labels,) = device_table(_labels, max(n, 1)) if gpu else _labels(n)
+        else:
+            labels = checked("labels", labels, gpu, (n,), "uint8")
+        painted = _target(out, gpu, size, "uint8")
+        if gpu:
+            instances_cuda.paint("instance_labels", request, labels, 1, painted[None], workspace or Workspace())
+        else:
+            _paint(request, labels, painted, 0, painted.strides[0])
+    return painted if out is None else out
+
+
+def _labels(n: int) -> tuple[NDArray[np.uint8]]:
+    return ((1 + np.arange(n) % 255).astype(np.uint8),)
 
 
 def instance_runs(
@@ -149,20 +146,21 @@ def instance_runs(
     Raises:
         UsageError: an array has the wrong shape or dtype.
     """
-    if masks_cuda.is_cuda(prototypes):
-        request = instances_cuda.Request(prototypes, coefficients, boxes, size, content, crop, count)
-        return instances_cuda.instance_runs(request, capacity=capacity, workspace=workspace, stream=stream)
-    todo = _Request.of(prototypes, coefficients, boxes, size, content, crop)
-    ends = np.zeros(len(boxes), np.int32)
-    capacity = 4096
+    with on(on_gpu(prototypes), stream):
+        request = Request.of(prototypes, coefficients, boxes, size, content, crop, count)
+        if request.gpu:
+            return instances_cuda.instance_runs(request, capacity, workspace or Workspace())
+    first, scratch = _host(request)
+    (starts,) = row_starts(size[0], request.content[1], request.content[3], request.prototypes.shape[1])
+    ends, capacity = np.zeros(len(request.boxes), np.int32), 4096
     while True:
         lengths = _scratch.get("runs", (capacity,), np.int32)
-        todo.runs(lengths, ends)
-        needed = int(ends[-1]) if len(ends) else 0
-        if needed <= lengths.size:
+        if len(ends):
+            _function("instance_runs")(*first, starts, lengths, ends, *scratch)
+        capacity = int(ends[-1]) if len(ends) else 0
+        if capacity <= lengths.size:
             break
-        capacity = needed
-    return Runs(lengths[:needed].copy(), np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, size)
+    return Runs(lengths[:capacity].copy(), np.concatenate(([0], ends)).astype(np.int32)[:-1], ends, size)
 
 
 def mask_runs(
@@ -176,19 +174,20 @@ def mask_runs(
     Raises:
         UsageError: wrong shape or dtype, or a mask without pixels.
     """
-    if masks_cuda.is_cuda(masks):
-        return instances_cuda.mask_runs(masks, capacity, workspace, stream)
     if masks.ndim != 3 or 0 in masks.shape[1:]:
-        raise UsageError(f"masks have shape {masks.shape}, expected (n, height, width) with pixels")
-    _check_target(masks, masks.shape)
-    _, height, width = masks.shape
+        raise UsageError(f"masks have shape {tuple(masks.shape)}, expected (n, height, width) with pixels")
+    gpu, (_, height, width) = on_gpu(masks), masks.shape
+    with on(gpu, stream):
+        masks = checked("masks", masks, gpu, masks.shape, "bool", "uint8")
+        if gpu:
+            return instances_cuda.mask_runs(masks, capacity, workspace or Workspace())
     offsets = _scratch.get("offsets", (width + 1,), np.int32)[: width + 1]
     parts: list[NDArray[np.int32]] = []
     capacity = 4096
     for mask in masks:
         while True:
             lengths = _scratch.get("runs", (capacity,), np.int32)
-            _function("mask_runs")(_address(mask), mask.strides[0], height, width, lengths, offsets)
+            _function("mask_runs")(address(mask), mask.strides[0], height, width, lengths, offsets)
             capacity = max(capacity, int(offsets[width]))
             if offsets[width] <= lengths.size:
                 break
@@ -210,98 +209,34 @@ def native_content(samples: Size, size: Size) -> tuple[int, int, int, int]:
     return left, top, samples[1] - round(pad_x + 0.1) - left, samples[0] - round(pad_y + 0.1) - top
 
 
-def _check_target(array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.shape != shape or array.dtype not in (np.bool_, np.uint8) or (array.size and array.strides[-1] != 1):
-        raise UsageError(
-            f"masks are {array.dtype} {array.shape} with strides {array.strides}, "
-            f"expected bool or uint8 {shape} with adjacent pixels in a row"
-        )
+def _target(out: Any, gpu: bool, shape: tuple[int, ...], *dtypes: str) -> Any:
+    """`out` checked, or new memory; on the host without a pixel that is set."""
+    if out is None:
+        return new(gpu, shape, dtypes[0]) if gpu else np.zeros(shape, dtypes[0])
+    found = checked("out", out, gpu, shape, *dtypes)
+    if not gpu:
+        found[...] = 0
+    return found
 
 
-class _Request(NamedTuple):
-    """Checked arguments, as the kernels take them."""
+def _host(request: Request) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments that come first in the kernels on the host, and last: scratch for logits (a border of one sample
+    around all prototypes) and for stretched rows."""
+    prototypes, size, (left, top, width, height) = request.prototypes, request.size, request.content
+    channels, mh, mw = prototypes.shape
+    across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
+    scale = (width / size[1], height / size[0])
+    plan = plan_instances(request.boxes, (left, top), scale, (mh, mw), across[0], down[0], request.crop)
+    places = address(prototypes), channels, pitch(prototypes, 0), pitch(prototypes, 1)
+    stretched = max((mh + 1) * size[1], mw + 1)
+    scratch = _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
+    return (*places, request.coefficients, plan, *across, *down), scratch
 
-    prototypes: NDArray[np.float32]
-    coefficients: NDArray[np.float32]
-    plan: NDArray[np.int32]
-    across: tuple[NDArray[np.int32], NDArray[np.float32]]
-    down: tuple[NDArray[np.int32], NDArray[np.float32]]
 
-    @classmethod
-    def of(
-        cls,
-        prototypes: NDArray[Any],
-        coefficients: NDArray[Any],
-        boxes: NDArray[Any],
-        size: Size,
-        content: Region | None,
-        crop: Crop,
-    ) -> _Request:
-        if prototypes.ndim != 3 or prototypes.dtype != np.float32 or 0 in prototypes.shape:
-            raise UsageError(f"prototypes are {prototypes.dtype} {prototypes.shape}, expected float32 (c, mh, mw)")
-        channels, mh, mw = prototypes.shape
-        n = len(boxes)
-        if boxes.shape != (n, 4) or coefficients.shape != (n, channels):
-            raise UsageError(
-                f"boxes have shape {boxes.shape} and coefficients {coefficients.shape}, "
-                f"expected (n, 4) and (n, {channels})"
-            )
-        if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
-            raise UsageError(f"size {size} is not a height and a width of 1 to {MAX_PIXELS} pixels in all")
-        if crop not in ("image", "prototypes"):
-            raise UsageError(f"unknown crop {crop!r}", remedy="choose 'image' or 'prototypes'")
-        left, top, width, height = content or (0, 0, mw, mh)
-        if not (width > 0 and height > 0):
-            raise UsageError(f"content {content} has no area")
-        if prototypes.strides[2] != 4 or prototypes.strides[0] % 4 or prototypes.strides[1] % 4:
-            prototypes = np.ascontiguousarray(prototypes)
-        across, down = taps(size[1], left, width, mw), taps(size[0], top, height, mh)
-        scale = (width / size[1], height / size[0])
-        plan = plan_instances(boxes, (left, top), scale, (mh, mw), across[0], down[0], crop)
-        return cls(prototypes, np.ascontiguousarray(coefficients, np.float32), plan, across, down)
-
-    @property
-    def _samples(self) -> tuple[int, int, int, int]:
-        channels_pitch, row_pitch, _ = (stride // 4 for stride in self.prototypes.strides)
-        return _address(self.prototypes), len(self.prototypes), channels_pitch, row_pitch
-
-    def _buffers(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Scratch for logits (a border of one sample around all prototypes) and for stretched rows."""
-        _, mh, mw = self.prototypes.shape
-        stretched = max((mh + 1) * len(self.across[0]), mw + 1)
-        return _scratch.get("logits", ((mh + 1) * (mw + 1),)), _scratch.get("stretched", (stretched,))
-
-    def paint(self, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
-        if not len(values):
-            return
-        _function("instance_paint")(
-            *self._samples,
-            self.coefficients,
-            self.plan,
-            values,
-            *self.across,
-            *self.down,
-            _address(out),
-            item_pitch,
-            row_pitch,
-            *self._buffers(),
-        )
-
-    def runs(self, lengths: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
-        if not len(ends):
-            return
-        starts = np.searchsorted(self.down[0], np.arange(self.prototypes.shape[1] + 1)).astype(np.int32)
-        _function("instance_runs")(
-            *self._samples,
-            self.coefficients,
-            self.plan,
-            *self.across,
-            *self.down,
-            starts,
-            lengths,
-            ends,
-            *self._buffers(),
-        )
+def _paint(request: Request, values: NDArray[np.uint8], out: NDArray[Any], item_pitch: int, row_pitch: int) -> None:
+    if len(values):
+        first, scratch = _host(request)
+        _function("instance_paint")(*first, values, address(out), item_pitch, row_pitch, *scratch)
 
 
 def plan_instances(
@@ -311,10 +246,9 @@ def plan_instances(
     samples: Size,
     across: NDArray[np.int32],
     down: NDArray[np.int32],
-    crop: Crop,
+    crop: str,
 ) -> NDArray[np.int32]:
     """(n, 8): for each box the samples kept (left, right, top, bottom), then the pixels that may be set."""
-    boxes = np.asarray(boxes, np.float32)
     height, width = len(down), len(across)
     if crop == "prototypes":
         boxes = boxes * np.array(scale * 2, np.float32) + np.array(origin * 2, np.float32)

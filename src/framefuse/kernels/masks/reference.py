@@ -83,7 +83,23 @@ def instance_logits(
     content: Region | None = None,
     crop: Literal["image", "prototypes"] = "image",
 ) -> Array:
-    """(n, *size): the value whose sign is the mask, 0 outside the crop; `instance_masks` says the rest."""
+    """(n, *size): the value whose sign is the mask, 0 outside the crop.
+
+    crop="image": logits, stretch to the image, crop to the box in image pixels. With `native_content` its sign is the
+        framework's `process_mask_native` (retina_masks=True).
+    crop="prototypes": logits, crop to the box at prototype resolution, stretch. With the whole prototypes as content,
+        the model input as size and boxes in its pixels, its sign is the framework's `process_mask(..., upsample=True)`;
+        any other content does the same for that part of the model input.
+    A box keeps the samples (pixels) x with x1 <= x < x2; none when x1 < x2 and y1 < y2 do not both hold, or with NaN.
+
+    Args:
+        prototypes: (c, mh, mw).
+        coefficients: (n, c).
+        boxes: (n, 4) x1 y1 x2 y2 in pixels of the image.
+        size: height and width of the image.
+        content: left, top, width, height of the image within the prototypes, in samples; the whole when left out. For
+            a letterboxed image, its place in the model input times mw / model width.
+    """
     mh, mw = prototypes.shape[1:]
     left, top, width, height = content or (0, 0, mw, mh)
     logits = np.einsum("nc,cyx->nyx", coefficients.astype(np.float64), prototypes.astype(np.float64))
@@ -97,35 +113,12 @@ def instance_logits(
     return logits
 
 
-def instance_masks(
-    prototypes: NDArray[Any],
-    coefficients: NDArray[Any],
-    boxes: NDArray[Any],
-    size: tuple[int, int],
-    *,
-    content: Region | None = None,
-    crop: Literal["image", "prototypes"] = "image",
-) -> NDArray[np.bool_]:
-    """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box.
+def instance_masks(*arguments: Any, **options: Any) -> NDArray[np.bool_]:
+    """mask[i] = bilinear(coefficients[i] . prototypes) > 0, cropped to the box; arguments as of `instance_logits`.
 
     sigmoid(v) > 1/2 is v > 0, and the logits are stretched, not their sigmoid, as current YOLO frameworks do.
-
-    crop="image": logits, stretch to the image, crop to the box in image pixels, > 0. With `native_content` this
-        is the framework's `process_mask_native` (retina_masks=True).
-    crop="prototypes": logits, crop to the box at prototype resolution, stretch, > 0. With the whole prototypes as
-        content, the model input as size and boxes in its pixels, this is the framework's `process_mask(...,
-        upsample=True)`; any other content does the same for that part of the model input.
-    A box keeps the samples (pixels) x with x1 <= x < x2; none when x1 < x2 and y1 < y2 do not both hold, or with NaN.
-
-    Args:
-        prototypes: (c, mh, mw).
-        coefficients: (n, c).
-        boxes: (n, 4) x1 y1 x2 y2 in pixels of the image.
-        size: height and width of the image.
-        content: left, top, width, height of the image within the prototypes, in samples; the whole when left out. For
-            a letterboxed image, its place in the model input times mw / model width.
     """
-    return instance_logits(prototypes, coefficients, boxes, size, content=content, crop=crop) > 0
+    return instance_logits(*arguments, **options) > 0
 
 
 def _inside(boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.bool_]:

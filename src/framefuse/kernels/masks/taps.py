@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.kernels.arrays import device_table
+
 Region = tuple[float, float, float, float]
 """left, top, width, height in samples: the part of a plane that is stretched over an image."""
 
@@ -29,3 +31,11 @@ def taps(count: int, start: float, length: float, samples: int) -> tuple[NDArray
     weight[weight == 1] = 0
     found: tuple[NDArray[Any], NDArray[Any]] = (index, weight)
     return found
+
+
+def device_taps(size: tuple[int, int], content: Region, samples: tuple[int, int]) -> dict[str, Any]:
+    """Taps of both axes on the current GPU as the arguments of kernels. `size`, `samples`: heights and widths."""
+    left, top, width, height = content
+    xi, xw = device_table(taps, size[1], left, width, samples[1])
+    yi, yw = device_table(taps, size[0], top, height, samples[0])
+    return {"across_index": xi, "across_weight": xw, "down_index": yi, "down_weight": yw}

@@ -1,7 +1,7 @@
 """Mask operations as CPU loop nests: class arg-max, separable smoothing, temporal average, stretching, composition.
 
 `reference.py` states the formulas. Arrays come as addresses with pitches in elements, so that rows may be padded
-and memory read-only; scratch comes as arguments; a row range makes the work of one thread.
+and memory read-only; scratch comes as arguments.
 """
 
 from __future__ import annotations
@@ -9,10 +9,17 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from ..tir.base import array_at, lerp, stored
-from ._tir_blend import TYPES, blended
+
+TYPES = {"u8": "uint8", "f32": "float32"}
 
 BLOCK = 1024
 """Pixels whose best class is held in the first-level cache while the classes stream by."""
+
+
+def blended(foreground, background, alpha):
+    """(f a + b (255 - a) + 127) // 255 for integers; exact for 0 <= n < 65,790: (n + 1 + (n >> 8)) >> 8."""
+    value = foreground * alpha + background * (255 - alpha) + 127
+    return (value + 1 + (value >> 8)) >> 8
 
 
 @T.prim_func(s_tir=True)
@@ -60,8 +67,6 @@ def smooth_variant(source_type, target_type):
         target_pitch: T.int32,
         height: T.int32,
         width: T.int32,
-        first: T.int32,
-        last: T.int32,
         scale: T.float32,
         weights: T.Buffer(("length",), "float32", align=4),
         row: T.Buffer(("row_size",), "float32", align=4),
@@ -72,8 +77,7 @@ def smooth_variant(source_type, target_type):
         source = array_at(source_address, TYPES[source_type], row_size)
         target = array_at(target_address, TYPES[target_type], row_size)
         radius: T.let = length // 2
-        for j in T.serial(last - first):
-            y: T.let = first + j
+        for y in T.serial(height):
             for x in T.serial(width):
                 row[radius + x] = T.float32(0)
             for k in T.serial(length):
@@ -131,8 +135,6 @@ def upsample_variant(kind):
         target_address: T.int64,
         target_pitch: T.int32,
         source_height: T.int32,
-        first: T.int32,
-        last: T.int32,
         xi: T.Buffer(("width",), "int32", align=4),
         xw: T.Buffer(("width",), "float32", align=4),
         yi: T.Buffer(("height",), "int32", align=4),
@@ -140,15 +142,14 @@ def upsample_variant(kind):
         rows: T.Buffer(("size",), "float32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
-        width, size = T.int32(), T.int32()
+        width, height, size = T.int32(), T.int32(), T.int32()
         source = array_at(source_address, TYPES[kind], size)
         target = array_at(target_address, TYPES[kind], size)
         held = T.alloc_buffer((2,), "int32")
         # Source row r lies stretched in slot r % 2.
         held[0] = -1
         held[1] = -1
-        for j in T.serial(last - first):
-            y: T.let = first + j
+        for y in T.serial(height):
             for k in T.serial(2):
                 r: T.let = T.min(yi[y] + k, source_height - 1)
                 slot: T.let = r % 2

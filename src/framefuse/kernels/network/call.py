@@ -50,6 +50,14 @@ class Block(NamedTuple):
     def pitches(self) -> tuple[int, int, int]:
         return self.image, self.row, self.column
 
+    @property
+    def size(self) -> dict[str, int]:
+        return {"batch": self.batch, "height": self.height, "width": self.width}
+
+    @property
+    def area(self) -> dict[str, int]:
+        return {"batch": self.batch, "pixels": self.height * self.width}
+
 
 def prepare() -> None:
     """Compile and load every kernel of this module for the current device.
@@ -68,30 +76,13 @@ def pack(images: int, channels: int, sample: Literal["f16", "f32"], y: Block, *,
         images: address of dense (batch, channels, height, width), float16 or float32 as `sample` says.
         y: dense.
     """
-    kernel.launch(
-        f"network_pack_{sample}",
-        stream=stream,
-        x_=images,
-        y_=y.address,
-        batch=y.batch,
-        pixels=y.height * y.width,
-        channels=channels,
-        groups=y.channels // 8,
-    )
+    arrays = {"x_": images, "y_": y.address, "channels": channels, "groups": y.channels // 8}
+    kernel.launch(f"network_pack_{sample}", stream=stream, **arrays, **y.area)
 
 
 def unpack(x: Block, output: int, *, stream: int) -> None:
     """output[b, c] = x[b, :, :, c], dense float32 at an address. The channels of x need not be a multiple of 8."""
-    kernel.launch(
-        "network_unpack",
-        stream=stream,
-        **_strided("x", x),
-        y_=output,
-        batch=x.batch,
-        channels=x.channels,
-        height=x.height,
-        width=x.width,
-    )
+    kernel.launch("network_unpack", stream=stream, **_strided("x", x), **x.size, y_=output, channels=x.channels)
 
 
 def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:
@@ -104,17 +95,8 @@ def upsample(x: Block, y: Block, scale: int, *, stream: int) -> None:
         block._replace(image=block.image // pair, row=block.row // pair, column=block.column // pair)
         for block in (x, y)
     )
-    kernel.launch(
-        "network_upsample",
-        stream=stream,
-        **_strided("x", source),
-        **_strided("y", target),
-        batch=y.batch,
-        height=y.height,
-        width=y.width,
-        groups=y.channels // 8 // pair,
-        scale=scale,
-    )
+    places = {**_strided("x", source), **_strided("y", target)}
+    kernel.launch("network_upsample", stream=stream, **places, **y.size, groups=y.channels // 8 // pair, scale=scale)
 
 
 def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
@@ -137,21 +119,10 @@ def pool(x: Block, ys: Sequence[Block], window: int, *, stream: int) -> None:
         y, group = rest[0], rest[:most]
         group = group[: next((k for k, other in enumerate(group) if other.pitches != y.pitches), most)]
         rest = rest[len(group) :]
-        kernel.launch(
-            "network_pool",
-            stream=stream,
-            **_strided("x", x),
-            **{f"y{k}_": group[min(k, len(group) - 1)].address for k in range(POOLS)},
-            y_image=y.image,
-            y_row=y.row,
-            y_column=y.column,
-            batch=y.batch,
-            height=y.height,
-            width=y.width,
-            groups=y.channels // 8,
-            pools=len(group),
-            radius=radius,
-        )
+        places = {f"y{k}_": group[min(k, len(group) - 1)].address for k in range(POOLS)}
+        places |= _strided("x", x) | _pitches("y", y)
+        counts = {"groups": y.channels // 8, "pools": len(group), "radius": radius}
+        kernel.launch("network_pool", stream=stream, **places, **y.size, **counts)
         x = group[-1]
 
 
@@ -181,28 +152,18 @@ def depthwise(
         residual: an image of the size of y.
     """
     beside = residual or y._replace(address=0)
+    places = {**_strided("x", x), **_strided("y", y), **_strided("residual", beside), "weight_": weight, "bias_": bias}
     kernel.launch(
         "network_depthwise",
         stream=stream,
-        **_strided("x", x),
-        weight_=weight,
-        bias_=bias,
-        **_strided("residual", beside),
-        **_strided("y", y),
-        batch=y.batch,
+        **places,
+        **y.size,
+        **_both(("in_height", "in_width"), (x.height, x.width)),
+        **_both(("rows", "columns"), kernel_size),
+        **_both(("stride_y", "stride_x"), stride),
+        **_both(("top", "left"), pads),
+        **_both(("dilation_y", "dilation_x"), dilation),
         groups=y.channels // 8,
-        in_height=x.height,
-        in_width=x.width,
-        height=y.height,
-        width=y.width,
-        rows=kernel_size[0],
-        columns=kernel_size[1],
-        stride_y=stride[0],
-        stride_x=stride[1],
-        top=pads[0],
-        left=pads[1],
-        dilation_y=dilation[0],
-        dilation_x=dilation[1],
         activation=_ACTIVATIONS[activation],
     )
 
@@ -217,22 +178,9 @@ def attention(x: Block, y: Block, *, heads: int, keys: int, values: int, scale: 
         keys: channels of a query and of a key, a multiple of 8, at most MAX_KEYS.
         values: channels of a value, a multiple of 8, at most MAX_VALUES.
     """
-    kernel.launch(
-        "network_attention",
-        stream=stream,
-        x_=x.address,
-        x_image=x.image,
-        x_column=x.column,
-        y_=y.address,
-        y_image=y.image,
-        y_column=y.column,
-        batch=y.batch,
-        heads=heads,
-        keys=keys,
-        values=values,
-        pixels=y.height * y.width,
-        scale=scale,
-    )
+    shape = {"heads": heads, "keys": keys, "values": values}
+    places = {**_in_line("x", x), **_in_line("y", y)}
+    kernel.launch("network_attention", stream=stream, **places, **y.area, **shape, scale=scale)
 
 
 def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> None:
@@ -252,18 +200,9 @@ def decode(head: Head, *, levels: int, cells: int, output: int, stream: int) -> 
     """
     if head.bins > MAX_BINS:
         raise UsageError(f"a side of a box has {head.bins} bins, more than {MAX_BINS}")
-    kernel.launch(
-        "network_decode",
-        stream=stream,
-        levels_=levels,
-        levels=len(head.levels),
-        cells_=cells,
-        y_=output,
-        batch=head.batch,
-        anchors=head.anchors,
-        bins=head.bins,
-        classes=head.classes,
-    )
+    arrays = {"levels_": levels, "cells_": cells, "y_": output, "levels": len(head.levels)}
+    shape = {"batch": head.batch, "anchors": head.anchors, "bins": head.bins, "classes": head.classes}
+    kernel.launch("network_decode", stream=stream, **arrays, **shape)
 
 
 def decode_anchors(
@@ -292,26 +231,24 @@ def decode_anchors(
         anchors: of all levels.
         stride: pixels of the model per cell, horizontally and vertically.
     """
-    kernel.launch(
-        "network_anchors",
-        stream=stream,
-        x_=x.address,
-        x_image=x.image,
-        x_column=x.column,
-        table_=sizes,
-        y_=output,
-        batch=x.batch,
-        per_cell=per_cell,
-        fields=fields,
-        height=x.height,
-        width=x.width,
-        first=first,
-        anchors=anchors,
-        stride_x=stride[0],
-        stride_y=stride[1],
-    )
+    places = {**_in_line("x", x), "table_": sizes, "y_": output}
+    shape = {"per_cell": per_cell, "fields": fields, "first": first, "anchors": anchors}
+    strides = {"stride_x": stride[0], "stride_y": stride[1]}
+    kernel.launch("network_anchors", stream=stream, **places, **x.size, **shape, **strides)
 
 
 def _strided(name: str, block: Block) -> dict[str, int]:
-    return {f"{name}_": block.address, f"{name}_image": block.image, f"{name}_row": block.row,
-            f"{name}_column": block.column}  # fmt: skip
+    return {f"{name}_": block.address, **_pitches(name, block)}
+
+
+def _in_line(name: str, block: Block) -> dict[str, int]:
+    """Of an image whose pixels lie `column` elements apart, across rows too."""
+    return {f"{name}_": block.address, f"{name}_image": block.image, f"{name}_column": block.column}
+
+
+def _pitches(name: str, block: Block) -> dict[str, int]:
+    return dict(zip((f"{name}_image", f"{name}_row", f"{name}_column"), block.pitches, strict=True))
+
+
+def _both(names: tuple[str, str], values: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(names, values, strict=True))

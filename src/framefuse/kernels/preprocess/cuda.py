@@ -150,10 +150,10 @@ def fill(
         alone = len(members) == 1
         arguments = _arguments(frames[members[0]].format.layout, output, memory_format, last - first, alone=alone)
         if alone:
-            kernel.launch(f"{symbol}_one", stream=stream, table=found[0][0].tobytes(), **arguments)
+            symbol, rows = f"{symbol}_one", found[0][0].tobytes()
         else:
             rows = keep(device.upload(np.stack([row for row, _ in found]), stream))
-            kernel.launch(symbol, stream=stream, table=rows, frames=len(members), **arguments)
+        kernel.launch(symbol, stream=stream, table=rows, frames=len(members), **arguments)
 
 
 def _symbol(format: PixelFormat, out: Output, memory_format: MemoryFormat) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.frame import Frame, Region
+from framefuse.kernels.colour.reference import components, rgb_of
 from framefuse.kernels.preprocess.filters import Interpolation
 from framefuse.kernels.preprocess.plan import LEVELS, ChannelOrder, Content, MemoryFormat, Request, Triple
 
@@ -48,13 +49,7 @@ def preprocess(
     definitions hold. A plane has ceil(size / s) samples: with odd sizes the last one covers pixels beyond the edge.
     nearest takes the sample that covers the chosen pixel.
 
-    Colour (ITU-T H.273): with K_R, K_B of BT.601, BT.709 or BT.2020 (non-constant luminance), K_G = 1 - K_R - K_B,
-        R = Y + 2 (1 - K_R) Cr
-        G = Y - 2 K_B (1 - K_B) / K_G Cb - 2 K_R (1 - K_R) / K_G Cr
-        B = Y + 2 (1 - K_B) Cb
-    where, for samples v of n bits, limited range has Y = (v / 2^(n-8) - 16) / 219 and C = (v / 2^(n-8) - 128) / 224,
-    and full range Y = v / (2^n - 1) and C = (v - 2^(n-1)) / (2^n - 1). Gray is Y alone. Packed and gbrp formats, and
-    any format whose matrix is "rgb", are R, G, B at full range. RGB is clipped to 0..255 before normalisation.
+    Colour (ITU-T H.273): `yuv_to_rgb` states it, up to 0..255; RGB is clipped to that before normalisation.
 
     Args:
         frame: the image; any format of frame.PIXEL_FORMATS.
@@ -112,53 +107,13 @@ def _coded(frame: Frame, roi: Region) -> Region:
 
 def _rgb(frame: Frame, roi: Region, size: tuple[int, int], interpolation: Interpolation) -> Array:
     """A region resized to (width, height), in the coded orientation, as (height, width, 3) RGB in 0..255."""
-    kind = frame.format
-    unit, top = 2.0**kind.shift, 2.0**kind.bits - 1
-
-    def component(samples: NDArray[Any], subsampled: bool) -> Array:
-        sub_x, sub_y = kind.subsample if subsampled else (1, 1)
+    resized = []
+    for number, samples in enumerate(components(frame)):
+        sub_x, sub_y = frame.format.subsample if number else (1, 1)
         across = _filter(roi[0], roi[2], size[0], sub_x, samples.shape[1], interpolation)
         down = _filter(roi[1], roi[3], size[1], sub_y, samples.shape[0], interpolation)
-        resized: Array = down @ (samples / unit) @ across.T
-        return resized
-
-    if kind.layout == "gray":
-        return np.repeat(_luma(component(frame.planes[0], False), frame)[:, :, None], 3, axis=2).clip(0, 255)
-    if kind.layout == "packed":
-        place = [kind.channels.index(name) for name in "rgb"]
-        return np.stack([component(frame.planes[0][:, :, k], False) for k in place], axis=2) * 255 / top
-    if kind.layout == "planar":
-        y, u, v = frame.planes
-    else:
-        y, (u, v) = frame.planes[0], np.moveaxis(frame.planes[1], 2, 0)
-        u, v = (v, u) if kind.channels == "vu" else (u, v)
-    if kind.name.startswith("gbrp") or frame.matrix == "rgb":
-        green, blue, red = component(y, False), component(u, True), component(v, True)
-        return np.stack([red, green, blue], axis=2) * 255 / top
-    luma, cb, cr = (
-        _luma(component(y, False), frame),
-        _chroma(component(u, True), frame),
-        _chroma(component(v, True), frame),
-    )
-    k_r, k_b = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}[frame.matrix]
-    k_g = 1 - k_r - k_b
-    red = luma + 2 * (1 - k_r) * cr
-    green = luma - 2 * k_b * (1 - k_b) / k_g * cb - 2 * k_r * (1 - k_r) / k_g * cr
-    blue = luma + 2 * (1 - k_b) * cb
-    return np.stack([red, green, blue], axis=2).clip(0, 255)
-
-
-def _luma(value: Array, frame: Frame) -> Array:
-    """Samples to grey levels 0..255."""
-    bits = frame.format.bits
-    return 255 * (value / (2.0**bits - 1) if frame.full_range else (value / 2.0 ** (bits - 8) - 16) / 219)
-
-
-def _chroma(value: Array, frame: Frame) -> Array:
-    """Samples to colour differences -127.5..127.5."""
-    bits = frame.format.bits
-    centred = value - 2.0 ** (bits - 1)
-    return 255 * (centred / (2.0**bits - 1) if frame.full_range else centred / 2.0 ** (bits - 8) / 224)
+        resized.append(down @ samples @ across.T)
+    return np.moveaxis(rgb_of(frame, resized), 0, 2)
 
 
 def _filter(start: int, pixels: int, target: int, subsample: int, samples: int, interpolation: Interpolation) -> Array:

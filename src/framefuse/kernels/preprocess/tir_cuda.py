@@ -364,36 +364,10 @@ def variant(layout, sample, memory, alone=False):
             else:
                 write(values, target, "i8", x, y, width, channel_pitch, vectors)
 
-    # Parsing takes a second, so only the requested function is parsed.
-    if alone:
-
-        @T.prim_func(s_tir=True)
-        def single(
-            table: T.int64,
-            width: T.int32,
-            height: T.int32,
-            channel_pitch: T.int32,
-            vectors: T.int32,
-            store: T.int32,
-        ):
-            T.func_attr(
-                {
-                    "tirx.noalias": True,
-                    "global_symbol": f"preprocess_{layout}_{sample}_{memory}_one",
-                    "carried": ["table", BYTES],
-                }
-            )
-            addresses = T.decl_buffer((1, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
-            integers = T.decl_buffer((1, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
-            for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
-                for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
-                    for thread_y in T.thread_binding(lines, thread="threadIdx.y"):
-                        for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
-                            x = (block_x * columns + thread_x) * many
-                            y = block_y * lines + thread_y
-                            fill(addresses, integers, 0, x, y, width, height, channel_pitch, vectors, store)
-
-        return single
+    name = f"preprocess_{layout}_{sample}_{memory}{'_one' if alone else ''}"
+    attributes = {"tirx.noalias": True, "global_symbol": name}
+    attributes |= {"carried": ["table", BYTES]} if alone else {"resident": RESIDENT[many]}
+    rows = 1 if alone else LARGE
 
     @T.prim_func(s_tir=True)
     def kernel(
@@ -405,15 +379,9 @@ def variant(layout, sample, memory, alone=False):
         vectors: T.int32,
         store: T.int32,
     ):
-        T.func_attr(
-            {
-                "tirx.noalias": True,
-                "global_symbol": f"preprocess_{layout}_{sample}_{memory}",
-                "resident": RESIDENT[many],
-            }
-        )
-        addresses = T.decl_buffer((LARGE, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
-        integers = T.decl_buffer((LARGE, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
+        T.func_attr(attributes)
+        addresses = T.decl_buffer((rows, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
+        integers = T.decl_buffer((rows, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)
         for frame in T.thread_binding(frames, thread="blockIdx.z"):
             for block_y in T.thread_binding((height + lines - 1) // lines, thread="blockIdx.y"):
                 for block_x in T.thread_binding((width + across - 1) // across, thread="blockIdx.x"):
@@ -421,7 +389,8 @@ def variant(layout, sample, memory, alone=False):
                         for thread_x in T.thread_binding(columns, thread="threadIdx.x"):
                             x = (block_x * columns + thread_x) * many
                             y = block_y * lines + thread_y
-                            fill(addresses, integers, frame, x, y, width, height, channel_pitch, vectors, store)
+                            row = T.meta_var(0 if alone else frame)
+                            fill(addresses, integers, row, x, y, width, height, channel_pitch, vectors, store)
 
     return kernel
 

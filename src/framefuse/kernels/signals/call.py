@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.cuda import device
+from framefuse.cuda import kernel
 from framefuse.errors import UsageError
-from framefuse.kernels.cpu import _address, _function, _scratch
-from framefuse.kernels.masks import cuda as masks_cuda
+from framefuse.kernels.arrays import address, checked, kind, new, on, on_gpu, pitch, target
+from framefuse.kernels.cpu import _function, _scratch
 
 MAX_STEP = 64
 
@@ -71,48 +71,25 @@ def signals(
     Raises:
         UsageError: an argument has a wrong value, shape or dtype.
     """
-    if masks_cuda.is_cuda(luma):
-        luma = device.as_cupy(luma)
-    if luma.ndim != 2 or luma.dtype not in (np.uint8, np.uint16) or luma.strides[1] != luma.itemsize:
-        raise UsageError(f"luma is {luma.dtype} {luma.shape}, expected uint8 or uint16 (h, w) with adjacent samples")
-    if not 1 <= step <= min(MAX_STEP, *luma.shape):
-        raise UsageError(f"step {step} is not between 1 and {min(MAX_STEP, *luma.shape)} for a luma of {luma.shape}")
-    if not 0 <= edge_threshold <= 1442:
-        raise UsageError(f"edge_threshold {edge_threshold} is not between 0 and 1442")
-    if masks_cuda.is_cuda(luma):
-        found = masks_cuda.signals(luma, previous, step, edge_threshold, shift, out, stream)
-        return SignalCounts(*found, previous is not None)
-    shape = luma.shape[0] // step, luma.shape[1] // step
-    small = np.empty(shape, np.uint8) if out is None else out
-    for name, array in (("out", small), ("previous", small if previous is None else previous)):
-        if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:
-            raise UsageError(f"{name} is {array.dtype} {array.shape}, expected contiguous uint8 {shape}")
-    height, width = shape
-    sample = "u8" if luma.dtype == np.uint8 else "u16"
-    _function(f"signal_shrink_{sample}")(
-        _address(luma),
-        luma.strides[0] // luma.itemsize,
-        _address(small),
-        width,
-        height,
-        width,
-        step,
-        shift,
-        0,
-        height,
-        _scratch.get("blocks", (width * step,), np.int32),
-    )
-    counts = np.empty(258, np.int32)
-    before = 0 if previous is None else _address(previous)
-    _function("signal_count")(
-        _address(small),
-        width,
-        before,
-        width,
-        height,
-        width,
-        edge_threshold,
-        counts,
-        _scratch.get("bins", (1024,), np.int32),
-    )
+    gpu = on_gpu(luma)
+    with on(gpu, stream):
+        luma = checked("luma", luma, gpu, luma.shape, "uint8", "uint16")
+        if luma.ndim != 2:
+            raise UsageError(f"luma has shape {luma.shape}, expected (h, w)")
+        if not 1 <= step <= (most := min(MAX_STEP, *luma.shape)):
+            raise UsageError(f"step {step} is not between 1 and {most} for a luma of {luma.shape}")
+        if not 0 <= edge_threshold <= 1442:
+            raise UsageError(f"edge_threshold {edge_threshold} is not between 0 and 1442")
+        height, width = shape = luma.shape[0] // step, luma.shape[1] // step
+        small, counts = target(out, gpu, shape, "uint8", dense=2), new(gpu, (258,), np.int32)
+        before = 0 if previous is None else address(checked("previous", previous, gpu, shape, "uint8", dense=2))
+        shrink, threshold = f"signal_shrink_{kind(luma)}", edge_threshold
+        if gpu:
+            size = {"height": height, "width": width, "counts": counts, "small": small}
+            kernel.launch(shrink, luma=luma, pitch=pitch(luma, 0), step=step, shift=shift, **size)
+            kernel.launch("signal_count", previous=before, threshold=threshold, **size)
+        else:
+            blocks, bins = _scratch.get("blocks", (width * step,), np.int32), _scratch.get("bins", (1024,), np.int32)
+            _function(shrink)(address(luma), pitch(luma, 0), address(small), height, width, step, shift, blocks)
+            _function("signal_count")(address(small), before, height, width, threshold, counts, bins)
     return SignalCounts(counts, small, previous is not None)

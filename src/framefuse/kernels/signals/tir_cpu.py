@@ -18,13 +18,10 @@ def shrink_variant(sample):
         luma_address: T.int64,
         pitch: T.int32,
         small_address: T.int64,
-        small_pitch: T.int32,
         height: T.int32,
         width: T.int32,
         step: T.int32,
         shift: T.int32,
-        first: T.int32,
-        last: T.int32,
         sums: T.Buffer(("size",), "int32", align=4),
     ):
         T.func_attr({"tirx.noalias": True, "global_symbol": f"signal_shrink_{sample}"})
@@ -33,8 +30,7 @@ def shrink_variant(sample):
         luma = array_at(luma_address, SAMPLES[sample], size)
         small = array_at(small_address, "uint8", size)
         area: T.let = step * step
-        for j in T.serial(last - first):
-            y: T.let = first + j
+        for y in T.serial(height):
             for x in T.serial(width * step):
                 sums[x] = T.Cast("int32", luma[y * step * pitch + x]) >> shift
             for k in T.serial(step - 1):
@@ -45,17 +41,20 @@ def shrink_variant(sample):
                 total[0] = area // 2
                 for k in T.serial(step):
                     total[0] = total[0] + sums[x * step + k]
-                small[y * small_pitch + x] = T.Cast("uint8", total[0] // area)
+                small[y * width + x] = T.Cast("uint8", total[0] // area)
 
     return kernel
+
+
+def step(small, before, after):
+    """Grey levels from a pixel to another."""
+    return small[after].astype("int32") - small[before].astype("int32")
 
 
 @T.prim_func(s_tir=True)
 def signal_count(
     small_address: T.int64,
-    small_pitch: T.int32,
     previous_address: T.int64,
-    previous_pitch: T.int32,
     height: T.int32,
     width: T.int32,
     threshold: T.int32,
@@ -76,34 +75,20 @@ def signal_count(
     sums[0] = 0
     sums[1] = 0
     for y in T.serial(height):
-        at: T.let = y * small_pitch
+        at: T.let = y * width
         for x in T.serial(width):
             bin: T.let = x % 4 * 256 + T.Cast("int32", small[at + x])
             work[bin] = work[bin] + 1
         if previous_address != T.int64(0):
             for x in T.serial(width):
-                sums[1] = sums[1] + T.abs(
-                    T.Cast("int32", small[at + x]) - T.Cast("int32", previous[y * previous_pitch + x])
-                )
+                sums[1] = sums[1] + T.abs(T.Cast("int32", small[at + x]) - T.Cast("int32", previous[at + x]))
         if T.And(y > 0, y < height - 1):
             for x in T.serial(T.max(width - 2, 0)):
-                a: T.let = at - small_pitch + x
+                a: T.let = at - width + x
                 b: T.let = at + x
-                c: T.let = at + small_pitch + x
-                across: T.let = (
-                    T.Cast("int32", small[a + 2])
-                    - T.Cast("int32", small[a])
-                    + 2 * (T.Cast("int32", small[b + 2]) - T.Cast("int32", small[b]))
-                    + T.Cast("int32", small[c + 2])
-                    - T.Cast("int32", small[c])
-                )
-                down: T.let = (
-                    T.Cast("int32", small[c])
-                    - T.Cast("int32", small[a])
-                    + 2 * (T.Cast("int32", small[c + 1]) - T.Cast("int32", small[a + 1]))
-                    + T.Cast("int32", small[c + 2])
-                    - T.Cast("int32", small[a + 2])
-                )
+                c: T.let = at + width + x
+                across: T.let = step(small, a, a + 2) + 2 * step(small, b, b + 2) + step(small, c, c + 2)
+                down: T.let = step(small, a, c) + 2 * step(small, a + 1, c + 1) + step(small, a + 2, c + 2)
                 sums[0] = sums[0] + T.Cast("int32", across * across + down * down > threshold * threshold)
     for k in T.serial(256):
         counts[k] = work[k] + work[256 + k] + work[512 + k] + work[768 + k]

@@ -32,7 +32,7 @@ def generate(symbol, function):
 
     Returns:
         CUDA source without prelude, and a dict of JSON values: `entry`, the name of the kernel; `parameters`, its
-        [name, type] in order; `arguments`, the names of the PrimFunc's parameters, used or not; `grid` and `block`,
+        [name, type] in order; `given`, the names of the PrimFunc's parameters, used or not; `grid` and `block`,
         each x, y, z, the grid as expressions in the names of arguments; `shared`, bytes of dynamic shared memory;
         `options` for NVRTC; `waits`, whether it begins with BEGIN.
 
@@ -147,7 +147,7 @@ def _launch(symbol, function, host, kernel):
             [expression(value), _type(parameter)]
             for value, parameter in zip(arguments[:count], kernel.params, strict=True)
         ],
-        "arguments": sorted(given),
+        "given": sorted(given),
         "grid": shape[:3],
         "block": [int(extent) for extent in shape[3:]],
         "shared": int(extents.get(DYNAMIC_SHARED, 0)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from framefuse.lab.evaluation.coco import missing
+from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.dataset import Labels
 from framefuse.lab.evaluation.scores import CONF, IOU, BoxScores, ClassScore, Split
 
@@ -30,11 +30,7 @@ class BoxCounter:
     """
 
     def __init__(self, names: Sequence[str], *, max_det: int) -> None:
-        try:
-            import faster_coco_eval
-        except ImportError as error:
-            raise missing("faster-coco-eval") from error
-        self._coco: Any = faster_coco_eval
+        self._coco = needed("faster_coco_eval")
         self._names = list(names)
         self._max_det = max_det
         self._frames: list[float | None] = []

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from framefuse.errors import UsageError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Labels, plain
-from framefuse.lab.evaluation.pixels import OTHER
 from framefuse.models.card import Card
 from framefuse.prediction import Detections
 
@@ -28,7 +27,7 @@ class BoxClasses:
 
     def __init__(self, asked: Mapping[int, str], data: Dataset, card: Card) -> None:
         self.names, model_to, data_to, self.notes = match_names(asked, data.names, card)
-        self._model_to, self._data_to = _table(model_to, -1), _table(data_to, -1)
+        self._model_to, self._data_to = table_of(model_to, -1), table_of(data_to, -1)
 
     def labels(self, labels: Labels) -> Labels:
         """The objects of shared classes; `class_id` indexes `names`."""
@@ -52,30 +51,6 @@ class BoxClasses:
         """The detections of shared classes; `class_id` indexes `names`."""
         number = self._model_to[found.class_id]
         return replace(found, class_id=number)[number >= 0]
-
-
-class PixelClasses:
-    """Maps class masks to the shared classes: `truth` and `found` are (256,) tables, OTHER for all other values.
-
-    Raises:
-        UsageError: the data have no masks or share no class with the model.
-    """
-
-    def __init__(self, card: Card, data: Dataset) -> None:
-        if not data.mask_names:
-            raise UsageError(
-                f"{card.path.name} is a segmenter (task: semantic), but {data.uri} has {data.no_masks}",
-                remedy="use data with few enough categories and a segmentation for each annotation, or synthetic://bodies",
-            )
-        known = {plain(name) for name in card.names.values()}
-        names = dict(data.mask_names)
-        for group, members in data.mask_groups.items():
-            inside = {plain(data.mask_names[number]) for number in members} - {plain(group)}
-            if plain(group) in known and not known & inside:
-                names |= dict.fromkeys(members, group)
-        self.names, model_to, data_to, self.notes = match_names(card.names, names, card)
-        self.truth = _table(data_to, OTHER)[:256].astype(np.uint8)
-        self.found = _table(model_to, OTHER)[:256].astype(np.uint8)
 
 
 def match_names(
@@ -121,7 +96,7 @@ def _some(names: Mapping[int, str]) -> str:
     return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
 
 
-def _table(numbers: Mapping[int, int], other: int) -> NDArray[np.int64]:
+def table_of(numbers: Mapping[int, int], other: int) -> NDArray[np.int64]:
     """(65536,) table of `numbers`, `other` for every class number that it lacks."""
     table = np.full(65536, other, np.int64)
     for number, position in numbers.items():

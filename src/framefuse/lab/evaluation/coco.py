@@ -12,7 +12,9 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,7 +25,6 @@ from framefuse.common.names import nearby
 from framefuse.config import UNWRITABLE
 from framefuse.errors import CapabilityError, DecodeError, SourceError
 from framefuse.lab.evaluation.dataset import NOTHING, Dataset, Key, Labels, plain
-from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.pull import Frames, PullSource
 
@@ -53,24 +54,22 @@ def open_coco(path: Path, images: Path | None = None) -> Dataset:
     number_of = {category: number for number, category in enumerate(sorted(categories))}
     objects, notes = _objects(path, records["annotations"], entries, categories)
     folder = images or _find_folder(path, entries)
-    place = _frames_of if folder.is_file() else _files_of
-    by_key = place(path, folder, entries)
+    video = folder.is_file()
+    by_key = (_frames_of if video else _files_of)(path, folder, entries)
     values = {category: 0 if plain(names[number]) == NOTHING else number + 1 for category, number in number_of.items()}
-    labels = partial(_labels, by_key, objects, number_of, values)
     outlined = all(record.get("segmentation") for rows in objects.values() for record in rows)
-    shared: dict[str, Any] = {
-        "uri": str(path),
-        "names": names,
-        "keys": list(by_key),
-        "notes": notes,
+    return Dataset(
+        uri=str(path),
+        names=names,
+        keys=list(by_key),
+        open=partial(_open_video, folder) if video else _open_images,
+        key_of=attrgetter("index" if video else "source_id"),
+        labels=partial(_labels, by_key, objects, number_of, values),
+        mixed=not video and len(by_key) > 1,
+        files=[path, folder] if video else [path, *map(Path, by_key)],
+        notes=notes,
         **(_masks(categories, values) if outlined else {}),
-    }
-    if folder.is_file():
-        return Dataset(
-            open=partial(_open_video, folder), key_of=_index_of, labels=labels, files=[path, folder], **shared
-        )
-    files = [path, *map(Path, by_key)]
-    return Dataset(open=_open_images, key_of=_file_of, labels=labels, mixed=len(by_key) > 1, files=files, **shared)
+    )
 
 
 def _read(path: Path) -> Mapping[str, list[Any]]:
@@ -271,14 +270,6 @@ def _open_video(video: Path, keys: Sequence[Key]) -> Source:
     return PullSource(info, frames, release=inner.close, interrupt=inner.close)
 
 
-def _file_of(frame: FrameInfo) -> Key:
-    return frame.source_id
-
-
-def _index_of(frame: FrameInfo) -> Key:
-    return frame.index
-
-
 def _labels(
     by_key: Mapping[Key, Record],
     objects: Mapping[int, list[Record]],
@@ -332,7 +323,7 @@ def _class_mask(rows: Sequence[Record], values: Mapping[int, int], image: Record
     mask = np.zeros((height, width), np.uint8)
     if not rows or len(values) > MOST_MASKED:
         return mask
-    tools = mask_tools()
+    tools = needed("faster_coco_eval").mask
     for row in sorted(rows, key=lambda row: -float(row["bbox"][2] * row["bbox"][3])):
         outline = row["segmentation"]
         try:
@@ -363,21 +354,17 @@ def _check_outline(outline: Any, size: list[int]) -> None:
         raise ValueError(outline["size"])
 
 
-def mask_tools() -> Any:
-    """The library's module that turns COCO run lengths and polygons into pixels.
+def needed(module: str) -> Any:
+    """A module of the extra `val`.
 
     Raises:
-        CapabilityError: the extra `val` is not installed.
+        CapabilityError: it is not installed.
     """
     try:
-        from faster_coco_eval import mask
+        return import_module(module)
     except ImportError as error:
-        raise missing("faster-coco-eval") from error
-    return mask
-
-
-def missing(package: str) -> CapabilityError:
-    return CapabilityError(f"package {package} is not installed", remedy="pip install 'framefuse[val]'")
+        package = module.partition(".")[0].replace("_", "-")
+        raise CapabilityError(f"package {package} is not installed", remedy="pip install 'framefuse[val]'") from error
 
 
 def _short(value: Any) -> str:

@@ -47,46 +47,37 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     """Header and one line per row, in percent; the last column is the difference from the first row in points."""
     scored = [row.scores for row in rows if row.scores]
     first = scored[0] if scored else None
-    columns = ["model", "engine", "precision", "input", "MB"]
-    if any(scores.boxes for scores in scored):
-        columns += ["mAP50-95", "mAP50", "small", "medium", "large"]
-        splits = next((list(s.boxes.by_complexity) for s in scored if s.boxes and s.boxes.by_complexity), [])
-        columns += [*splits, "P", "R"]
-    if any(scores.pixels for scores in scored):
-        columns += ["mIoU", "pixels"]
-    if any(scores.tracks for scores in scored):
-        columns += ["HOTA", "DetA", "AssA", "MOTA", "IDF1", "switches"]
-    columns += ["CPU ms", "points"] if len(rows) > 1 else ["CPU ms"]
-    return [columns, *(_line(row, columns, first) for row in rows)]
+    boxes_first = sorted(scored, key=lambda scores: scores.boxes is None)
+    names = list(dict.fromkeys(name for scores in boxes_first for name in _cells(scores)))
+    columns = ["model", "engine", "precision", "input", "MB", *names, "CPU ms", *["points"] * (len(rows) > 1)]
+    lines = [columns]
+    for row in rows:
+        if (scores := row.scores) is None or first is None:
+            lines.append([*vars(row.wanted).values(), "failed", *["-"] * (len(columns) - 4)])
+            continue
+        cells = _cells(scores)
+        line = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
+        line += [cells.get(name, "-") for name in names]
+        line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
+        points = "" if scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
+        lines.append([*line, points][: len(columns)])
+    return lines
 
 
-def _line(row: Row, columns: Sequence[str], first: Scores | None) -> list[str]:
-    scores = row.scores
-    if scores is None:
-        return [*vars(row.wanted).values(), "failed", *["-"] * (len(columns) - 4)]
-    line = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
-    values: dict[str, float | None] = {}
+def _cells(scores: Scores) -> dict[str, str]:
+    """The scores by the names of their columns."""
+    shares: dict[str, float | None] = {}
     if boxes := scores.boxes:
-        values = {"mAP50-95": boxes.map50_95, "mAP50": boxes.map50, **boxes.by_size}
-        values |= {name: split.map50_95 for name, split in boxes.by_complexity.items()}
-        values |= {"P": boxes.precision, "R": boxes.recall}
+        shares = {"mAP50-95": boxes.map50_95, "mAP50": boxes.map50, **boxes.by_size}
+        shares |= {name: split.map50_95 for name, split in boxes.by_complexity.items()}
+        shares |= {"P": boxes.precision, "R": boxes.recall}
     if pixels := scores.pixels:
-        values |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
+        shares |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
     if tracks := scores.tracks:
-        values |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
-        values |= {"IDF1": tracks.idf1}
-    for name in columns[5:]:
-        if name == "switches":
-            line.append(f"{tracks.id_switches:,}" if tracks else "-")
-        elif name == "CPU ms":
-            line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
-        elif name == "points":
-            line.append(
-                "" if first is None or scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
-            )
-        else:
-            line.append(percent(values.get(name)))
-    return line
+        shares |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
+        shares |= {"IDF1": tracks.idf1}
+    cells = {name: percent(share) for name, share in shares.items()}
+    return cells | {"switches": f"{tracks.id_switches:,}"} if tracks else cells
 
 
 def percent(value: float | None) -> str:

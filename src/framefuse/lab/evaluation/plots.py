@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from framefuse.lab.evaluation.coco import missing
+from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.scores import CONF, IOU, Scores, TrackScores
 
 LEGEND = 12
@@ -22,15 +22,8 @@ def plot(scores: Scores, title: str) -> bytes:
     Raises:
         CapabilityError: matplotlib is not installed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing("matplotlib") from error
-    with rc_context({"text.parse_math": False}):  # names are text, also between dollars
-        figure = Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+    with needed("matplotlib").rc_context({"text.parse_math": False}):  # names are text, also between dollars
+        figure = needed("matplotlib.figure").Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
         figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
         left, right = figure.subplots(1, 2)
         if scores.tracks:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framefuse.lab.evaluation.boxes import overlaps
-from framefuse.lab.evaluation.coco import missing
+from framefuse.lab.evaluation.coco import needed
 from framefuse.lab.evaluation.dataset import Labels
 from framefuse.lab.evaluation.scores import IOU, TrackScores
 from framefuse.prediction import Detections
@@ -36,14 +36,10 @@ class TrackCounter:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        try:
-            from scipy.optimize import linear_sum_assignment
-            from trackeval import metrics
-        except ImportError as error:
-            raise missing("trackeval") from error
+        metrics = needed("trackeval.metrics")
         quiet = {"PRINT_CONFIG": False, "THRESHOLD": IOU}
         self._metrics: list[Any] = [metrics.HOTA(), metrics.CLEAR(quiet), metrics.Identity(quiet)]
-        self._assign: Any = linear_sum_assignment
+        self._assign = needed("scipy.optimize").linear_sum_assignment
         self._names = list(names)
         self._steps: dict[tuple[str, int], list[_Step]] = defaultdict(list)
 

@@ -10,7 +10,7 @@ from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
 from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.boxes import BoxCounter
-from framefuse.lab.evaluation.classes import BoxClasses, PixelClasses
+from framefuse.lab.evaluation.classes import BoxClasses
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import Dataset, Labels
 from framefuse.lab.evaluation.pixels import PixelCounter
@@ -64,11 +64,9 @@ def validate(
     spread = opened.spread(limit)
     keys = opened.keys[: len(spread)] if chosen.track else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
-        counter = (
-            _Pixels(pipeline.card, opened)
-            if pipeline.card.task == "semantic"
-            else (_Tracks if chosen.track else _Boxes)(pipeline.card, opened, chosen)
-        )
+        card = pipeline.card
+        boxes = _Tracks if chosen.track else _Boxes
+        counter = PixelCounter(card, opened) if card.task == "semantic" else boxes(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -91,12 +89,12 @@ def validate(
         notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
     if chosen.track:
         notes.append(f"tracked by {chosen.track}; scored are its boxes with confidence above {chosen.conf:g}")
-    if calibration := pipeline.card.calibration:
-        notes.append(f"{pipeline.card.path.stem} is calibrated with {calibration}")
+    if calibration := card.calibration:
+        notes.append(f"{card.path.stem} is calibrated with {calibration}")
     return Scores(
-        model=pipeline.card.path.stem,
+        model=card.path.stem,
         data=opened.uri,
-        task=pipeline.card.task,
+        task=card.task,
         engine=ran.engine if ran else "",
         precision=ran.precision if ran else "",
         input=ran.input if ran else "",
@@ -106,7 +104,7 @@ def validate(
         pixels=scores if isinstance(scores, PixelScores) else None,
         tracks=scores if isinstance(scores, TrackScores) else None,
         tracker=chosen.track,
-        file_mb=pipeline.card.path.stat().st_size / 1e6,
+        file_mb=card.path.stat().st_size / 1e6,
         cpu_ms=engine_ms,
         notes=notes,
     )
@@ -118,16 +116,13 @@ class _Boxes:
         self._classes = BoxClasses(asked, data, card)
         self.names, self.notes = self._classes.names, self._classes.notes
         self._counter: Any = self._new_counter(settings)
+        self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
 
     def _new_counter(self, settings: Settings) -> Any:
         return BoxCounter(self.names, max_det=settings.max_det)
 
     def add(self, result: Result, labels: Labels) -> None:
         self._counter.add(self._classes.labels(labels), *self._classes.found(result.detections))
-
-    def scores(self) -> BoxScores | TrackScores:
-        scores: BoxScores | TrackScores = self._counter.scores()
-        return scores
 
 
 class _Tracks(_Boxes):
@@ -142,21 +137,6 @@ class _Tracks(_Boxes):
             )
         found = self._classes.shared(result.detections)
         self._counter.add(result.frame.source_id, self._classes.labels(labels), found)
-
-
-class _Pixels:
-    def __init__(self, card: Card, data: Dataset) -> None:
-        self._classes = PixelClasses(card, data)
-        self.names, self.notes = self._classes.names, self._classes.notes
-        self._counter = PixelCounter(self.names)
-
-    def add(self, result: Result, labels: Labels) -> None:
-        if labels.class_mask is None or result.masks is None:
-            raise SourceError(f"{result.frame.source_id}, frame {result.frame.index}, has no mask to compare with")
-        self._counter.add(self._classes.truth[labels.class_mask()], self._classes.found[result.masks.class_id])
-
-    def scores(self) -> PixelScores:
-        return self._counter.scores()
 
 
 def _check_size(result: Result, labels: Labels) -> None:

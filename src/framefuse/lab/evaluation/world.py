@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from fractions import Fraction
+from operator import attrgetter
 
 import numpy as np
 
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
-from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo
 from framefuse.sources.planes import wrap
 from framefuse.sources.pull import Frames, PullSource
@@ -24,58 +23,46 @@ def open_world(uri: str) -> Dataset:
         UsageError: the address has an unknown scene or key, or a wrong value.
     """
     world = World.parse(uri)
-    drawn = _Drawn(world, uri)
     shift = 0 if world.scene == "bodies" else 1
-    return Dataset(
-        uri=uri,
-        names=world.object_names,
-        keys=range(world.frames),
-        open=drawn.open,
-        key_of=_index_of,
-        labels=drawn.labels,
-        mask_groups={"person": range(1, len(world.names))} if world.scene == "bodies" else {},
-        mask_names={0: "background"} | {number + shift: name for number, name in world.names.items()},
-    )
+    truths: dict[Key, Truth] = {}
+    """Each frame is drawn once: kept from the source's yield until `labels` is called."""
 
-
-class _Drawn:
-    """Draws each frame once: keeps its ground truth from the source's yield until `labels` is called."""
-
-    def __init__(self, world: World, uri: str) -> None:
-        self._world, self._uri = world, uri
-        self._truth: dict[Key, Truth] = {}
-
-    def open(self, keys: Sequence[Key]) -> Source:
-        self._truth.clear()
-        world = self._world
-        info = SourceInfo(self._uri, "synthetic", *world.size, world.fps, len(keys))
+    def opened(keys: Sequence[Key]) -> Source:
+        truths.clear()
+        info = SourceInfo(uri, "synthetic", *world.size, world.fps, len(keys))
 
         def frames(closed: threading.Event) -> Frames:
             for key in keys:
                 if closed.is_set():
                     return
-                snapshot = world[int(key)]
-                self._truth[key] = snapshot.truth
+                snapshot, index = world[int(key)], int(key)
+                truths[key] = snapshot.truth
                 image = to_video(snapshot.image)
-                index = int(key)
-                yield wrap(image, info, index=index, source_id=info.uri, pts=index, time_base=Fraction(1) / world.fps)
+                yield wrap(image, info, index=index, source_id=uri, pts=index, time_base=1 / world.fps)
 
         return PullSource(info, frames)
 
-    def labels(self, key: Key) -> Labels:
-        truth = self._truth.pop(key, None) or self._world[int(key)].truth
+    def labels(key: Key) -> Labels:
+        truth = truths.pop(key, None) or world[int(key)].truth
         boxes = truth.boxes.astype(np.float64)
         return Labels(
             xyxy=boxes,
             class_id=truth.class_id,
             crowd=truth.ignored,
             area=np.bincount(truth.instances.ravel(), minlength=len(boxes) + 1)[1:].astype(np.float64),
-            size=self._world.size,
+            size=world.size,
             class_mask=lambda: truth.class_mask,
             complexity=truth.complexity,
             track_id=truth.track_id,
         )
 
-
-def _index_of(frame: FrameInfo) -> Key:
-    return frame.index
+    return Dataset(
+        uri=uri,
+        names=world.object_names,
+        keys=range(world.frames),
+        open=opened,
+        key_of=attrgetter("index"),
+        labels=labels,
+        mask_groups={"person": range(1, len(world.names))} if world.scene == "bodies" else {},
+        mask_names={0: "background"} | {number + shift: name for number, name in world.names.items()},
+    )

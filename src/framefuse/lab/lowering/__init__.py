@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -158,14 +159,8 @@ class _Work:
         kept = plan_fp16(self._model, largest)
         self._write(to_fp16(self._model, kept))
         graph = OnnxGraph(self._model)
-        layers = [
-            LayerReport(graph.name(number), graph.nodes[number].op_type, *_outcome(number, kept))
-            for number in graph.layers(*WEIGHTED)
-        ]
-        islands: dict[str, int] = {}
-        for why in kept.values():
-            islands[why] = islands.get(why, 0) + 1
-        return judge.accuracy(self.path) if judge else None, layers, islands
+        layers = _layers(graph, "fp16", {graph.name(number): why for number, why in kept.items()}, {})
+        return judge.accuracy(self.path) if judge else None, layers, dict(Counter(kept.values()))
 
     def _check_finite(self, largest: Mapping[str, float]) -> None:
         """
@@ -210,8 +205,8 @@ class _Work:
                 break
         assert best is not None
         accuracy, back = best
-        layers = _int8_layers(OnnxGraph(self._model), candidates, fixed, back, errors)
-        return accuracy, layers, {}
+        kept = {**fixed, **dict.fromkeys(back, "one of the most sensitive")}
+        return accuracy, _layers(OnnxGraph(self._model), "int8", kept, errors), {}
 
     def speed(self) -> dict[str, float]:
         """Milliseconds of the FP32 file in fp32 and in its default precision, and of the lowered file."""
@@ -235,28 +230,19 @@ def _card_of(text: bytes, source: Path) -> bytes:
     return yaml.safe_dump(facts, sort_keys=False).encode()
 
 
-def _outcome(number: int, kept: Mapping[int, str]) -> tuple[str, str]:
-    return ("fp32", kept[number]) if number in kept else ("fp16", "")
-
-
-def _int8_layers(
-    graph: OnnxGraph,
-    candidates: Sequence[str],
-    fixed: Mapping[str, str],
-    back: Sequence[str],
-    errors: Mapping[str, float],
+def _layers(
+    graph: OnnxGraph, precision: str, kept: Mapping[str, str], errors: Mapping[str, float]
 ) -> list[LayerReport]:
-    kinds = {node.name: node.op_type for node in graph.nodes}
-    layers = []
-    for number in graph.layers(*WEIGHTED):
-        name = graph.name(number)
-        if name in fixed:
-            layers.append(LayerReport(name, kinds[name], "fp32", fixed[name]))
-        elif name in back:
-            layers.append(LayerReport(name, kinds[name], "fp32", "one of the most sensitive", errors[name]))
-        else:
-            layers.append(LayerReport(name, kinds[name], "int8", "", errors[name]))
-    return layers
+    """The layers with weights.
+
+    Args:
+        kept: those that stay in FP32, and why.
+    """
+    return [
+        LayerReport(name := graph.name(number), graph.nodes[number].op_type, "fp32" if name in kept else precision,
+                    kept.get(name, ""), errors.get(name))
+        for number in graph.layers(*WEIGHTED)
+    ]  # fmt: skip
 
 
 def _target(model: str | Path, path: Path, precision: str, out: str | Path | None, exist_ok: bool) -> Path:

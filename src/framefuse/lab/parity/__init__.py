@@ -8,13 +8,11 @@ clip.py          the default clip
 chain.py         the stages of the reference, and ours in their place
 certificate.py   every engine of this machine, stage by stage
 peer.py          the same against ultralytics, in a separate Python (which runs peer_script.py)
-findings.py      the results as data
-report.py        one page: text, Markdown, HTML
+report.py        the results: as text, Markdown, HTML, JSON
 """
 
 from framefuse.lab.parity.certificate import certify
 from framefuse.lab.parity.compare import BoxDifference, Check, PixelDifference
-from framefuse.lab.parity.findings import EngineResult
-from framefuse.lab.parity.report import Certificate
+from framefuse.lab.parity.report import Certificate, EngineResult
 
 __all__ = ["BoxDifference", "Certificate", "Check", "EngineResult", "PixelDifference", "certify"]

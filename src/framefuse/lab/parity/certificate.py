@@ -22,27 +22,18 @@ from framefuse.lab.parity.chain import (
     Raw,
     Selection,
     Stage,
+    colours,
     decoded,
     on_host,
+    preprocessed,
     reference_stage,
     require_reference,
     seconds_in,
-)
+)  # fmt: skip
 from framefuse.lab.parity.clip import default_clip
-from framefuse.lab.parity.compare import (
-    GRID,
-    LIMITS,
-    BoxDifference,
-    Boxes,
-    Check,
-    Limits,
-    PixelDifference,
-    box_check,
-    pixel_check,
-)
-from framefuse.lab.parity.findings import EngineResult
+from framefuse.lab.parity.compare import GRID, LIMITS, BoxDifference, Boxes, Check, Limits, PixelDifference
 from framefuse.lab.parity.peer import Peer, compare, run_ours, run_peer
-from framefuse.lab.parity.report import Certificate
+from framefuse.lab.parity.report import Certificate, EngineResult
 from framefuse.models import find_model
 from framefuse.models.card import read_card
 from framefuse.pipeline import Pipeline
@@ -126,7 +117,7 @@ def certify(
                 pixels=work.pixel_checks(),
                 engines=results,
                 peer=peer.name if peer else why,
-                image=np.clip(chain.colour(first, ours=False) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
+                image=np.clip(colours(first) + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0),
                 shown=(work.expected[0], work.shown) if work.shown else None,
             )
 
@@ -142,7 +133,7 @@ class _Work:
             self._decoded = [on_host(frame) for frame in islice(source, frames)]
         self.infos = [FrameInfo.of(frame) for frame in self._decoded]
         self.frames = self._again(self._decoded)
-        made = [chain.pixels(frame) for frame in self.frames]
+        made = [preprocessed(chain.spec, frame) for frame in self.frames]
         self.pixels: list[Image] = [image for image, _ in made]
         self.placements: list[Placement] = [placement for _, placement in made]
         self._quantised = b"QuantizeLinear" in chain.card.path.read_bytes()
@@ -177,11 +168,9 @@ class _Work:
     def pixel_checks(self) -> list[Check]:
         colour = PixelDifference()
         for frame in self.frames:
-            colour.add(self.chain.colour(frame, ours=True), self.chain.colour(frame, ours=False))
-        return [
-            self._decode_check("decode", self._decoded, self.frames),
-            pixel_check("colour", colour, KERNEL, "at the frame's own size, against float64"),
-        ]
+            colour.add(colours(frame, ours=True), colours(frame))
+        decode = self._decode_check("decode", self._decoded, self.frames)
+        return [decode, colour.check("colour", KERNEL, "at the frame's own size, against float64")]
 
     def _again(self, like: list[Frame]) -> list[Frame]:
         """The same frames by FFmpeg's decoder on the CPU; `like` itself if the source is not a video file."""
@@ -195,12 +184,12 @@ class _Work:
         for mine, other in zip(ours, theirs, strict=True):
             for one, two in zip(mine.planes, other.planes, strict=True):
                 difference.add(one, two)
-        return pixel_check(stage, difference, 0.0, "planes as we read them, against FFmpeg's")
+        return difference.check(stage, 0.0, "planes as we read them, against FFmpeg's")
 
     def _raw_of(self, ours: list[Frame], theirs: list[Frame]) -> list[Raw]:
         """Raw outputs of the reference on frames of our decoder; recomputed only for frames that differ."""
         return [
-            raw if _same(mine, other) else self._reference.run(self.chain.pixels(mine)[0])
+            raw if _same(mine, other) else self._reference.run(preprocessed(self.chain.spec, mine)[0])
             for raw, mine, other in zip(self.raw, ours, theirs, strict=True)
         ]
 
@@ -238,9 +227,9 @@ class _Work:
 
     def _stages(self, result: EngineResult, stage: Stage, pipeline: Pipeline, peer: Peer | None) -> None:
         chain, limits = self.chain, self._limits(result.precision)
-        chosen = chain.selection
-        resize, alone, post = PixelDifference(), BoxDifference(), BoxDifference()
-        steps = {name: BoxDifference() for name in ("decode", "pixels", "engine", "post-process", "the whole pipeline")}
+        resize, alone, post = PixelDifference(), chain.difference(limits), chain.difference(EXACT)
+        names = ("decode", "pixels", "engine", "post-process", "the whole pipeline")
+        steps = {name: chain.difference(limits) for name in names}
         number_format = "float32"
         own, raw_of_own, checks = self._decoded, self._raw_of_ours, list[Check]()
         if result.device == "cuda":
@@ -249,10 +238,7 @@ class _Work:
         for row, (ours, at) in enumerate(zip(own, self.placements, strict=True)):
 
             def add(difference: BoxDifference, found: Raw, mine: bool, row: int = row, at: Placement = at) -> None:
-                boxes = chain.boxes(found, at, ours=mine)
-                difference.add(
-                    self.expected[row], boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
-                )
+                difference.add(self.expected[row], chain.boxes(found, at, ours=mine), self.pixel(row))
 
             pixels, number_format = stage.preprocess(chain.spec, self.frames[row])
             resize.add(chain.grey(pixels), chain.grey(self.pixels[row]))
@@ -269,25 +255,20 @@ class _Work:
         # Last, because a pipeline closes its engine at the end of its source.
         whole = [_boxes(found) for found in islice(pipeline, len(self.frames))]
         for row, (expected, boxes) in enumerate(zip(self.expected, whole, strict=True)):
-            steps["the whole pipeline"].add(
-                expected, boxes, limits, conf=chosen.conf, iou=chosen.iou, pixel=self.pixel(row)
-            )
+            steps["the whole pipeline"].add(expected, boxes, self.pixel(row))
         self.shown = self.shown or whole[0]
-        kernel = pixel_check(
-            "resize and padding", resize, KERNEL + GRID[number_format] * self._scale(),
-            f"as {'bfloat16' if number_format == 'uint16' else number_format}, which the engine reads",
-        )  # fmt: skip
+        called, kernel = f"{result.name} {result.precision}", "resize and padding"
         if result.device == "cuda":
-            kernel = Check(kernel.stage, "", "", "not compared", "part of the CUDA graph: see the whole pipeline")
-        result.checks = [
-            *checks,
-            kernel,
-            box_check(f"engine {result.name} {result.precision}", alone, limits, "on the reference's pixels"),
-            box_check("post-process", post, EXACT, "on the reference's raw outputs"),
-        ]
-        result.steps = [box_check(name, difference, limits) for name, difference in steps.items()]
+            where = "part of the CUDA graph: see the whole pipeline"
+            checks.append(Check(kernel, "", "", "not compared", where))
+        else:
+            format_note = f"as {'bfloat16' if number_format == 'uint16' else number_format}, which the engine reads"
+            checks.append(resize.check(kernel, KERNEL + GRID[number_format] * self._scale(), format_note))
+        checks.append(alone.check(f"engine {called}", "on the reference's pixels"))
+        checks.append(post.check("post-process", "on the reference's raw outputs"))
+        result.checks, result.steps = checks, [difference.check(name) for name, difference in steps.items()]
         if peer is not None:
-            result.peer = compare(chain, peer, self.frames, whole, theirs, f"{result.name} {result.precision}", limits)
+            result.peer = compare(chain, peer, self.frames, whole, theirs, called, limits)
 
     def _limits(self, precision: str) -> Limits:
         return LIMITS["int8" if self._quantised and precision != "fp8" else precision]

@@ -19,7 +19,7 @@ from framefuse.engines import Engine, EngineOptions, RequestPool, Slot, open_eng
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
 from framefuse.kernels import reference
-from framefuse.lab.parity.compare import Boxes
+from framefuse.lab.parity.compare import BoxDifference, Boxes, Limits
 from framefuse.models.card import Card
 from framefuse.postprocess import maps, postprocess
 from framefuse.preprocess import Placement, Preprocess
@@ -51,29 +51,9 @@ class Chain:
     def __init__(self, card: Card, spec: Preprocess, selection: Selection) -> None:
         self.card, self.spec, self.selection = card, spec, selection
 
-    def pixels(self, frame: Frame) -> tuple[Image, Placement]:
-        """The model input, computed in float64, as (3, height, width) float32; and its placement."""
-        placement = self.spec.place(frame.width, frame.height)
-        out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
-        spec = self.spec
-        reference.preprocess(
-            frame, out, content=placement.content, interpolation=spec.interpolation, pad_value=spec.pad_value,
-            mean=spec.mean, std=spec.std, channel_order=spec.channel_order,
-        )  # fmt: skip
-        return out, placement
-
-    def colour(self, frame: Frame, *, ours: bool) -> Image:
-        """The frame at its own size as RGB in 0..255, (3, height, width), without resizing or padding."""
-        out = np.empty((3, frame.height, frame.width), np.float32)
-        plain = Preprocess(frame.width, frame.height, fit="stretch", mean=(0.0,) * 3, std=(1.0,) * 3)
-        if ours:
-            plain(frame, out)
-            return out
-        reference.preprocess(
-            frame, out, content=(0, 0, frame.width, frame.height), interpolation="linear", pad_value=0.0,
-            mean=plain.mean, std=plain.std, channel_order="rgb",
-        )  # fmt: skip
-        return out
+    def difference(self, limits: Limits) -> BoxDifference:
+        """A count of differences between boxes, which starts at none."""
+        return BoxDifference(limits, self.selection.conf, self.selection.iou)
 
     def grey(self, values: Image) -> Image:
         """A model input in grey levels, except for an offset."""
@@ -95,6 +75,26 @@ class Chain:
             )  # fmt: skip
         boxes, scores, classes, (count, *_) = found[:4]
         return Boxes(boxes[0, :count], scores[0, :count], classes[0, :count]).with_area()
+
+
+def preprocessed(spec: Preprocess, frame: Frame, *, ours: bool = False) -> tuple[Image, Placement]:
+    """The model input as (3, height, width) float32, by our kernel or in float64; and its placement."""
+    placement = spec.place(frame.width, frame.height)
+    out = np.empty((3, *placement.size[::-1]), np.float32)
+    if ours:
+        spec(frame, out, placement)
+    else:
+        reference.preprocess(
+            frame, out, content=placement.content, interpolation=spec.interpolation, pad_value=spec.pad_value,
+            mean=spec.mean, std=spec.std, channel_order=spec.channel_order,
+        )  # fmt: skip
+    return out, placement
+
+
+def colours(frame: Frame, *, ours: bool = False) -> Image:
+    """The frame at its own size as RGB in 0..255, (3, height, width), without resizing or padding."""
+    plain = Preprocess(frame.width, frame.height, fit="stretch", mean=(0.0,) * 3, std=(1.0,) * 3)
+    return preprocessed(plain, frame, ours=ours)[0]
 
 
 class Stage:

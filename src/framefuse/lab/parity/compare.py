@@ -101,6 +101,13 @@ class PixelDifference:
         self.values += apart.size
         self.mean, self.worst = total / self.values, max(self.worst, float(apart.max()))
 
+    def check(self, stage: str, limit: float, note: str = "") -> Check:
+        """With a limit of 0 any difference is outside."""
+        verdict: Verdict = "exact" if self.worst <= min(EXACT_PIXELS, limit) else "within"
+        if self.worst > limit:
+            verdict = "outside"
+        return Check(stage, str(self), f"<= {limit:.2g} grey levels" if limit else "identical", verdict, note)
+
     def __str__(self) -> str:
         if not self.worst:
             return "identical"
@@ -111,6 +118,11 @@ class PixelDifference:
 class BoxDifference:
     """Differences between two lists of boxes, added up frame by frame."""
 
+    limits: Limits
+    conf: float
+    """Confidence threshold."""
+    nms_iou: float
+    """Suppression threshold."""
     matched: int = 0
     missing: int = 0
     """Only in the reference, and not near a threshold."""
@@ -139,9 +151,11 @@ class BoxDifference:
         apart = self.missing + self.surplus + self.unsure + self.tied + self.renamed
         return not apart and self.shift <= EXACT_BOXES and self.score <= EXACT_SCORES
 
-    def verdict(self, limits: Limits) -> Verdict:
+    @property
+    def verdict(self) -> Verdict:
         if self.exact:
             return "exact"
+        limits = self.limits
         agree = not self.missing and not self.surplus and self.iou >= limits.iou and self.score <= limits.score
         agree = agree and self.renamed <= self.matched * FEW
         if self.large:
@@ -149,15 +163,16 @@ class BoxDifference:
             agree = agree and low <= len(self.large) * FEW and float(np.median(self.large)) >= limits.median
         return "within" if agree else "outside"
 
-    def add(
-        self, reference: Boxes, other: Boxes, limits: Limits, *, conf: float, iou: float, pixel: float = 1.0
-    ) -> None:
+    def check(self, stage: str, note: str = "") -> Check:
+        return Check(stage, str(self), str(self.limits), self.verdict, note)
+
+    def add(self, reference: Boxes, other: Boxes, pixel: float = 1.0) -> None:
         """Count one frame.
 
         Args:
-            conf, iou: confidence and suppression thresholds.
             pixel: size of a pixel of the model input in frame pixels.
         """
+        limits = self.limits
         overlaps = overlap(reference.xyxy + EDGE, other.xyxy + EDGE)
         small = (reference.xyxy[:, 2:] - reference.xyxy[:, :2]).min(axis=1, initial=np.inf) < SMALL * pixel
         apart = np.abs(reference.xyxy[:, None] - other.xyxy[None]).max(axis=-1, initial=0.0)
@@ -195,13 +210,13 @@ class BoxDifference:
         others = paired(np.argsort(-reference.scores, kind="stable").tolist(), same)
         alone = paired(others, ~same & (scored <= limits.score))
         self.renamed += len(others) - len(alone)
-        self.missing += sum(not self._excused(row, reference, limits, conf, iou) for row in alone)
-        self.surplus += sum(not self._excused(column, other, limits, conf, iou) for column in free)
+        self.missing += sum(not self._excused(row, reference) for row in alone)
+        self.surplus += sum(not self._excused(column, other) for column in free)
 
-    def _excused(self, row: int, boxes: Boxes, limits: Limits, conf: float, iou: float) -> bool:
+    def _excused(self, row: int, boxes: Boxes) -> bool:
         """Whether rounding explains a box that only one list has; counts the reason."""
-        unsure = bool(boxes.scores[row] < conf + limits.score)
-        tied = not unsure and _close(row, boxes, iou)
+        unsure = bool(boxes.scores[row] < self.conf + self.limits.score)
+        tied = not unsure and _close(row, boxes, self.nms_iou)
         self.unsure, self.tied = self.unsure + unsure, self.tied + tied
         return unsure or tied
 
@@ -245,18 +260,6 @@ def overlap(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(shared / np.maximum(union, 1e-12))
 
 
-def box_check(stage: str, difference: BoxDifference, limits: Limits, note: str = "") -> Check:
-    return Check(stage, str(difference), str(limits), difference.verdict(limits), note)
-
-
-def pixel_check(stage: str, difference: PixelDifference, limit: float, note: str = "") -> Check:
-    """A check in grey levels; with a limit of 0 any difference is outside."""
-    verdict: Verdict = "exact" if difference.worst <= min(EXACT_PIXELS, limit) else "within"
-    if difference.worst > limit:
-        verdict = "outside"
-    return Check(stage, str(difference), f"<= {limit:.2g} grey levels" if limit else "identical", verdict, note)
-
-
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     order: Sequence[Verdict] = ("not compared", "exact", "within", "outside")
     return max(verdicts, key=order.index, default="not compared")
@@ -271,6 +274,3 @@ def _close(row: int, boxes: Boxes, iou: float) -> bool:
 
 def _short(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
-
-
-__all__ = ["LIMITS", "BoxDifference", "Boxes", "Check", "Limits", "PixelDifference", "Verdict", "overlap", "worst"]

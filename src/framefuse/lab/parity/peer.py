@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from framefuse.errors import CapabilityError, EngineError
 from framefuse.frame import Frame
-from framefuse.lab.parity.chain import Chain, Raw, Stage
-from framefuse.lab.parity.compare import BoxDifference, Boxes, Check, Limits, PixelDifference, box_check, pixel_check
-from framefuse.preprocess import Placement
+from framefuse.lab.parity.chain import Chain, Raw, Stage, colours, preprocessed
+from framefuse.lab.parity.compare import Boxes, Check, Limits, PixelDifference
 
 SCRIPT = Path(__file__).with_name("peer_script.py")
 PATIENCE = 600
@@ -101,53 +100,40 @@ def compare(
         raws: from `run_ours`.
         limits: those of the engine's precision.
     """
-    selection = chain.selection
     colour, resize = PixelDifference(), PixelDifference()
-    engine, post, whole = BoxDifference(), BoxDifference(), BoxDifference()
-    sizes: set[str] = set()
     widest = Limits(min(WHOLE.iou, limits.iou), max(WHOLE.score, limits.score))
+    engine, post, whole = map(chain.difference, (limits, POSTPROCESS, widest))
+    sizes: set[str] = set()
     for theirs, frame, boxes, mine in zip(peer.frames, frames, found, raws, strict=False):
-        colour.add(chain.colour(frame, ours=True), theirs.image[..., ::-1].transpose(2, 0, 1))
+        colour.add(colours(frame, ours=True), theirs.image[..., ::-1].transpose(2, 0, 1))
         # The peer is the reference of `add`, which pairs boxes in the order of the reference.
-        whole.add(theirs.boxes, boxes, widest, conf=selection.conf, iou=selection.iou)
+        whole.add(theirs.boxes, boxes)
         image = Frame.from_array(theirs.image)
-        placement = chain.spec.place(image.width, image.height)
+        pixels, placement = preprocessed(chain.spec, image, ours=True)
         height, width = theirs.input.shape[1:]
         if mine is None:
             sizes.add(f"{width}x{height} where ours is {placement.size[0]}x{placement.size[1]}")
             continue
-        resize.add(chain.grey(_pixels(chain, image, placement)), chain.grey(theirs.input))
+        resize.add(chain.grey(pixels), chain.grey(theirs.input))
         raw = Raw(theirs.outputs[: len(chain.card.output_indices)], None)
         expected = chain.boxes(raw, placement, ours=False)
-        engine.add(
-            expected, chain.boxes(mine, placement, ours=False), limits, conf=selection.conf, iou=selection.iou,
-            pixel=image.width / placement.content[2],
-        )  # fmt: skip
-        post.add(
-            theirs.boxes, chain.boxes(raw, placement, ours=True), POSTPROCESS, conf=selection.conf, iou=selection.iou
-        )
+        engine.add(expected, chain.boxes(mine, placement, ours=False), image.width / placement.content[2])
+        post.add(theirs.boxes, chain.boxes(raw, placement, ours=True))
     checks = [
         Check("decode and colour", str(colour), "for information", "exact" if not colour.worst else "within",
               "OpenCV converts at full size with 8-bit tables, framefuse in float")
     ]  # fmt: skip
     if sizes:
-        checks.append(
-            Check("resize", f"input {', '.join(sorted(sizes))}", "the same size", "outside", "placed differently")
-        )
-        return [*checks, box_check("end to end", whole, widest)]
+        different = f"input {', '.join(sorted(sizes))}"
+        checks.append(Check("resize", different, "the same size", "outside", "placed differently"))
+        return [*checks, whole.check("end to end")]
     return [
         *checks,
-        pixel_check("resize and padding", resize, RESIZE, "both on the peer's image; OpenCV rounds to 8 bits"),
-        box_check(f"engine {engine_name}", engine, limits, "both on the peer's input"),
-        box_check("post-process", post, POSTPROCESS, "both on the peer's raw outputs"),
-        box_check("end to end", whole, widest, "from the video to boxes"),
+        resize.check("resize and padding", RESIZE, "both on the peer's image; OpenCV rounds to 8 bits"),
+        engine.check(f"engine {engine_name}", "both on the peer's input"),
+        post.check("post-process", "both on the peer's raw outputs"),
+        whole.check("end to end", "from the video to boxes"),
     ]
-
-
-def _pixels(chain: Chain, image: Frame, placement: Placement) -> NDArray[np.float32]:
-    out = np.empty((3, placement.size[1], placement.size[0]), np.float32)
-    chain.spec(image, out, placement)
-    return out
 
 
 def _read(path: Path) -> PeerFrame:

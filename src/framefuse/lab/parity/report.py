@@ -1,20 +1,20 @@
-"""The certificate as rows for a terminal, Markdown, HTML without scripts, or JSON."""
+"""The certificate, as rows for a terminal, Markdown, HTML without scripts, or JSON."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from framefuse.common.text import in_markdown
-from framefuse.lab.parity.findings import EngineResult, Findings
-
-if TYPE_CHECKING:
-    from framefuse.lab.parity.compare import Boxes, Check
+from framefuse.lab.parity.chain import Selection
+from framefuse.lab.parity.compare import Boxes, Check, Verdict, worst
 
 MARKS = {"exact": "=", "within": "~", "outside": "X", "not compared": "-"}
 LEGEND = "= identical except for rounding   ~ within the limits   X outside the limits   - not compared"
@@ -39,7 +39,127 @@ td.none { color:var(--none) } img { max-width:100%; height:auto; border-radius:.
 """
 
 
-def groups(certificate: Findings) -> list[tuple[str, list[Check]]]:
+@dataclass
+class EngineResult:
+    """One engine in one precision."""
+
+    name: str
+    device: str
+    asked: str
+    """The requested precision."""
+    precision: str = ""
+    """The precision that ran."""
+    checks: list[Check] = field(default_factory=list)
+    """Each stage alone, on the reference's input of that stage."""
+    steps: list[Check] = field(default_factory=list)
+    """Boxes when the reference's stages are replaced by ours one after the other."""
+    absent: str = ""
+    """Why it did not run on this machine; empty if it did."""
+    peer: list[Check] = field(default_factory=list)
+    """Each stage against ultralytics."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(check.verdict for check in (*self.checks, *self.steps))
+
+    def same_as(self, other: EngineResult) -> bool:
+        """Whether two requested precisions resolved to the same result."""
+        mine, others = ((one.name, one.device, one.precision, one.absent) for one in (self, other))
+        return mine == others
+
+    @property
+    def starts(self) -> str:
+        """A sentence on where differences start, or where they exceed the limits."""
+        first = next((check for check in self.steps if check.verdict in ("within", "outside")), None)
+        wrong = next((check for check in (*self.checks, *self.steps) if check.verdict == "outside"), None)
+        if wrong is not None:
+            return f"outside the limits from {wrong.stage} on: {wrong.found}"
+        if first is None:
+            return "no difference beyond rounding at any stage"
+        return f"the first difference is at {first.stage}, within the limits: {first.found}"
+
+
+@dataclass
+class Certificate:
+    """The comparison of every engine with the reference."""
+
+    model: str
+    layout: str
+    video: str
+    size: tuple[int, int]
+    """Width and height of the frames."""
+    input: tuple[int, int]
+    """Width and height of the model input."""
+    frames: Sequence[tuple[str, int, float | None]]
+    """Source, index and seconds of each; the index counts from where reading began."""
+    boxes: int
+    """Number of boxes of the reference in all frames."""
+    selection: Selection
+    pixels: list[Check]
+    """Decoding and colour: the same for every engine."""
+    engines: list[EngineResult]
+    peer: str = ""
+    """Name and version of the other implementation, or why a requested one was not compared."""
+    image: NDArray[np.uint8] | None = field(default=None, repr=False)
+    """(height, width, 3) RGB: the first frame."""
+    shown: tuple[Boxes, Boxes] | None = field(default=None, repr=False)
+    """Its boxes: of the reference, and of the first engine's whole pipeline."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether at least one engine ran, and no stage of any that ran is outside its limits."""
+        ran = [engine for engine in self.engines if not engine.absent]
+        checks = [*self.pixels, *(check for engine in ran for check in (*engine.checks, *engine.steps, *engine.peer))]
+        return bool(ran) and worst(check.verdict for check in checks) != "outside"
+
+    def table(self) -> list[Sequence[str]]:
+        """Rows for `print_table`; a row with a single cell is a title."""
+        rows: list[Sequence[str]] = []
+        for title, checks in groups(self):
+            rows.append((title,))
+            rows += [(MARKS[check.verdict], check.stage, check.found, check.limit, check.note) for check in checks]
+        return rows
+
+    def summary(self) -> list[str]:
+        """One line per engine, then the verdict."""
+        lines = [
+            f"{called(engine)}: " + (f"not run here: {engine.absent}" if engine.absent else engine.starts)
+            for engine in self.engines
+        ]
+        if self.peer and not any(engine.peer for engine in self.engines):
+            lines.append(self.peer)
+        for engine in self.engines:
+            wrong = [check for check in engine.peer if check.verdict == "outside"]
+            if engine.peer:
+                what = f"outside the limits: {wrong[0].stage}: {wrong[0].found}" if wrong else "within the limits"
+                lines.append(f"{called(engine)} against {self.peer}: {what}")
+        return [*lines, verdict(self)]
+
+    def markdown(self) -> str:
+        lines = [f"# Parity certificate: {verdict(self)}", "", in_markdown(head(self)) + "."]
+        lines += ["", "## Where it starts", ""]
+        lines += [f"- {in_markdown(line)}" for line in self.summary()[:-1]]
+        for title, checks in groups(self):
+            lines += ["", f"## {in_markdown(title)}", "", "| | stage | found | limit | |", "|---|---|---|---|---|"]
+            for check in checks:
+                lines.append(f"| {' | '.join((MARKS[check.verdict], *map(in_markdown, _texts(check))))} |")
+        return "\n".join([*lines, "", LEGEND, ""])
+
+    def html(self) -> str:
+        return _page(self)
+
+    def to_json(self) -> str:
+        """All but the image."""
+        content = asdict(replace(self, image=None, shown=None))
+        del content["image"], content["shown"]
+        content |= {"verdict": verdict(self), "frames": len(self.frames)}
+        content["compared"] = [{"source": name, "index": n, "seconds": at} for name, n, at in self.frames]
+        for engine, entry in zip(self.engines, content["engines"], strict=True):
+            entry |= {"starts": "" if engine.absent else engine.starts, "verdict": engine.verdict}
+        return json.dumps(content, indent=1)
+
+
+def groups(certificate: Certificate) -> list[tuple[str, list[Check]]]:
     """Title and checks of each section of the page."""
     found = [("every engine: decoding and colour", certificate.pixels)]
     for engine in certificate.engines:
@@ -57,7 +177,7 @@ def called(engine: EngineResult) -> str:
     return f"{engine.name}{where} {engine.precision or engine.asked}"
 
 
-def head(certificate: Findings) -> str:
+def head(certificate: Certificate) -> str:
     width, height = certificate.size
     chosen = certificate.selection
     places = [f"{number}" if seconds is None else f"{seconds:.2f} s" for _, number, seconds in certificate.frames]
@@ -69,23 +189,7 @@ def head(certificate: Findings) -> str:
     )
 
 
-def summary(certificate: Findings) -> list[str]:
-    """One line per engine, then the verdict."""
-    lines = [
-        f"{called(engine)}: " + (f"not run here: {engine.absent}" if engine.absent else engine.starts)
-        for engine in certificate.engines
-    ]
-    if certificate.peer and not any(engine.peer for engine in certificate.engines):
-        lines.append(certificate.peer)
-    for engine in certificate.engines:
-        wrong = [check for check in engine.peer if check.verdict == "outside"]
-        if engine.peer:
-            what = f"outside the limits: {wrong[0].stage}: {wrong[0].found}" if wrong else "within the limits"
-            lines.append(f"{called(engine)} against {certificate.peer}: {what}")
-    return [*lines, verdict(certificate)]
-
-
-def verdict(certificate: Findings) -> str:
+def verdict(certificate: Certificate) -> str:
     if not any(not engine.absent for engine in certificate.engines):
         return "NOT CERTIFIED: no engine ran"
     if not certificate.boxes:
@@ -93,27 +197,7 @@ def verdict(certificate: Findings) -> str:
     return "CERTIFIED" if certificate.ok else "NOT CERTIFIED"
 
 
-def table(certificate: Findings) -> list[Sequence[str]]:
-    """Rows for `print_table`; a row with a single cell is a title."""
-    rows: list[Sequence[str]] = []
-    for title, checks in groups(certificate):
-        rows.append((title,))
-        rows += [(MARKS[check.verdict], check.stage, check.found, check.limit, check.note) for check in checks]
-    return rows
-
-
-def markdown(certificate: Findings) -> str:
-    lines = [f"# Parity certificate: {verdict(certificate)}", "", in_markdown(head(certificate)) + "."]
-    lines += ["", "## Where it starts", ""]
-    lines += [f"- {in_markdown(line)}" for line in summary(certificate)[:-1]]
-    for title, checks in groups(certificate):
-        lines += ["", f"## {in_markdown(title)}", "", "| | stage | found | limit | |", "|---|---|---|---|---|"]
-        for check in checks:
-            lines.append(f"| {' | '.join((MARKS[check.verdict], *map(in_markdown, _texts(check))))} |")
-    return "\n".join([*lines, "", LEGEND, ""])
-
-
-def html(certificate: Findings) -> str:
+def _page(certificate: Certificate) -> str:
     good = verdict(certificate) == "CERTIFIED"
     parts = [
         "<h1>Parity certificate</h1>",
@@ -154,39 +238,7 @@ def html(certificate: Findings) -> str:
     )
 
 
-def to_json(certificate: Findings) -> str:
-    def checks(found: Iterable[Check]) -> list[dict[str, Any]]:
-        return [asdict(check) for check in found]
-
-    return json.dumps(
-        {
-            "verdict": verdict(certificate),
-            "model": certificate.model,
-            "layout": certificate.layout,
-            "video": certificate.video,
-            "size": certificate.size,
-            "input": certificate.input,
-            "frames": len(certificate.frames),
-            "compared": [{"source": name, "index": n, "seconds": at} for name, n, at in certificate.frames],
-            "boxes": certificate.boxes,
-            "selection": asdict(certificate.selection),
-            "pixels": checks(certificate.pixels),
-            "peer": certificate.peer,
-            "engines": [
-                {
-                    "name": engine.name, "device": engine.device,
-                    "asked": engine.asked, "precision": engine.precision, "absent": engine.absent,
-                    "starts": "" if engine.absent else engine.starts, "verdict": engine.verdict,
-                    "checks": checks(engine.checks), "steps": checks(engine.steps), "peer": checks(engine.peer),
-                }
-                for engine in certificate.engines
-            ],
-        },
-        indent=1,
-    )  # fmt: skip
-
-
-def _drawn(certificate: Findings) -> str:
+def _drawn(certificate: Certificate) -> str:
     """The first frame with both lists of boxes, as a base64 JPEG."""
     from PIL import Image, ImageDraw
 
@@ -214,9 +266,3 @@ def _texts(check: Check) -> tuple[str, str, str, str]:
 
 def _class(check: Check) -> str:
     return "none" if check.verdict == "not compared" else check.verdict
-
-
-class Certificate(Findings):
-    """The comparison of every engine with the reference, as text, Markdown, HTML and JSON."""
-
-    table, summary, markdown, html, to_json = table, summary, markdown, html, to_json

@@ -49,15 +49,16 @@ class CapturedBatch:
         checked: BoxCheck,
         ledger: Ledger,
         mode: memory.UploadMode,
+        merges: int = 0,
     ) -> None:
         cp = device.cupy()
         self.model = model
         """Captured batches of one size and different pixel formats share it; only one of them may be in flight."""
         self._ledger = ledger
         self._stream = cp.cuda.Stream(non_blocking=True)
-        # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one.
-        self.ended = cp.cuda.Event(block=model.input.shape[0] > 1, disable_timing=True)
         self._batch = batch = model.input.shape[0]
+        # A thread that sleeps until the GPU is done wakes up 100 to 200 us late, which is most of a batch of one frame.
+        self.ended = cp.cuda.Event(block=batch > max(1, merges), disable_timing=True)
         stream = self._stream
         with stream:
             self._staging = memory.Staging(batch, self._stream, ledger, mode)
@@ -71,7 +72,7 @@ class CapturedBatch:
             else:
                 relative = model.layout is not None or card.box_units == "relative"
                 layout = model.layout or card.layout
-                self._device_outputs = BoxOutputs(batch, layout, relative, card, selection, checked)
+                self._device_outputs = BoxOutputs(batch, layout, relative, card, selection, checked, merges)
 
             def before() -> None:
                 self._table.upload(self._stream.ptr)
@@ -123,17 +124,18 @@ class CapturedBatch:
     def load(self, frames: Sequence[Frame], placements: Sequence[Placement], preprocess: Preprocess) -> None:
         """Write the tables: the surfaces, and where each lies in the model input. Rows without a frame become 0."""
         for slot, (frame, placement) in enumerate(zip(frames, placements, strict=True)):
-            frame = self._staging.upload(slot, frame)
-            if frame.ready is not None:
-                driver.wait(frame.ready, self._stream)
+            if not slot or frame.planes is not frames[slot - 1].planes:  # otherwise another view of the same frame
+                there = self._staging.upload(slot, frame)
+                if there.ready is not None:
+                    driver.wait(there.ready, self._stream)
             self._table.set(
-                slot, frame, content=placement.content, interpolation=preprocess.interpolation,
+                slot, there, content=placement.content, interpolation=preprocess.interpolation,
                 pad_value=preprocess.pad_value, mean=preprocess.mean, std=preprocess.std,
                 channel_order=preprocess.channel_order, roi=placement.roi,
             )  # fmt: skip
         for slot in range(len(frames), self._batch):
             self._table.clear(slot)
-        self._device_outputs.place(placements)
+        self._device_outputs.place(placements, frames)
 
     def launch(self) -> None:
         self._launched += 1

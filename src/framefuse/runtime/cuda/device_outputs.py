@@ -14,18 +14,23 @@ from framefuse.cuda import device
 from framefuse.cuda.pools import packed_allocation
 from framefuse.cuda.workspace import Workspace
 from framefuse.errors import CardError, NonFiniteError
+from framefuse.frame import Frame, View
 from framefuse.kernels.boxes.call import detections
 from framefuse.kernels.boxes.cuda import count_non_finite
+from framefuse.kernels.boxes.merge_cuda import LOOK, Merged, merge_views
 from framefuse.kernels.boxes.reference import Found
 from framefuse.kernels.masks import call as masks
 from framefuse.models.card import Card
 from framefuse.postprocess import maps
+from framefuse.postprocess.merge import edges
 from framefuse.postprocess.plausible import BoxCheck
 from framefuse.prediction import Detections, Masks
 from framefuse.preprocess import Placement
 from framefuse.runtime.program import Selection
 
 FrameOutput = tuple[Detections, Masks | None]
+FOUND = len(Found._fields)
+"""Arrays of the results before those of `Merged`."""
 
 
 class DeviceOutputs(Protocol):
@@ -36,7 +41,7 @@ class DeviceOutputs(Protocol):
     downloaded_bytes: int
     """Size of the results that `start` copies to the host."""
 
-    def place(self, placements: Sequence[Placement]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
         """Set where the frames of the next launch lie in the model input."""
 
     def upload(self, stream: Any) -> None:
@@ -60,55 +65,92 @@ class BoxOutputs:
         layout: layout of the outputs: the card's, or "yolov8_head".
         relative: the outputs are relative to the size of the model input.
         checked: makes detections of the boxes.
+        merges: most views of a frame to merge: its rows are `joined`, and the first gets the objects of all; 0: none.
     """
 
     def __init__(
-        self, batch: int, layout: str, relative: bool, card: Card, selection: Selection, checked: BoxCheck
+        self,
+        batch: int,
+        layout: str,
+        relative: bool,
+        card: Card,
+        selection: Selection,
+        checked: BoxCheck,
+        merges: int = 0,
     ) -> None:
         self._layout, self._relative, self._card, self._selection = layout, relative, card, selection
         self._checked = checked
-        self._workspace = Workspace()  # tens of megabytes at large batches; freed with the graph
-        cp = device.cupy()
-        self._maps = device.pinned((batch, 8), np.float32)
-        self._device_maps = cp.zeros((batch, 8), np.float32)
-        count = selection.max_det
-        shapes = [((batch, count, 4), np.float32), ((batch, count), np.float32), ((batch, count), np.int32),
-                  ((batch,), np.int32), ((batch,), np.int32)]  # fmt: skip
-        self._device, self._device_bytes = packed_allocation(shapes, lambda size: cp.zeros(size, np.uint8))
-        self._host, self._host_bytes = packed_allocation(shapes, lambda size: device.pinned((size,), np.uint8))
-        self.uploaded_bytes, self.downloaded_bytes = self._maps.nbytes, self._host_bytes.nbytes
+        self._workspace, self._merging = Workspace(), Workspace()  # tens of megabytes at large batches
+        self._merges = merges
+        self._rows: list[tuple[Placement, View | None, int]] = []
+        """What the tables hold."""
+        self._joined: list[int] = []
+        """First row of each frame that is merged."""
+        tables = [((batch, 8), np.float32), ((batch if merges else 0, LOOK), np.int32)]
+        (self._maps, self._looks), self._tables = packed_allocation(tables, _pinned_bytes)
+        (self._device_maps, self._device_looks), self._device_tables = packed_allocation(tables, _device_bytes)
+        self._looks[:] = -1  # no row is merged by the launches before a capture
+        shapes: list[Any] = []
+        Found.make(batch, selection.max_det, lambda *shape: shapes.append(shape))
+        if merges:
+            Merged.make(batch // merges, selection.max_det, lambda *shape: shapes.append(shape))
+        self._device, self._device_bytes = packed_allocation(shapes, _device_bytes)
+        self._host, self._host_bytes = packed_allocation(shapes, _pinned_bytes)
+        self.uploaded_bytes, self.downloaded_bytes = self._tables.nbytes, self._host_bytes.nbytes
 
-    def place(self, placements: Sequence[Placement]) -> None:
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        rows = [(placement, frame.view, frame.joined) for placement, frame in zip(placements, frames, strict=True)]
+        if rows == self._rows:  # as for most batches of a video
+            return
+        self._rows = rows
         self._maps[: len(placements)] = maps(tuple(placements), self._relative)
+        self._looks[:] = -1
+        self._joined, row = [], 0
+        while row < len(frames):
+            for number, frame in enumerate(frames[row : row + frames[row].joined]):
+                assert frame.view is not None
+                sides = edges(frame.view, (frame.width, frame.height))
+                self._looks[row + number] = *sides, len(self._joined), number, 0
+            self._joined += [row] * bool(frames[row].joined)
+            row += max(1, frames[row].joined)
 
     def upload(self, stream: Any) -> None:
         runtime = device.cupy().cuda.runtime  # CuPy's copy methods refuse a stream in capture
-        runtime.memcpyAsync(self._device_maps.data.ptr, self._maps.ctypes.data, self._maps.nbytes,
+        runtime.memcpyAsync(self._device_tables.data.ptr, self._tables.ctypes.data, self._tables.nbytes,
                             runtime.memcpyHostToDevice, stream.ptr)  # fmt: skip
 
     def start(self, outputs: Sequence[Any], stream: Any) -> None:
+        found = Found(*self._device[:FOUND])
         detections(
             outputs, self._layout, self._device_maps, **vars(self._selection), activation=self._card.activation,
-            out=Found(*self._device), workspace=self._workspace,
+            out=found, workspace=self._workspace,
         )  # fmt: skip
+        if self._merges:
+            merge_views(
+                found, self._device_looks, self._merges, agnostic=self._selection.agnostic,
+                out=Merged(*self._device[FOUND:]), workspace=self._merging,
+            )  # fmt: skip
         _download(self._device_bytes, self._host_bytes, stream)
 
     def read(self, count: int) -> list[FrameOutput]:
-        boxes, scores, classes, counts, non_finite = self._host
+        boxes, scores, classes, counts, non_finite = self._host[:FOUND]
         _check_finite(non_finite, count, "of its anchors or queries")
-        return [
-            (found, None) for found in self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
-        ]
+        if self._joined:
+            counts[self._looks[:, LOOK - 3] >= 0] = 0  # the first row of a frame gets the objects of all
+        found = self._checked(boxes[:count], scores[:count], classes[:count], counts[:count])
+        for row, *merged, size in zip(self._joined, *self._host[FOUND:], strict=False):
+            found[row] = self._checked.one(*(column[:size] for column in merged))
+        return [(objects, None) for objects in found]
 
 
 class MaskOutputs:
-    """The class of every pixel: scores are resized to the frame, then the best class is taken.
+    """The class of every pixel: scores are resized to what the model saw, then the best class is taken.
 
-    All frames have the size that the graph is captured for.
+    All frames, or their views, have the size that the graph is captured for.
 
     Args:
         shape: classes, height and width of the model's scores.
-        placement: where every frame lies in the model input.
+        placement: where every frame, or its view, lies in the model input.
 
     Raises:
         CardError: the scores have another aspect ratio than the model input.
@@ -125,20 +167,18 @@ class MaskOutputs:
                 f"the model returns {width}x{height} scores for an input of {wide}x{high}",
                 remedy="export it with scores at the size of the input, or at 1/2, 1/4, ... of it",
             )
-        self._card, self._placement, self._batch = card, placement, batch
+        self._card, self._placed, self._batch = card, _place_of(placement), batch
         left, top, across, down = (side * width / wide for side in placement.content)
         self._content = left, top, across, down
-        self._size = placement.source[1], placement.source[0]
+        self._size = placement.shown[1], placement.shown[0]
         self._resized = cp.empty((1, classes, *self._size), np.float32)
         shapes = [((batch, *self._size), np.uint8), ((batch,), np.int32)]
-        (self._labels, self._non_finite), self._device_bytes = packed_allocation(
-            shapes, lambda size: cp.zeros(size, np.uint8)
-        )
-        self._host, self._host_bytes = packed_allocation(shapes, lambda size: device.pinned((size,), np.uint8))
+        (self._labels, self._non_finite), self._device_bytes = packed_allocation(shapes, _device_bytes)
+        self._host, self._host_bytes = packed_allocation(shapes, _pinned_bytes)
         self.downloaded_bytes = self._host_bytes.nbytes
 
-    def place(self, placements: Sequence[Placement]) -> None:
-        assert all(placement == self._placement for placement in placements)
+    def place(self, placements: Sequence[Placement], frames: Sequence[Frame]) -> None:
+        assert all(_place_of(placement) == self._placed for placement in placements)
 
     def upload(self, stream: Any) -> None:
         """Nothing to do: the placement is part of the graph."""
@@ -157,6 +197,19 @@ class MaskOutputs:
         _check_finite(bad, count, "of its scores")
         names = self._card.names
         return [(Detections.none(names), Masks(labels[row].copy(), names)) for row in range(count)]
+
+
+def _pinned_bytes(size: int) -> Any:
+    return device.pinned((size,), np.uint8)
+
+
+def _device_bytes(size: int) -> Any:
+    return device.cupy().zeros(size, np.uint8)
+
+
+def _place_of(placement: Placement) -> tuple[tuple[int, int], ...]:
+    """What has to be the same for two views, wherever they lie in their frames."""
+    return placement.shown, placement.size, placement.content[:2], placement.content[2:]
 
 
 def _download(source: Any, target: Any, stream: Any) -> None:

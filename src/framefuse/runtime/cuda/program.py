@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from framefuse.common.text import counted
@@ -18,6 +19,7 @@ from framefuse.cuda import device
 from framefuse.cuda.errors import translate_cuda_error
 from framefuse.cuda.pools import free_cached_memory
 from framefuse.engines import DeviceExecution, Engine
+from framefuse.engines.device_requests import capture
 from framefuse.errors import EngineError, GpuLostError, GpuMemoryError
 from framefuse.frame import Frame, View
 from framefuse.kernels.preprocess.cuda import is_cuda
@@ -27,13 +29,15 @@ from framefuse.preprocess import Placement, Preprocess
 from framefuse.runtime.cuda import uploads as memory
 from framefuse.runtime.cuda.captured_batch import CapturedBatch
 from framefuse.runtime.ledger import Ledger
-from framefuse.runtime.profiling import Recorder
+from framefuse.runtime.profiling import Recorder, median_seconds
 from framefuse.runtime.program import CLOSE_SECONDS, Batch, BatchTimer, FrameResult, Program, Selection, WallCpuTime
 
 MAX_SHAPES = 4
 """Input sizes and pixel formats kept captured at the same time; the least recently used one is dropped."""
 MAX_SIZES = 64
 """Frame sizes and views whose placement in the model input is cached."""
+LAUNCHES = 4
+"""Of a model in a row, when its time is measured."""
 IN_FLIGHT = 2
 """Default number of batches in flight: one runs while the results of the other are read."""
 
@@ -60,6 +64,7 @@ class CudaProgram(Program):
         keep_frames: a sink needs the frames, so they are copied to the host.
         closes_engine: `close` closes the engine, too.
         mode: how host frames reach the GPU (`choose_upload_mode`).
+        merges: most views of a frame that are merged on the GPU: frames whose rows are `joined`.
 
     Attributes:
         reasons: decisions made during the run, such as fewer batches in flight on a GPU without room for more.
@@ -78,10 +83,11 @@ class CudaProgram(Program):
         recorder: Recorder | None = None,
         closes_engine: bool = True,
         mode: memory.UploadMode = "copy",
+        merges: int = 0,
     ) -> None:
         device.cupy()
         self._closes_engine = closes_engine
-        self._mode = mode
+        self._mode, self._merges = mode, merges
         self.reasons: list[str] = []
         self._engine, self._card, self._preprocess, self._selection = engine, card, preprocess, selection
         self._batch, self._slots, self._keep_frames = batch, slots or IN_FLIGHT, keep_frames
@@ -99,6 +105,11 @@ class CudaProgram(Program):
         width, height = self._place(frame).size
         return height, width
 
+    def batch_key(self, frame: Frame) -> tuple[Any, ...]:
+        key: tuple[Any, ...] = (self.input_size(frame), frame.format.layout, frame.format.dtype)
+        # Masks have the size of what the model saw.
+        return (*key, *self._place(frame).shown) if self._card.task == "semantic" else key
+
     def _place(self, frame: Frame) -> Placement:
         """Where a frame lies in the model input; cached, since the frames of a source usually have one size."""
         size = frame.width, frame.height, frame.view
@@ -111,6 +122,25 @@ class CudaProgram(Program):
     def prepare(self, width: int, height: int, view: View | None = None) -> None:
         """Load the model for frames of this size. Capturing waits for the first frame, which tells the pixel format."""
         self._models(self._preprocess.place_view(width, height, view).size[::-1])
+
+    def row_seconds(self) -> float:
+        model = self._models((self._preprocess.height, self._preprocess.width))[0]
+        with self._translating_errors("time the model"), (stream := device.cupy().cuda.Stream(non_blocking=True)):
+
+            def launch() -> None:
+                model.start(stream)
+                model.finish(stream)
+
+            launch()
+            stream.synchronize()
+            start = partial(capture(stream, launch).launch, stream) if model.capturable else launch
+
+            def run() -> None:
+                for _ in range(LAUNCHES):
+                    start()
+                stream.synchronize()
+
+            return median_seconds(run) / (LAUNCHES * self._batch)
 
     def warm_up(self, frame: Frame) -> None:
         deque(self._captured_for(frame), maxlen=0)  # nothing is in flight yet
@@ -128,14 +158,17 @@ class CudaProgram(Program):
             captured.launch()
         flight = InFlightBatch(captured, frames)
         self._in_flight.append(flight)
+        # Rows that are views of one frame follow each other.
+        new = [not row or frame.planes is not frames[row - 1].planes for row, frame in enumerate(frames)]
         kept: list[Frame | None] = [None] * len(frames)
         if self._keep_frames:
             with self._translating_errors("copy frames to the host"):
-                kept = [self._to_host(frame) for frame in frames]
+                for row, frame in enumerate(frames):
+                    kept[row] = self._to_host(frame) if new[row] else kept[row - 1]
         for frame in frames:
             if frame.lease is not None:
                 frame.lease.release(after=captured.ended)
-        self.ledger.frame(len(frames))
+        self.ledger.frame(sum(new))
         flight.batch = self._timer.submitted(frames, kept, started, submitted)
 
     @property
@@ -158,7 +191,7 @@ class CudaProgram(Program):
         if flight.batch is None:
             return
         finished = WallCpuTime.now()
-        found = flight.captured.read(len(flight.batch.infos))
+        found = flight.captured.read(flight.batch.size)
         device_seconds = flight.captured.device_seconds()
         yield from self._timer.finished(flight.batch, found, waiting, finished, device_seconds)
 
@@ -200,10 +233,7 @@ class CudaProgram(Program):
 
     def _captured_for(self, frame: Frame) -> Generator[FrameResult, None, list[CapturedBatch]]:
         """The captured batches for frames like this one; yields the results of batches that had to finish for them."""
-        size = self.input_size(frame)
-        key: tuple[Any, ...] = (size, frame.format.layout, frame.format.dtype)
-        if self._card.task == "semantic":  # masks have the size of the frame
-            key = *key, frame.width, frame.height
+        size, key = self.input_size(frame), self.batch_key(frame)
         self._refuse_closed()
         batches = self._captured.pop(key, None)
         if batches is None:
@@ -241,7 +271,15 @@ class CudaProgram(Program):
                     model = models[len(batches)]
                     batches.append(
                         CapturedBatch(
-                            model, frame, placement, self._card, self._selection, self.checked, self.ledger, self._mode
+                            model,
+                            frame,
+                            placement,
+                            self._card,
+                            self._selection,
+                            self.checked,
+                            self.ledger,
+                            self._mode,
+                            self._merges,
                         )
                     )
                 continue

@@ -1,6 +1,6 @@
 """The table of engines in docs/internals/engines.md, made from their capabilities.
 
-python -m framefuse.lab.engine_table FILE    # renews it there
+python -m benchmarks.engine_table FILE    # renews it there
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from framefuse.engines import Backend, backends
 
-BEGIN, END = "<!-- made by framefuse.lab.engine_table -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made by benchmarks.engine_table -->\n", "<!-- end -->\n"
 DEVICES = {"cpu": "CPU", "cuda": "CUDA"}
 
 

@@ -17,9 +17,13 @@ from PIL import Image
 from framefuse import Model, Pipeline, Result, draw, open_source
 from framefuse.config import Settings
 from framefuse.errors import UsageError
+from framefuse.models import find_model
+from framefuse.models.card import read_card
 from framefuse.prediction import Detections, FrameInfo
+from framefuse.runtime.plan import RunPlan
 from framefuse.runtime.program import FrameResult
 from framefuse.runtime.tracking import IDS, Tracks
+from framefuse.runtime.views import viewer_for
 from framefuse.sources import SourceInfo
 from framefuse.tracking import NO_TRACK
 from training.squares_clip import squares_clip
@@ -211,3 +215,15 @@ def test_an_annotated_frame_shows_the_track(model: Any) -> None:
 def test_wrong_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Pipeline(STREET, "scout-n", **options)
+
+
+@pytest.mark.parametrize(("low", "merges"), [(None, 7), (0.1, 0), (0.25, 7)])
+def test_a_gpu_merges_no_views_whose_weak_boxes_only_the_tracker_needs(low: float | None, merges: int) -> None:
+    card = read_card(find_model("scout-n"))
+    asked = {} if low is None else {"track": "bytetrack", "track_low": low}
+    chosen = Settings(device="cuda", tiles="2x3", conf=0.25, **asked)
+    viewer = viewer_for(chosen, card, card.preprocess)
+    assert viewer is not None
+    plan = RunPlan(card, chosen, None, "null", 8, 0, {}, card.preprocess)
+    plan = plan.for_views(viewer, SourceInfo("", "video", 1920, 1080))
+    assert plan.merges == viewer.merges == merges

@@ -36,7 +36,7 @@ class TrackCounter:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        metrics = needed("trackeval.metrics")
+        metrics = needed("trackeval").metrics
         quiet = {"PRINT_CONFIG": False, "THRESHOLD": IOU}
         self._metrics: list[Any] = [metrics.HOTA(), metrics.CLEAR(quiet), metrics.Identity(quiet)]
         self._assign = needed("scipy.optimize").linear_sum_assignment

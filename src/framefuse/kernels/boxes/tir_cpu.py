@@ -70,17 +70,11 @@ def filter_yolov8(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address: T.int64,
-        pitch: T.int32,
-        anchors: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        wanted: T.Buffer(("classes",), "uint8", align=1),
-        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
-        labels: T.Buffer(("capacity",), "int32", align=4),
-        totals: T.Buffer((2,), "int32", align=4),
+        address: T.int64, pitch: T.int32, anchors: T.int32, classes: T.int32, confidence: T.float32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
         running: T.Buffer((2, BLOCK), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
         label = T.alloc_buffer((1,), "int32")
@@ -146,17 +140,11 @@ def filter_yolov5(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address: T.int64,
-        pitch: T.int32,
-        anchors: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        wanted: T.Buffer(("classes",), "uint8", align=1),
-        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
-        labels: T.Buffer(("capacity",), "int32", align=4),
-        totals: T.Buffer((2,), "int32", align=4),
+        address: T.int64, pitch: T.int32, anchors: T.int32, classes: T.int32, confidence: T.float32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
         running: T.Buffer((2, BLOCK), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
         values = array_at(address, SAMPLES[sample], anchors, align=2)
         best = T.alloc_buffer((1,), "float32")
@@ -246,23 +234,14 @@ def suppress(rotated):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image: T.int32,
-        candidates: T.int32,
-        detections: T.int32,
-        threshold: T.float32,
-        suppressing: T.int32,
-        agnostic: T.int32,
-        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
-        labels: T.Buffer(("capacity",), "int32", align=4),
-        totals: T.Buffer((2,), "int32", align=4),
-        keys: T.Buffer((2, "capacity"), "uint32", align=4),
-        orders: T.Buffer((2, "capacity"), "int32", align=4),
-        places: T.Buffer((256,), "int32", align=4),
-        kept: T.Buffer((ROWS, "room"), "float32", align=4),
-        kept_labels: T.Buffer(("room",), "int32", align=4),
-        index: T.Buffer(("room",), "int32", align=4),
-        counts: T.Buffer(("batch",), "int32", align=4),
-    ):
+        image: T.int32, candidates: T.int32, detections: T.int32, threshold: T.float32,
+        suppressing: T.int32, agnostic: T.int32,
+        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4), labels: T.Buffer(("capacity",), "int32", align=4),
+        totals: T.Buffer((2,), "int32", align=4), keys: T.Buffer((2, "capacity"), "uint32", align=4),
+        orders: T.Buffer((2, "capacity"), "int32", align=4), places: T.Buffer((256,), "int32", align=4),
+        kept: T.Buffer((ROWS, "room"), "float32", align=4), kept_labels: T.Buffer(("room",), "int32", align=4),
+        index: T.Buffer(("room",), "int32", align=4), counts: T.Buffer(("batch",), "int32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
         side = T.alloc_buffer((1,), "int32")
         rank = T.alloc_buffer((1,), "int32")
@@ -314,15 +293,13 @@ def place_boxes():
     @T.prim_func(s_tir=True)
     def kernel(
         image: T.int32,
-        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
-        labels: T.Buffer(("capacity",), "int32", align=4),
-        index: T.Buffer(("room",), "int32", align=4),
-        maps: T.Buffer(("images", 8), "float32", align=4),
+        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4), labels: T.Buffer(("capacity",), "int32", align=4),
+        index: T.Buffer(("room",), "int32", align=4), maps: T.Buffer(("images", 8), "float32", align=4),
         out_boxes: T.Buffer(("batch", "detections", 4), "float32", align=4),
         out_scores: T.Buffer(("batch", "detections"), "float32", align=4),
         out_classes: T.Buffer(("batch", "detections"), "int32", align=4),
         counts: T.Buffer(("batch",), "int32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
         for row in T.serial(counts[image]):
             for side in T.unroll(4):

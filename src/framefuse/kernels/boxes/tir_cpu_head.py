@@ -91,21 +91,12 @@ def variant(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        distances_: T.int64,
-        logits_: T.int64,
-        height: T.int32,
-        width: T.int32,
-        bins: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        threshold: T.int32,
-        first: T.int32,
-        wanted: T.Buffer(("classes",), "uint8", align=1),
-        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
-        labels: T.Buffer(("capacity",), "int32", align=4),
-        totals: T.Buffer((2,), "int32", align=4),
+        distances_: T.int64, logits_: T.int64, height: T.int32, width: T.int32, bins: T.int32,
+        classes: T.int32, confidence: T.float32, threshold: T.int32, first: T.int32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
         weights: T.Buffer(("weights_size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_head_{sample}"})
         distances = array_at(distances_, stored, bins, align=2)
         logits = array_at(logits_, stored, bins, align=2)

@@ -6,6 +6,8 @@ An anchor's class logits lie side by side, as do the logits of its four distance
 below the threshold cost one pass over the former and nothing of the latter. Nothing is allocated or threaded in here.
 """
 
+from __future__ import annotations
+
 from tvm import tirx
 from tvm.script import tirx as T
 

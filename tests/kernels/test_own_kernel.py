@@ -99,7 +99,7 @@ def test_kernels_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["draw_boxes"], "T.prim_func"),
+        (["warp_tile"], "T.prim_func"),
         (["preprocess_gray_u16_nhwc3"], "def preprocess_gray_u16_nhwc3("),
         (["preprocess_semiplanar_u8_nchw_one"], "def preprocess_semiplanar_u8_nchw_one("),
         (["preprocess_gray_u8_nchw", "--emit", "cuda"], 'extern "C" __global__'),

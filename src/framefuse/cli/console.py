@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import tempfile
@@ -133,6 +134,14 @@ def print_error(message: str, remedy: str | None = None, *, stage: str | None = 
 def print_unusable(why: str, remedy: str | None = None) -> None:
     """Say that a model was written, but lacks something."""
     typer.echo(f"It cannot be used yet: {why}" + (f"\n  -> {remedy}" if remedy else ""), err=True)
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool) -> None:
+    """Print a table on stdout, or as JSON one object for each row."""
+    if as_json:
+        typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(columns, rows)
 
 
 def print_table(

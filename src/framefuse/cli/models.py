@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framefuse.cli.console import print_table, print_unusable
+from framefuse.cli.console import print_rows, print_table, print_unusable
 from framefuse.cli.options import PrintJson, option
 from framefuse.common.redact import redact_source
 
@@ -39,10 +39,7 @@ def list_(print_json: PrintJson = False) -> int:
         if name not in fetched:
             rows.append((name, f"framefuse models get {name}", known.licence, known.about))
     heads = ("model", "where", "licence", "what it does")
-    if print_json:
-        typer.echo(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
-    else:
-        print_table(heads, rows)
+    print_rows(heads, rows, print_json)
     return 0
 
 

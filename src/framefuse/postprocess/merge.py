@@ -131,12 +131,10 @@ def _credible(
         regions: of each view.
     """
     counts, doubtful = np.ones(len(found), np.bool_), np.zeros(len(found), np.bool_)
+    shows = np.asarray(found.view)
     for number, outer in enumerate(regions):
         inner = [at for at, region in enumerate(regions) if _contains(outer, region)]
-        rows, others = (
-            np.flatnonzero(np.isin(np.asarray(found.view), inner)),
-            np.flatnonzero(np.asarray(found.view) == number),
-        )
+        rows, others = np.flatnonzero(np.isin(shows, inner)), np.flatnonzero(shows == number)
         if not len(rows):
             continue
         a, b = found.xyxy[rows], found.xyxy[others]

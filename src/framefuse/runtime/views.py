@@ -26,6 +26,8 @@ Choose = Callable[[Frame, Sequence[Result]], Sequence[View]]
 Fixed = Callable[[int, int], Sequence[View]]
 """(width, height) -> the views of every frame of that size."""
 
+MOST_SIZES = 64
+"""Sizes of frames whose fixed views are cached."""
 REMEMBERED = 8
 """Results that a `Choose` gets."""
 LEFT, RIGHT = {"left": (0.0, 0.0, 0.5, 1.0)}, {"right": (0.5, 0.0, 0.5, 1.0)}
@@ -163,7 +165,7 @@ class Viewer:
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
         self._known: dict[tuple[int, int], tuple[View, ...]] = {}
-        """Size of a frame -> the views of the latest one; those that are fixed are the same for every frame."""
+        """Size of a frame -> its views, where they are fixed."""
         self.notes: dict[str, None] = {}
         self._frames = self._views = 0
         self._share = 0.0
@@ -255,7 +257,11 @@ class Viewer:
             raise UsageError(f"views returned {brief(chosen)} for {where}", remedy="return a list of framefuse.View")
         if len(chosen) > MOST_VIEWS:
             raise UsageError(f"{len(chosen)} views of {where}", remedy=f"use at most {MOST_VIEWS}")
-        views = self._known[size] = self._sized([self._clipped(view, size, where) for view in chosen], *size)
+        views = self._sized([self._clipped(view, size, where) for view in chosen], *size)
+        if self._fixed:
+            if len(self._known) >= MOST_SIZES:
+                self._known.clear()
+            self._known[size] = views
         return views
 
     def _clipped(self, view: View, size: tuple[int, int], where: str) -> View:

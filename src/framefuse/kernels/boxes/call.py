@@ -16,7 +16,7 @@ from framefuse.kernels.arrays import on_gpu
 from framefuse.kernels.boxes import cuda as boxes_cuda
 from framefuse.kernels.boxes import head_cuda
 from framefuse.kernels.boxes.reference import READERS, Found
-from framefuse.kernels.cpu import _address, _function, _scratch
+from framefuse.kernels.cpu import _address, _function, _scratch, _tensor
 from framefuse.kernels.preprocess.plan import MAX_ELEMENTS
 
 MAX_CANDIDATES = 30_000
@@ -102,7 +102,7 @@ def detections(
             work = _read(outputs, image, layout, conf, classes, activation, max_det)
         out.non_finite[image] = work.totals[1]
         work.suppress("boxes", image, out.counts, iou, max_det, max_candidates, suppressing, agnostic)
-        _function("place_boxes")(image, work.capacity, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
+        _function("place_boxes")(image, *work.candidates[:2], work.index, maps, *out[:3], out.counts)
     return out
 
 
@@ -178,16 +178,16 @@ class _Work(threading.local):
         self.labels = np.zeros(self.capacity, np.int32)
         self.totals = np.zeros(2, np.int32)
         self.index = np.zeros(self.detections, np.int32)
-        self._running = _line_aligned(2 * _BLOCK)
-        self._sorting = (  # keys and orders, places by digit, kept boxes and their labels
+        self.running = _tensor(_line_aligned(2 * _BLOCK).reshape(2, _BLOCK))
+        sorting = (  # keys and orders, places by digit, kept boxes and their labels
             np.zeros((2, self.capacity), np.uint32),
             np.zeros((2, self.capacity), np.int32),
             np.zeros(256, np.int32),
             np.zeros((_ROWS, self.detections), np.float32),
             np.zeros(self.detections, np.int32),
         )
-        self.candidates = tuple(map(_address, (self.boxes, self.labels, self.totals)))
-        self.running, self.sorting = _address(self._running), tuple(map(_address, self._sorting))
+        self.candidates = tuple(map(_tensor, (self.boxes, self.labels, self.totals)))
+        self.sorting = tuple(map(_tensor, sorting))
         return self
 
     def load(self, sides: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], non_finite: int) -> None:
@@ -211,7 +211,6 @@ class _Work(threading.local):
         """index[: counts[image]] = the candidates to keep, by descending score."""
         _function(f"suppress_{kind}")(
             image,
-            self.capacity,
             max_candidates,
             max_det,
             _threshold(iou),
@@ -249,8 +248,7 @@ def _filter(
         anchors,
         count,
         conf,
-        _wanted(None if classes is None else tuple(classes), count)[1],
-        work.capacity,
+        _wanted(None if classes is None else tuple(classes), count),
         *work.candidates,
         work.running,
     )
@@ -267,8 +265,8 @@ def _filter_head(
     sample = HEAD_SAMPLES[outputs[0].dtype]
     run = _function(f"filter_head_{sample}")
     threshold = _head_threshold(conf, sample)
-    wanted = _wanted(None if classes is None else tuple(classes), count)[1]
-    weights = _address(_scratch.get("head_weights", (4 * bins + 4,)))
+    wanted = _wanted(None if classes is None else tuple(classes), count)
+    weights = _scratch.get("head_weights", (4 * bins + 4,))
     for level, (distances, logits) in enumerate(zip(outputs[::2], outputs[1::2], strict=True)):
         _, height, width, _ = logits.shape
         run(
@@ -282,7 +280,6 @@ def _filter_head(
             threshold,
             int(level == 0),
             wanted,
-            work.capacity,
             *work.candidates,
             weights,
         )
@@ -316,12 +313,12 @@ def _read(
 
 
 @lru_cache(maxsize=64)
-def _wanted(classes: tuple[int, ...] | None, count: int) -> tuple[NDArray[np.uint8], int]:
-    """(count,) 1 for the classes to keep, and its address."""
+def _wanted(classes: tuple[int, ...] | None, count: int) -> Any:
+    """(count,) 1 for the classes to keep."""
     table = np.ones(count, np.uint8)
     if classes is not None:
         table[:] = np.isin(np.arange(count), classes)
-    return table, _address(table)
+    return _tensor(table)
 
 
 @lru_cache(maxsize=64)

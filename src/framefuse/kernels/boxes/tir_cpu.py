@@ -70,25 +70,13 @@ def filter_yolov8(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address: T.int64,
-        pitch: T.int32,
-        anchors: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        wanted_: T.int64,
-        capacity: T.int32,
-        boxes_: T.int64,
-        labels_: T.int64,
-        totals_: T.int64,
-        running_: T.int64,
-    ):
+        address: T.int64, pitch: T.int32, anchors: T.int32, classes: T.int32, confidence: T.float32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
+        running: T.Buffer((2, BLOCK), "float32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov8_{sample}"})
-        values = array_at(address, SAMPLES[sample], capacity, align=2)
-        wanted = array_at(wanted_, "uint8", capacity)
-        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = array_at(labels_, "int32", capacity, align=4)
-        totals = array_at(totals_, "int32", 2, align=4)
-        running = T.decl_buffer((2, BLOCK), "float32", data=T.reinterpret("handle", running_), align=4)
+        values = array_at(address, SAMPLES[sample], anchors, align=2)
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
         hits = T.alloc_buffer((1,), "int32")
@@ -152,24 +140,13 @@ def filter_yolov5(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address: T.int64,
-        pitch: T.int32,
-        anchors: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        wanted_: T.int64,
-        capacity: T.int32,
-        boxes_: T.int64,
-        labels_: T.int64,
-        totals_: T.int64,
-        running_: T.int64,
-    ):
+        address: T.int64, pitch: T.int32, anchors: T.int32, classes: T.int32, confidence: T.float32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
+        running: T.Buffer((2, BLOCK), "float32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_yolov5_{sample}"})
-        values = array_at(address, SAMPLES[sample], capacity, align=2)
-        wanted = array_at(wanted_, "uint8", capacity)
-        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = array_at(labels_, "int32", capacity, align=4)
-        totals = array_at(totals_, "int32", 2, align=4)
+        values = array_at(address, SAMPLES[sample], anchors, align=2)
         best = T.alloc_buffer((1,), "float32")
         label = T.alloc_buffer((1,), "int32")
         bad = T.alloc_buffer((1,), "int32")
@@ -257,33 +234,15 @@ def suppress(rotated):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image: T.int32,
-        capacity: T.int32,
-        candidates: T.int32,
-        detections: T.int32,
-        threshold: T.float32,
-        suppressing: T.int32,
-        agnostic: T.int32,
-        boxes_: T.int64,
-        labels_: T.int64,
-        totals_: T.int64,
-        keys_: T.int64,
-        orders_: T.int64,
-        places_: T.int64,
-        kept_: T.int64,
-        kept_labels_: T.int64,
-        index: T.Buffer(("room",), "int32", align=4),
-        counts: T.Buffer(("batch",), "int32", align=4),
-    ):
+        image: T.int32, candidates: T.int32, detections: T.int32, threshold: T.float32,
+        suppressing: T.int32, agnostic: T.int32,
+        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4), labels: T.Buffer(("capacity",), "int32", align=4),
+        totals: T.Buffer((2,), "int32", align=4), keys: T.Buffer((2, "capacity"), "uint32", align=4),
+        orders: T.Buffer((2, "capacity"), "int32", align=4), places: T.Buffer((256,), "int32", align=4),
+        kept: T.Buffer((ROWS, "room"), "float32", align=4), kept_labels: T.Buffer(("room",), "int32", align=4),
+        index: T.Buffer(("room",), "int32", align=4), counts: T.Buffer(("batch",), "int32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "suppress_rotated" if rotated else "suppress_boxes"})
-        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = array_at(labels_, "int32", capacity, align=4)
-        totals = array_at(totals_, "int32", 2, align=4)
-        keys = T.decl_buffer((2, capacity), "uint32", data=T.reinterpret("handle", keys_), align=4)
-        orders = T.decl_buffer((2, capacity), "int32", data=T.reinterpret("handle", orders_), align=4)
-        places = array_at(places_, "int32", 256, align=4)
-        kept = T.decl_buffer((ROWS, detections), "float32", data=T.reinterpret("handle", kept_), align=4)
-        kept_labels = array_at(kept_labels_, "int32", detections, align=4)
         side = T.alloc_buffer((1,), "int32")
         rank = T.alloc_buffer((1,), "int32")
         found = T.alloc_buffer((1,), "int32")
@@ -334,19 +293,14 @@ def place_boxes():
     @T.prim_func(s_tir=True)
     def kernel(
         image: T.int32,
-        capacity: T.int32,
-        boxes_: T.int64,
-        labels_: T.int64,
-        index: T.Buffer(("room",), "int32", align=4),
-        maps: T.Buffer(("images", 8), "float32", align=4),
+        boxes: T.Buffer((ROWS, "capacity"), "float32", align=4), labels: T.Buffer(("capacity",), "int32", align=4),
+        index: T.Buffer(("room",), "int32", align=4), maps: T.Buffer(("images", 8), "float32", align=4),
         out_boxes: T.Buffer(("batch", "detections", 4), "float32", align=4),
         out_scores: T.Buffer(("batch", "detections"), "float32", align=4),
         out_classes: T.Buffer(("batch", "detections"), "int32", align=4),
         counts: T.Buffer(("batch",), "int32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": "place_boxes"})
-        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = array_at(labels_, "int32", capacity, align=4)
         for row in T.serial(counts[image]):
             for side in T.unroll(4):
                 out_boxes[image, row, side] = placed(boxes[side, index[row]], side % 2, maps, image)

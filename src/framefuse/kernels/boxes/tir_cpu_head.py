@@ -6,6 +6,8 @@ An anchor's class logits lie side by side, as do the logits of its four distance
 below the threshold cost one pass over the former and nothing of the latter. Nothing is allocated or threaded in here.
 """
 
+from __future__ import annotations
+
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -91,30 +93,15 @@ def variant(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        distances_: T.int64,
-        logits_: T.int64,
-        height: T.int32,
-        width: T.int32,
-        bins: T.int32,
-        classes: T.int32,
-        confidence: T.float32,
-        threshold: T.int32,
-        first: T.int32,
-        wanted_: T.int64,
-        capacity: T.int32,
-        boxes_: T.int64,
-        labels_: T.int64,
-        totals_: T.int64,
-        weights_: T.int64,
-    ):
+        distances_: T.int64, logits_: T.int64, height: T.int32, width: T.int32, bins: T.int32,
+        classes: T.int32, confidence: T.float32, threshold: T.int32, first: T.int32,
+        wanted: T.Buffer(("classes",), "uint8", align=1), boxes: T.Buffer((ROWS, "capacity"), "float32", align=4),
+        labels: T.Buffer(("capacity",), "int32", align=4), totals: T.Buffer((2,), "int32", align=4),
+        weights: T.Buffer(("weights_size",), "float32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"filter_head_{sample}"})
-        distances = array_at(distances_, stored, capacity, align=2)
-        logits = array_at(logits_, stored, capacity, align=2)
-        wanted = array_at(wanted_, "uint8", capacity)
-        boxes = T.decl_buffer((ROWS, capacity), "float32", data=T.reinterpret("handle", boxes_), align=4)
-        labels = array_at(labels_, "int32", capacity, align=4)
-        totals = array_at(totals_, "int32", 2, align=4)
-        weights = array_at(weights_, "float32", capacity, align=4)
+        distances = array_at(distances_, stored, bins, align=2)
+        logits = array_at(logits_, stored, bins, align=2)
         highest = T.alloc_buffer((GROUP,), integer)
         lowest = T.alloc_buffer((GROUP,), integer)
         best = T.alloc_buffer((1,), integer)

@@ -95,34 +95,21 @@ def rgb_variant(sample, output):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address0: T.int64,
-        address1: T.int64,
-        address2: T.int64,
-        pitch0: T.int32,
-        pitch1: T.int32,
-        pitch2: T.int32,
-        target_address: T.int64,
-        layout: T.int32,
-        linear: T.int32,
-        height: T.int32,
-        width: T.int32,
-        row_pitch: T.int32,
-        channel_pitch: T.int32,
-        interleaved: T.int32,
-        sub_x: T.int32,
-        sub_y: T.int32,
-        weights: T.Buffer(("phases",), "float32", align=4),
-        coefficients: T.Buffer((20,), "float32", align=4),
-        tints: T.Buffer((3, "row_size"), "float32", align=4),
-        pair: T.Buffer((2, "row_size"), "float32", align=4),
+        address0: T.int64, address1: T.int64, address2: T.int64, pitch0: T.int32, pitch1: T.int32, pitch2: T.int32,
+        target_address: T.int64, layout: T.int32, linear: T.int32, height: T.int32,
+        width: T.int32, row_pitch: T.int32, channel_pitch: T.int32, interleaved: T.int32,
+        sub_x: T.int32, sub_y: T.int32,
+        weights: T.Buffer(("phases",), "float32", align=4), coefficients: T.Buffer((20,), "float32", align=4),
+        tints: T.Buffer((3, "row_size"), "float32", align=4), pair: T.Buffer((2, "row_size"), "float32", align=4),
         edged: T.Buffer(("edge_size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"yuv_to_rgb_{sample}_{output}"})
         row_size = T.int32()
         plane0 = array_at(address0, dtype, row_size)
         plane1 = array_at(address1, dtype, row_size)
         plane2 = array_at(address2, dtype, row_size)
         target = array_at(target_address, OUTPUTS[output], row_size)
+        gains = T.alloc_buffer((3,), "float32")
         for y in T.serial(height):
             near: T.let = y // sub_y
             phase: T.let = y % sub_y
@@ -164,28 +151,21 @@ def rgb_variant(sample, output):
                 paint_packed(target, coefficients, plane0, y * pitch0, 4, to, channel_pitch, interleaved, width)
             else:
                 # Read outside the loops: the compiler cannot know that no output overlaps the table.
-                gain0: T.let = coefficients[0]
-                gain1: T.let = coefficients[3]
-                gain2: T.let = coefficients[6]
+                for c in T.unroll(3):
+                    gains[c] = coefficients[3 * c]
                 low: T.let = coefficients[12]
                 high: T.let = coefficients[15]
                 luma: T.let = y * pitch0
                 if interleaved != 0:
                     for x in T.serial(width):
-                        target[to + 3 * x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
-                        target[to + 3 * x + 1] = shaded(gain1, low, high, sample_at(plane0, luma + x), tints[1, x])
-                        target[to + 3 * x + 2] = shaded(gain2, low, high, sample_at(plane0, luma + x), tints[2, x])
+                        for c in T.unroll(3):
+                            value = T.meta_var(sample_at(plane0, luma + x))
+                            target[to + 3 * x + c] = shaded(gains[c], low, high, value, tints[c, x])
                 else:
-                    for x in T.serial(width):
-                        target[to + x] = shaded(gain0, low, high, sample_at(plane0, luma + x), tints[0, x])
-                    for x in T.serial(width):
-                        target[to + channel_pitch + x] = shaded(
-                            gain1, low, high, sample_at(plane0, luma + x), tints[1, x]
-                        )
-                    for x in T.serial(width):
-                        target[to + 2 * channel_pitch + x] = shaded(
-                            gain2, low, high, sample_at(plane0, luma + x), tints[2, x]
-                        )
+                    for c in T.unroll(3):
+                        for x in T.serial(width):
+                            value = T.meta_var(sample_at(plane0, luma + x))
+                            target[to + c * channel_pitch + x] = shaded(gains[c], low, high, value, tints[c, x])
 
     return kernel
 
@@ -210,23 +190,11 @@ def yuv_variant(source):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image_address: T.int64,
-        image_pitch: T.int32,
-        channel_pitch: T.int32,
-        step: T.int32,
-        height: T.int32,
-        width: T.int32,
-        address0: T.int64,
-        address1: T.int64,
-        address2: T.int64,
-        pitch0: T.int32,
-        pitch1: T.int32,
-        pitch2: T.int32,
-        chroma_step: T.int32,
-        subsample: T.int32,
-        coefficients: T.Buffer((12,), "float32", align=4),
-        rows: T.Buffer((9, "size"), "float32", align=4),
-    ):
+        image_address: T.int64, image_pitch: T.int32, channel_pitch: T.int32, step: T.int32,
+        height: T.int32, width: T.int32, address0: T.int64, address1: T.int64, address2: T.int64,
+        pitch0: T.int32, pitch1: T.int32, pitch2: T.int32, chroma_step: T.int32, subsample: T.int32,
+        coefficients: T.Buffer((12,), "float32", align=4), rows: T.Buffer((9, "size"), "float32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}"})
         size = T.int32()
         image = array_at(image_address, IMAGES[source], size)
@@ -284,20 +252,11 @@ def image_variant(source, target, scaled):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image_address: T.int64,
-        image_pitch: T.int32,
-        image_channel: T.int32,
-        image_step: T.int32,
-        out_address: T.int64,
-        out_pitch: T.int32,
-        out_channel: T.int32,
-        out_step: T.int32,
-        channels: T.int32,
-        height: T.int32,
-        width: T.int32,
-        gains: T.Buffer(("size",), "float32", align=4),
-        biases: T.Buffer(("size",), "float32", align=4),
-    ):
+        image_address: T.int64, image_pitch: T.int32, image_channel: T.int32, image_step: T.int32,
+        out_address: T.int64, out_pitch: T.int32, out_channel: T.int32, out_step: T.int32,
+        channels: T.int32, height: T.int32, width: T.int32,
+        gains: T.Buffer(("size",), "float32", align=4), biases: T.Buffer(("size",), "float32", align=4),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": name})
         size = T.int32()
         image = array_at(image_address, IMAGES[source], size)

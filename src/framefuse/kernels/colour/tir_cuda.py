@@ -69,28 +69,12 @@ def rgb_variant(sample, output):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        table: T.int64,
-        address0: T.int64,
-        address1: T.int64,
-        address2: T.int64,
-        target: T.int64,
-        pitch0: T.int32,
-        pitch1: T.int32,
-        pitch2: T.int32,
-        layout: T.int32,
-        shift_x: T.int32,
-        shift_y: T.int32,
-        linear: T.int32,
-        height: T.int32,
-        width: T.int32,
-        frames: T.int32,
-        row_pitch: T.int32,
-        channel_pitch: T.int32,
-        interleaved: T.int32,
-        vectors: T.int32,
-        paired: T.int32,
+        table: T.int64, address0: T.int64, address1: T.int64, address2: T.int64, target: T.int64,
+        pitch0: T.int32, pitch1: T.int32, pitch2: T.int32, layout: T.int32, shift_x: T.int32, shift_y: T.int32,
+        linear: T.int32, height: T.int32, width: T.int32, frames: T.int32, row_pitch: T.int32,
+        channel_pitch: T.int32, interleaved: T.int32, vectors: T.int32, paired: T.int32,
         numbers: T.int64,
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": name, "carried": ["numbers", 4 * COEFFICIENTS]})
         rows = array_at(table, "int64", align=8)
         coefficients = array_at(numbers, "float32", align=4)
@@ -203,22 +187,11 @@ def yuv_variant(source):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image: T.int64,
-        image_pitch: T.int32,
-        channel_pitch: T.int32,
-        step: T.int32,
-        height: T.int32,
-        width: T.int32,
-        address0: T.int64,
-        address1: T.int64,
-        address2: T.int64,
-        pitch0: T.int32,
-        pitch1: T.int32,
-        pitch2: T.int32,
-        chroma_step: T.int32,
-        subsample: T.int32,
+        image: T.int64, image_pitch: T.int32, channel_pitch: T.int32, step: T.int32,
+        height: T.int32, width: T.int32, address0: T.int64, address1: T.int64, address2: T.int64,
+        pitch0: T.int32, pitch1: T.int32, pitch2: T.int32, chroma_step: T.int32, subsample: T.int32,
         numbers: T.int64,
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"rgb_to_yuv_{source}", "carried": ["numbers", 48]})
         coefficients = array_at(numbers, "float32", align=4)
         plane0 = array_at(address0, "uint8")
@@ -270,22 +243,11 @@ def image_variant(source, target, scaled):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        image_address: T.int64,
-        image_pitch: T.int32,
-        image_channel: T.int32,
-        image_step: T.int32,
-        image_stride: T.int64,
-        out_address: T.int64,
-        out_pitch: T.int32,
-        out_channel: T.int32,
-        out_step: T.int32,
-        out_stride: T.int64,
-        images: T.int32,
-        channels: T.int32,
-        height: T.int32,
-        width: T.int32,
+        image_address: T.int64, image_pitch: T.int32, image_channel: T.int32, image_step: T.int32,
+        image_stride: T.int64, out_address: T.int64, out_pitch: T.int32, out_channel: T.int32, out_step: T.int32,
+        out_stride: T.int64, images: T.int32, channels: T.int32, height: T.int32, width: T.int32,
         numbers: T.int64,
-    ):
+    ):  # fmt: skip
         T.func_attr(attributes)
         scales = array_at(numbers, "float32", align=4)
         image = array_at(image_address, IMAGES[source])

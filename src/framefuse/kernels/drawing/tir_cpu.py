@@ -14,19 +14,11 @@ from ..tir.base import SAMPLES, array_at
 
 @T.prim_func(s_tir=True)
 def draw_overlay(
-    y_address: T.int64,
-    u_address: T.int64,
-    v_address: T.int64,
-    y_pitch: T.int32,
-    u_pitch: T.int32,
-    v_pitch: T.int32,
-    chroma_step: T.int32,
-    label_address: T.int64,
-    label_pitch: T.int32,
-    height: T.int32,
-    width: T.int32,
+    y_address: T.int64, u_address: T.int64, v_address: T.int64, y_pitch: T.int32,
+    u_pitch: T.int32, v_pitch: T.int32, chroma_step: T.int32, label_address: T.int64, label_pitch: T.int32,
+    height: T.int32, width: T.int32,
     inks: T.Buffer((256, 4), "int32", align=4),
-):
+):  # fmt: skip
     """inks[label] is y, u, v, opacity (0..255)."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "draw_overlay"})
     luma = array_at(y_address, "uint8", width)
@@ -82,21 +74,11 @@ def boxes_variant(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        y_address: T.int64,
-        u_address: T.int64,
-        v_address: T.int64,
-        y_pitch: T.int32,
-        u_pitch: T.int32,
-        v_pitch: T.int32,
-        chroma_step: T.int32,
-        sub_x: T.int32,
-        sub_y: T.int32,
-        height: T.int32,
-        width: T.int32,
-        line: T.int32,
-        boxes: T.Buffer(("n", 4), "int32", align=4),
-        inks: T.Buffer(("n", 3), dtype, align=1),
-    ):
+        y_address: T.int64, u_address: T.int64, v_address: T.int64, y_pitch: T.int32,
+        u_pitch: T.int32, v_pitch: T.int32, chroma_step: T.int32, sub_x: T.int32, sub_y: T.int32,
+        height: T.int32, width: T.int32, line: T.int32,
+        boxes: T.Buffer(("n", 4), "int32", align=4), inks: T.Buffer(("n", 3), dtype, align=1),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"draw_boxes_{sample}"})
         n = T.int32()
         luma = array_at(y_address, dtype, width)

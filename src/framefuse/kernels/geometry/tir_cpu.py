@@ -136,33 +136,16 @@ def variant(sample, channels):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        source_address: T.int64,
-        source_pitch: T.int32,
-        height: T.int32,
-        width: T.int32,
-        target_address: T.int64,
-        target_pitch: T.int32,
-        columns: T.int32,
-        rows: T.int32,
-        replicate: T.int32,
-        source_plane: T.int32,
-        target_plane: T.int32,
-        planes: T.int32,
-        kind: T.int32,
-        linear: T.int32,
-        half: T.float64,
-        map_x_address: T.int64,
-        map_y_address: T.int64,
-        map_x_pitch: T.int32,
-        map_y_pitch: T.int32,
-        fixed: T.Buffer((6,), "int64", align=8),
-        homography: T.Buffer((9,), "float64", align=8),
-        value: T.Buffer(("planes", 4), "float32", align=4),
-        whole: T.Buffer((3, "size"), "int32", align=4),
-        weight: T.Buffer((2, "size"), "float32", align=4),
-        position: T.Buffer((3, "size"), "float64", align=8),
+        source_address: T.int64, source_pitch: T.int32, height: T.int32, width: T.int32,
+        target_address: T.int64, target_pitch: T.int32, columns: T.int32, rows: T.int32,
+        replicate: T.int32, source_plane: T.int32, target_plane: T.int32, planes: T.int32,
+        kind: T.int32, linear: T.int32, half: T.float64, map_x_address: T.int64, map_y_address: T.int64,
+        map_x_pitch: T.int32, map_y_pitch: T.int32,
+        fixed: T.Buffer((6,), "int64", align=8), homography: T.Buffer((9,), "float64", align=8),
+        value: T.Buffer(("planes", 4), "float32", align=4), whole: T.Buffer((3, "size"), "int32", align=4),
+        weight: T.Buffer((2, "size"), "float32", align=4), position: T.Buffer((3, "size"), "float64", align=8),
         line: T.Buffer(("line_size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"})
         size = T.int32()
         source = array_at(source_address, dtype, size)

@@ -182,31 +182,13 @@ def variant(sample, channels):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        source: T.int64,
-        source_pitch: T.int32,
-        source_plane: T.int64,
-        source_image: T.int64,
-        height: T.int32,
-        width: T.int32,
-        target: T.int64,
-        target_pitch: T.int32,
-        target_plane: T.int64,
-        target_image: T.int64,
-        columns: T.int32,
-        rows: T.int32,
-        images: T.int32,
-        planes: T.int32,
-        vectors: T.int32,
-        kind: T.int32,
-        linear: T.int32,
-        replicate: T.int32,
-        half: T.float64,
-        map_x: T.int64,
-        map_y: T.int64,
-        map_x_pitch: T.int32,
-        map_y_pitch: T.int32,
+        source: T.int64, source_pitch: T.int32, source_plane: T.int64, source_image: T.int64,
+        height: T.int32, width: T.int32, target: T.int64, target_pitch: T.int32, target_plane: T.int64,
+        target_image: T.int64, columns: T.int32, rows: T.int32, images: T.int32, planes: T.int32,
+        vectors: T.int32, kind: T.int32, linear: T.int32, replicate: T.int32, half: T.float64,
+        map_x: T.int64, map_y: T.int64, map_x_pitch: T.int32, map_y_pitch: T.int32,
         numbers: T.int64,
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"warp_{sample}_{channels}"} | ATTRIBUTES)
         h = array_at(numbers, "float64", align=8)
         m = array_at(numbers, "int64", align=8)

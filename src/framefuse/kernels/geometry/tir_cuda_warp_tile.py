@@ -28,25 +28,11 @@ ATTRIBUTES = {"resident": 16, "carried": ["numbers", BYTES]}
 
 @T.prim_func
 def warp_tile(
-    source: T.int64,
-    source_pitch: T.int32,
-    source_image: T.int64,
-    height: T.int32,
-    width: T.int32,
-    target: T.int64,
-    target_pitch: T.int32,
-    target_image: T.int64,
-    columns: T.int32,
-    rows: T.int32,
-    images: T.int32,
-    replicate: T.int32,
-    numbers: T.int64,
-    left: T.int64,
-    right: T.int64,
-    top: T.int64,
-    bottom: T.int64,
-    value: T.int32,
-):
+    source: T.int64, source_pitch: T.int32, source_image: T.int64, height: T.int32,
+    width: T.int32, target: T.int64, target_pitch: T.int32, target_image: T.int64,
+    columns: T.int32, rows: T.int32, images: T.int32, replicate: T.int32, numbers: T.int64,
+    left: T.int64, right: T.int64, top: T.int64, bottom: T.int64, value: T.int32,
+):  # fmt: skip
     """`left` to `bottom` is how far the positions of a block reach from that of its first pixel, in 1 / 2^32
     pixels; `value` are the three bytes of the border."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "warp_tile"} | ATTRIBUTES)

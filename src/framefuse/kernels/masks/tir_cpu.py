@@ -24,15 +24,10 @@ def blended(foreground, background, alpha):
 
 @T.prim_func(s_tir=True)
 def mask_argmax(
-    score_address: T.int64,
-    plane_pitch: T.int64,
-    target_address: T.int64,
-    classes: T.int32,
-    pixels: T.int32,
-    foreground: T.int32,
-    best: T.Buffer((BLOCK,), "float32", align=4),
-    label: T.Buffer((BLOCK,), "int32", align=4),
-):
+    score_address: T.int64, plane_pitch: T.int64, target_address: T.int64, classes: T.int32,
+    pixels: T.int32, foreground: T.int32,
+    best: T.Buffer((BLOCK,), "float32", align=4), label: T.Buffer((BLOCK,), "int32", align=4),
+):  # fmt: skip
     """Labels of `pixels` adjacent pixels; with foreground >= 0: 255 where that class wins, else 0."""
     T.func_attr({"tirx.noalias": True, "global_symbol": "mask_argmax"})
     target = array_at(target_address, "uint8", pixels)
@@ -61,17 +56,11 @@ def smooth_variant(source_type, target_type):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        source_address: T.int64,
-        source_pitch: T.int32,
-        target_address: T.int64,
-        target_pitch: T.int32,
-        height: T.int32,
-        width: T.int32,
-        scale: T.float32,
-        weights: T.Buffer(("length",), "float32", align=4),
-        row: T.Buffer(("row_size",), "float32", align=4),
+        source_address: T.int64, source_pitch: T.int32, target_address: T.int64, target_pitch: T.int32,
+        height: T.int32, width: T.int32, scale: T.float32,
+        weights: T.Buffer(("length",), "float32", align=4), row: T.Buffer(("row_size",), "float32", align=4),
         sums: T.Buffer(("sum_size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_smooth_{source_type}_{target_type}"})
         length, row_size = T.int32(), T.int32()
         source = array_at(source_address, TYPES[source_type], row_size)
@@ -105,14 +94,9 @@ def ema_variant(source_type):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        source_address: T.int64,
-        source_pitch: T.int32,
-        state_address: T.int64,
-        state_pitch: T.int32,
-        height: T.int32,
-        width: T.int32,
-        weight: T.float32,
-    ):
+        source_address: T.int64, source_pitch: T.int32, state_address: T.int64, state_pitch: T.int32,
+        height: T.int32, width: T.int32, weight: T.float32,
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_ema_{source_type}"})
         source = array_at(source_address, TYPES[source_type], width)
         state = array_at(state_address, "float32", width, align=4)
@@ -130,17 +114,12 @@ def upsample_variant(kind):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        source_address: T.int64,
-        source_pitch: T.int32,
-        target_address: T.int64,
-        target_pitch: T.int32,
+        source_address: T.int64, source_pitch: T.int32, target_address: T.int64, target_pitch: T.int32,
         source_height: T.int32,
-        xi: T.Buffer(("width",), "int32", align=4),
-        xw: T.Buffer(("width",), "float32", align=4),
-        yi: T.Buffer(("height",), "int32", align=4),
-        yw: T.Buffer(("height",), "float32", align=4),
+        xi: T.Buffer(("width",), "int32", align=4), xw: T.Buffer(("width",), "float32", align=4),
+        yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4),
         rows: T.Buffer(("size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_upsample_{kind}"})
         width, height, size = T.int32(), T.int32(), T.int32()
         source = array_at(source_address, TYPES[kind], size)
@@ -176,17 +155,10 @@ def composite_variant(channels):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        foreground_address: T.int64,
-        foreground_pitch: T.int32,
-        background_address: T.int64,
-        background_pitch: T.int32,
-        alpha_address: T.int64,
-        alpha_pitch: T.int32,
-        target_address: T.int64,
-        target_pitch: T.int32,
-        height: T.int32,
-        width: T.int32,
-    ):
+        foreground_address: T.int64, foreground_pitch: T.int32, background_address: T.int64,
+        background_pitch: T.int32, alpha_address: T.int64, alpha_pitch: T.int32, target_address: T.int64,
+        target_pitch: T.int32, height: T.int32, width: T.int32,
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"mask_composite_{channels}"})
         foreground = array_at(foreground_address, "uint8", width)
         background = array_at(background_address, "uint8", width)

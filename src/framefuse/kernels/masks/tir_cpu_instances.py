@@ -48,23 +48,14 @@ def instance_variant(kind):
 
         @T.prim_func(s_tir=True)
         def kernel(
-            prototype_address: T.int64,
-            channels: T.int32,
-            plane_pitch: T.int32,
-            row_pitch: T.int32,
+            prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
             coefficients: T.Buffer(("n", "channels"), "float32", align=4),
-            boxes: T.Buffer(("n", 8), "int32", align=4),
-            xi: T.Buffer(("width",), "int32", align=4),
-            xw: T.Buffer(("width",), "float32", align=4),
-            yi: T.Buffer(("height",), "int32", align=4),
-            yw: T.Buffer(("height",), "float32", align=4),
-            values: T.Buffer(("n",), "uint8", align=1),
-            target_address: T.int64,
-            item_pitch: T.int64,
-            target_pitch: T.int64,
-            logits: T.Buffer(("size",), "float32", align=4),
-            rows: T.Buffer(("row_size",), "float32", align=4),
-        ):
+            boxes: T.Buffer(("n", 8), "int32", align=4), xi: T.Buffer(("width",), "int32", align=4),
+            xw: T.Buffer(("width",), "float32", align=4), yi: T.Buffer(("height",), "int32", align=4),
+            yw: T.Buffer(("height",), "float32", align=4), values: T.Buffer(("n",), "uint8", align=1),
+            target_address: T.int64, item_pitch: T.int64, target_pitch: T.int64,
+            logits: T.Buffer(("size",), "float32", align=4), rows: T.Buffer(("row_size",), "float32", align=4),
+        ):  # fmt: skip
             T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
             n, size = T.int32(), T.int32()
             prototypes = array_at(prototype_address, "float32", size)
@@ -114,22 +105,14 @@ def instance_variant(kind):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        prototype_address: T.int64,
-        channels: T.int32,
-        plane_pitch: T.int32,
-        row_pitch: T.int32,
-        coefficients: T.Buffer(("n", "channels"), "float32", align=4),
-        boxes: T.Buffer(("n", 8), "int32", align=4),
-        xi: T.Buffer(("width",), "int32", align=4),
-        xw: T.Buffer(("width",), "float32", align=4),
-        yi: T.Buffer(("height",), "int32", align=4),
-        yw: T.Buffer(("height",), "float32", align=4),
-        starts: T.Buffer(("starts_size",), "int32", align=4),
-        runs: T.Buffer(("capacity",), "int32", align=4),
-        ends: T.Buffer(("n",), "int32", align=4),
-        logits: T.Buffer(("size",), "float32", align=4),
+        prototype_address: T.int64, channels: T.int32, plane_pitch: T.int32, row_pitch: T.int32,
+        coefficients: T.Buffer(("n", "channels"), "float32", align=4), boxes: T.Buffer(("n", 8), "int32", align=4),
+        xi: T.Buffer(("width",), "int32", align=4), xw: T.Buffer(("width",), "float32", align=4),
+        yi: T.Buffer(("height",), "int32", align=4), yw: T.Buffer(("height",), "float32", align=4),
+        starts: T.Buffer(("starts_size",), "int32", align=4), runs: T.Buffer(("capacity",), "int32", align=4),
+        ends: T.Buffer(("n",), "int32", align=4), logits: T.Buffer(("size",), "float32", align=4),
         column: T.Buffer(("column_size",), "float32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"instance_{kind}"})
         n, width, height = T.int32(), T.int32(), T.int32()
         size, capacity = T.int32(), T.int32()

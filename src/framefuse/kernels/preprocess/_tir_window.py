@@ -171,38 +171,16 @@ def variant(form, layout):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        address0: T.int64,
-        address1: T.int64,
-        address2: T.int64,
-        pitch0: T.int32,
-        pitch1: T.int32,
-        pitch2: T.int32,
-        target_address: T.int64,
-        laid_address: T.int64,
-        store: T.int32,
-        flip: T.int32,
-        red: T.int32,
-        channel_pitch: T.int32,
-        row_pitch: T.int32,
-        strip: T.int32,
-        channel_step: T.int32,
-        row_step: T.int32,
-        column_step: T.int32,
-        height: T.int32,
-        width: T.int32,
-        top: T.int32,
-        left: T.int32,
-        content_height: T.int32,
-        content_width: T.int32,
-        blocks: T.int32,
+        address0: T.int64, address1: T.int64, address2: T.int64, pitch0: T.int32, pitch1: T.int32, pitch2: T.int32,
+        target_address: T.int64, laid_address: T.int64, store: T.int32, flip: T.int32,
+        red: T.int32, channel_pitch: T.int32, row_pitch: T.int32, strip: T.int32, channel_step: T.int32,
+        row_step: T.int32, column_step: T.int32, height: T.int32, width: T.int32, top: T.int32,
+        left: T.int32, content_height: T.int32, content_width: T.int32, blocks: T.int32,
         halves: T.int32,
-        yi: T.Buffer((4, "content_rows"), "int32", align=4),
-        yw: T.Buffer(("row_taps",), "float32", align=4),
-        coefficients: T.Buffer((21,), "float32", align=4),
-        firsts: T.Buffer(("firsts_size",), "int32", align=4),
-        picks: T.Buffer(("picks_size",), "uint8", align=1),
-        weights: T.Buffer(("weights_size",), "int16", align=2),
-    ):
+        yi: T.Buffer((4, "content_rows"), "int32", align=4), yw: T.Buffer(("row_taps",), "float32", align=4),
+        coefficients: T.Buffer((21,), "float32", align=4), firsts: T.Buffer(("firsts_size",), "int32", align=4),
+        picks: T.Buffer(("picks_size",), "uint8", align=1), weights: T.Buffer(("weights_size",), "int16", align=2),
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"preprocess_{form.name}_{layout}"})
         content_rows, row_taps, picks_size = T.int32(), T.int32(), T.int32()
         plane0 = array_at(address0, "uint8", picks_size)

@@ -371,14 +371,9 @@ def variant(layout, sample, memory, alone=False):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        table: T.int64,
-        frames: T.int32,
-        width: T.int32,
-        height: T.int32,
-        channel_pitch: T.int32,
-        vectors: T.int32,
-        store: T.int32,
-    ):
+        table: T.int64, frames: T.int32, width: T.int32, height: T.int32, channel_pitch: T.int32,
+        vectors: T.int32, store: T.int32,
+    ):  # fmt: skip
         T.func_attr(attributes)
         addresses = T.decl_buffer((rows, BYTES // 8), "int64", data=T.reinterpret("handle", table), align=16)
         integers = T.decl_buffer((rows, BYTES // 4), "int32", data=T.reinterpret("handle", table), align=16)

@@ -15,15 +15,10 @@ def shrink_variant(sample):
 
     @T.prim_func(s_tir=True)
     def kernel(
-        luma_address: T.int64,
-        pitch: T.int32,
-        small_address: T.int64,
-        height: T.int32,
-        width: T.int32,
-        step: T.int32,
-        shift: T.int32,
+        luma_address: T.int64, pitch: T.int32, small_address: T.int64, height: T.int32,
+        width: T.int32, step: T.int32, shift: T.int32,
         sums: T.Buffer(("size",), "int32", align=4),
-    ):
+    ):  # fmt: skip
         T.func_attr({"tirx.noalias": True, "global_symbol": f"signal_shrink_{sample}"})
         size = T.int32()
         total = T.alloc_buffer((1,), "int32")
@@ -53,14 +48,10 @@ def step(small, before, after):
 
 @T.prim_func(s_tir=True)
 def signal_count(
-    small_address: T.int64,
-    previous_address: T.int64,
-    height: T.int32,
-    width: T.int32,
+    small_address: T.int64, previous_address: T.int64, height: T.int32, width: T.int32,
     threshold: T.int32,
-    counts: T.Buffer((258,), "int32", align=4),
-    work: T.Buffer(("size",), "int32", align=4),
-):
+    counts: T.Buffer((258,), "int32", align=4), work: T.Buffer(("size",), "int32", align=4),
+):  # fmt: skip
     """counts: 256 histogram bins, edge pixels, sum of absolute differences (0 where previous_address is 0).
 
     work holds four histograms, taken in turn, so that equal neighbours do not wait for each other.

@@ -68,4 +68,6 @@ $(VENV)/core: $(VENV)/python $(SOURCES)
 $(VENV)/dev: $(VENV)/python $(SOURCES)
 	@echo "installing framefuse and its development tools into $(VENV)"
 	@$(INSTALL) -e '.[dev]'
+	@# It asks for opencv-python, which overwrites the files of opencv-python-headless, and does without.
+	@$(INSTALL) --no-deps 'trackeval>=1.3'
 	@touch $@ $(VENV)/core

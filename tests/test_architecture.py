@@ -26,14 +26,15 @@ ROOMS: dict[str, set[str]] = {
     "preprocess": {"errors", "frame", "kernels"},
     "models": {"common", "errors", "preprocess"},
     "engines": {"common", "cuda", "errors", "kernels", "models"},
-    "postprocess": {"errors", "frame", "kernels", "prediction", "preprocess"},
+    "tracking": {"common", "errors", "frame", "prediction"},
+    "postprocess": {"common", "errors", "frame", "kernels", "prediction", "preprocess"},
     "sources": {"common", "cuda", "errors", "frame", "world"},
     "sinks": {"common", "errors", "frame", "kernels", "prediction", "sources"},
     "runtime": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models"),
-        *("postprocess", "prediction", "preprocess", "sinks", "sources"),
+        *("postprocess", "prediction", "preprocess", "sinks", "sources", "tracking"),
     },
-    "report": {"common", "errors", "runtime", "sources"},
+    "report": {"common", "errors", "runtime", "sources", "tracking"},
     "pipeline": {
         *("common", "config", "cuda", "engines", "errors", "frame", "models", "prediction"),
         *("report", "runtime", "sinks", "sources"),
@@ -41,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "fleet": {"common", "config", "cuda", "errors", "pipeline", "report", "runtime", "sinks", "sources"},
     "lab": {
         *("common", "config", "cuda", "engines", "errors", "frame", "kernels", "models", "pipeline"),
-        *("postprocess", "prediction", "preprocess", "runtime", "sinks", "sources", "world"),
+        *("postprocess", "prediction", "preprocess", "report", "runtime", "sinks", "sources", "tracking", "world"),
     },
     "cli": {
         *("common", "config", "cuda", "engines", "errors", "fleet", "kernels", "lab", "models", "pipeline"),

@@ -49,6 +49,16 @@ def test_an_image_gives_what_a_pipeline_gives(model: Model, images: list[Any]) -
     assert [result.frame.index for result in model(images)] == list(range(6))
 
 
+def test_small_boxes_are_left_out(images: list[Any]) -> None:
+    with Model("scout-n", precision="fp32", min_area=1500) as model:
+        found = model(images)
+    sides = np.concatenate([result.detections.xywh[:, 2:] for result in found])
+    assert len(sides) and sides.prod(axis=1).min() >= 1499
+    assert list(map(boxes, found)) == [
+        boxes(one) for one in Pipeline(images, model="scout-n", precision="fp32", min_area=1500)
+    ]
+
+
 def test_every_kind_of_image(model: Model, images: list[Any], tmp_path: Path) -> None:
     picture = Image.fromarray(images[0][..., ::-1])
     picture.save(tmp_path / "image.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,11 @@ def test_to_supervision_and_back() -> None:
     back = Detections.from_supervision(detections().to_supervision())
     assert [one.name for one in back] == [one.name for one in detections()]
     assert back.xyxy.tolist() == detections().xyxy.tolist()
+    assert back.tracker_id is None
+    tracked = replace(detections(), tracker_id=np.arange(len(detections())) * 10 - 1)
+    theirs = tracked.to_supervision()
+    assert theirs[theirs.tracker_id >= 0].tracker_id.tolist() == [9, 19][: len(tracked) - 1]
+    assert Detections.from_supervision(theirs).tracker_id.tolist() == tracked.tracker_id.tolist()  # type: ignore[union-attr]
 
 
 def test_in_a_notebook() -> None:
@@ -112,3 +118,11 @@ def test_in_a_notebook() -> None:
     assert page.count("<tr>") == 4
     masks = Masks(np.array([[0, 1], [1, 1]], np.uint8), NAMES)
     assert "75.0%" in Result(frame, Detections.none(NAMES), masks=masks)._repr_html_()
+
+
+def test_boxes_that_are_large_enough() -> None:
+    found = detections()
+    assert len(found.at_least(0, 400, 100)) == 3
+    assert found.at_least(200, 400, 100).confidence.tolist() == pytest.approx([0.9, 0.25])
+    assert found.at_least(0.05, 400, 100).class_id.tolist() == [7]  # 2,000 of 40,000 pixels
+    assert len(found.at_least(1.0, 400, 100)) == 0

@@ -12,12 +12,18 @@ import argparse
 from pathlib import Path
 
 from benchmarks import protocol
-from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, views
+from benchmarks.results import accuracy, cpu, gpu, hardening, kernels, tracking, views
 from benchmarks.results.pages import Table, load, render, stale
 
 TABLES: dict[str, Table] = {
-    **cpu.TABLES, **gpu.TABLES, **kernels.TABLES, **accuracy.TABLES, **hardening.TABLES, **views.TABLES
-}  # fmt: skip
+    **cpu.TABLES,
+    **gpu.TABLES,
+    **kernels.TABLES,
+    **accuracy.TABLES,
+    **hardening.TABLES,
+    **tracking.TABLES,
+    **views.TABLES,
+}
 """By the name in a marker."""
 
 

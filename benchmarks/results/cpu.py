@@ -285,7 +285,19 @@ def model_call(records: Records) -> list[str]:
     return lines
 
 
+def sweep(records: Records) -> list[str]:
+    record = records("sweep")
+    lines = ["| grid | settings | trackings | s | s a tracking |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        times = row["tracking_seconds"]
+        each = f"{min(times):.2f} to {max(times):.2f}" if times else "-"
+        lines.append(f"| {row['grid']} | {row['settings']:,} | {row['trackings']} | {row['median']:.2f} | {each} |")
+    above = f"{record['boxes_per_frame']:.1f} recorded boxes a frame, {record['boxes_above_0.1']:.1f} of them above 0.1"
+    return [*lines, "", f"{record['frames']:,} frames; {above}."]
+
+
 TABLES: dict[str, Table] = {
+    "sweep": sweep,
     "model_call": model_call,
     "end_to_end": end_to_end,
     "end_to_end_more": end_to_end_more,

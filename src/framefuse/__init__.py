@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from framefuse.frame import Frame, View
     from framefuse.lab.building import BuiltEngine, build_engine
     from framefuse.pipeline import Pipeline
-    from framefuse.prediction import Detections, Result
+    from framefuse.prediction import Detections, Event, Result
     from framefuse.report.report import Report
     from framefuse.runtime.model import Model
     from framefuse.sinks.callback import CallbackSink
@@ -30,6 +30,7 @@ _MODULES = {
     "BuiltEngine": "lab.building",
     "CallbackSink": "sinks.callback",
     "Detections": "prediction",
+    "Event": "prediction",
     "Fleet": "fleet.fleet",
     "Frame": "frame",
     "FramefuseError": "errors",
@@ -49,6 +50,7 @@ __all__ = [
     "BuiltEngine",
     "CallbackSink",
     "Detections",
+    "Event",
     "Fleet",
     "Frame",
     "FramefuseError",

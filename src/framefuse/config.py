@@ -92,6 +92,7 @@ class Settings(BaseModel):
         None, min_length=1, description="classes to keep, such as 0,2 or car,person; default: all"
     )
     agnostic_nms: bool = Field(False, description="let NMS suppress boxes across classes")
+    min_area: float = Field(0, ge=0, description="smallest box to keep: square pixels, or a share of the frame up to 1")
 
     # views
     tiles: str | None = Field(
@@ -117,6 +118,28 @@ class Settings(BaseModel):
     stereo: Literal["sbs", "tb", "left", "right"] | None = Field(
         None, description="both eyes of a stereo frame as two images: side by side or top and bottom; or one eye"
     )
+
+    # tracks
+    track: Literal["bytetrack", "ocsort"] | None = Field(
+        None, description="follow objects from frame to frame, and give each its id"
+    )
+    track_high: float = Field(0.4, ge=0, le=1, description="boxes of this confidence are matched with tracks first")
+    track_low: float = Field(
+        0.1, ge=0, le=1, description="boxes of this confidence can continue a track, even below conf, which hides them"
+    )
+    track_new: float = Field(0.5, ge=0, le=1, description="boxes of this confidence can begin a track")
+    track_buffer: float = Field(1.0, ge=0, le=DAY, description="seconds for which a lost track is remembered")
+    track_match: float = Field(0.2, gt=0, le=1, description="overlap (IoU) that a box needs to continue a track")
+    track_confirm: int = Field(2, ge=1, le=1000, description="frames in a row that show a new track before it counts")
+    track_agnostic: bool = Field(False, description="let a track go on with a box of another class")
+    trail: float = Field(0.0, ge=0, le=DAY, description="seconds of its path that --save and --show draw of each track")
+
+    # events
+    events: bool = Field(False, description="report what happens to tracks: Result.events, counts in the report")
+    zones: Path | None = Field(None, description="YAML file of zones that objects enter and lines that they cross")
+    stationary: float = Field(10.0, gt=0, le=DAY, description="seconds without motion that make an object stationary")
+    recheck: float = Field(60.0, ge=0, le=DAY, description="seconds between events of a stationary object; 0: none")
+    thumbnails: bool = Field(True, description="with --save-events, write an image of each track")
 
     # source
     vid_stride: int = Field(1, ge=1, le=100000, description="use every n-th frame")
@@ -150,6 +173,11 @@ class Settings(BaseModel):
     save_json: bool = Field(False, description="write COCO JSON")
     save_jsonl: bool = Field(False, description="write one JSON line per frame")
     save_csv: bool = Field(False, description="write one CSV row per detection")
+    save_mot: bool = Field(False, description="write the tracks as MOTChallenge text")
+    save_parquet: bool = Field(False, description="write one row per detection as Parquet (needs pyarrow)")
+    save_cvat: bool = Field(False, description="write labels for CVAT: tracks with --track, otherwise boxes")
+    save_label_studio: bool = Field(False, description="write tasks for Label Studio, like --save-cvat")
+    save_events: bool = Field(False, description="write one JSON line per event of a track")
     save_crop: bool = Field(False, description="write each object as an image into crops/CLASS")
     save_frames: bool = Field(False, description="write the frames as images; with --save-txt this makes a data set")
     save_hits: bool = Field(False, description="write the frames with detections as images")
@@ -177,6 +205,11 @@ class Settings(BaseModel):
     def on_gpu(self) -> bool:
         """Whether `device` is a GPU."""
         return self.device.startswith("cuda")
+
+    @property
+    def needs_tracks(self) -> str | None:
+        """The first setting that asks for events of tracks, if there is one."""
+        return next((name for name in ("zones", "save_events", "events") if getattr(self, name)), None)
 
     @property
     def gpu(self) -> int | None:
@@ -216,6 +249,12 @@ class Settings(BaseModel):
         parts = [part.strip() if isinstance(part, str) else part for part in value]
         return [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts if part != ""]
 
+    @field_validator("track", mode="before")
+    @classmethod
+    def _usual_tracker(cls, value: Any) -> Any:
+        """Accept true and false as the usual tracker and none."""
+        return (None, "bytetrack")[value] if isinstance(value, bool) else value
+
     @field_validator("tls_verify", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
@@ -250,6 +289,8 @@ GROUPS = {
     "Model": "device",
     "Detections": "conf",
     "Views": "tiles",
+    "Tracks": "track",
+    "Events": "events",
     "Source": "vid_stride",
     "Pipeline": "queue",
     "Output": "save",

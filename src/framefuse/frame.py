@@ -152,6 +152,8 @@ class Frame:
     """None: the planes are valid as long as this Frame. Otherwise the last stage that reads them releases the lease."""
     view: View | None = None
     """What the model sees of it; None: all."""
+    connection: int = 0
+    """Live sources: how many connections were lost before the one that brought it."""
     joined: int = 0
     """Rows of a batch, with this one, that show this frame and whose objects the program merges; 0: it merges none."""
 

@@ -28,21 +28,23 @@ from framefuse.errors import EngineError, FramefuseError, HostMemoryError, SinkE
 from framefuse.frame import Frame, View
 from framefuse.models import find_model
 from framefuse.models.card import read_card
-from framefuse.prediction import Result
+from framefuse.prediction import Event, Result
 from framefuse.report.bar import Bar
 from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
-from framefuse.runtime.job import plan_job
+from framefuse.runtime.events import events_for
+from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
 from framefuse.runtime.plan import LIKELY, RunPlan, plan_run
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import FrameResult
+from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
-from framefuse.runtime.stages import decode, infer, warm_up, write
+from framefuse.runtime.stages import decode, infer, sized, track, warm_up, write
+from framefuse.runtime.tracking import tracks_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
@@ -81,6 +83,7 @@ class Pipeline:
         engine: name of an engine, or an engine that is already open, which is not closed.
         views: what the model sees of each frame: a function (frame, latest results of its source, oldest first) -> list
             of `View`, instead of the settings tiles, roi and stereo. An empty list: the frame has no objects.
+        observe: sees what other values of `iou` would give; on the CPU only.
         options: fields of `Settings`, and `preset`.
 
     Attributes:
@@ -101,6 +104,7 @@ class Pipeline:
         sinks: Sequence[SinkFactory] = (),
         engine: str | Engine = "auto",
         views: Choose | None = None,
+        observe: Observer | None = None,
         **options: Any,
     ) -> None:
         if isinstance(model, Model):
@@ -133,6 +137,7 @@ class Pipeline:
             model.card if isinstance(model, Model) else read_card(find_model(DEFAULT_MODEL if model is None else model))
         )
         self.inputs = [self.card.path, self.card.path.with_suffix(".yaml")]
+        self.inputs += [settings.zones] if settings.zones else []
         job = plan_job(source, settings, self.card)
         plan = plan_run(self.card, job.settings, job.source, None if opens else cast("Engine", engine))
         self._manifest, self._complete = job.manifest, job.stems
@@ -149,12 +154,16 @@ class Pipeline:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
-            self._make_sinks = partial(sinks_for, plan.settings, sinks)
+            self._tracks = tracks_for(plan.settings, self._info_of)
+            self._events = events_for(plan.settings, plan.card, self._info_of)
+            own = self._events.sink if self._events else None
+            self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
             self._program = plan.make_program(
                 self.engine,
                 keep_frames=any(sink.needs_frame for sink in self._make_sinks(info)),
                 recorder=self._recorder,
                 closes_engine=opens,
+                observe=observe,
             )
             opened.callback(self._program.close)
             self._keep_up(plan.settings, [info])
@@ -249,6 +258,12 @@ class Pipeline:
         self.close()
 
     @property
+    def ended(self) -> list[Event]:
+        """With the setting `events`: the ends of tracks that were there when their source ended, which no result
+        carries. Complete once the run has ended."""
+        return self._events.ended if self._events else []
+
+    @property
     def report(self) -> Report:
         sinks = self._sink_set
         width, height = self._program.largest_input
@@ -266,6 +281,8 @@ class Pipeline:
             looked=viewer.looked if viewer else None,
             choices=dict.fromkeys([*self._choices, *(viewer.reasons if viewer else ()), *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
+            tracks=self._tracks.count if self._tracks else None,
+            events=self._events.facts() if self._events else None,
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),
@@ -274,6 +291,7 @@ class Pipeline:
                 *self._strange(),
                 *(viewer.notes if viewer else ()),
                 *self._program.checked.warnings,
+                *(self._events.notes if self._events else ()),
                 *(sinks.notes if sinks else ()),
             ],
             error=self._error,
@@ -309,8 +327,9 @@ class Pipeline:
         self._recorder.stage("inference", parallel=self.engine.streams)
         last_clock = self._recorder.stage("postprocess")
         write_clock = self._recorder.stage("write", parallel=available_cores()) if self._sink_set else None
+        results = sized(infer(frames, self._program, self._batcher, self._viewer), self.settings.min_area)
         self._last = found = Threaded(
-            [gpus.on(self._gpu, infer(frames, self._program, self._batcher, self._viewer), "run a batch")],
+            [gpus.on(self._gpu, track(results, self._tracks), "run a batch")],
             name="program",
             cancel=frames.close,
             capacity=max(self.settings.queue, 2 * self._batcher.size, len(self.sources)),
@@ -323,7 +342,9 @@ class Pipeline:
         return found
 
     def _write(self, found: Threaded[FrameResult]) -> Iterator[Result]:
-        results = watched(found, self._program, self.settings.request_timeout)
+        results: Iterator[FrameResult] = watched(found, self._program, self.settings.request_timeout)
+        if self._events is not None:
+            results = self._events.follow(results, self._reader_of, stopped=lambda: self._closed)
         if self._sink_set is None:
             return (frame_result.result for frame_result in results)
         clock = self._recorder.stage("write")
@@ -394,6 +415,7 @@ class Pipeline:
             beside=beside,
             manifest=self._manifest if folder else None,
             stems=self._complete,
+            run={"model": self.card.path.stem, "options": options_of(settings)},
         )
         if folder is not None:
             self._folder_lock = FolderLock(folder)

@@ -1,4 +1,5 @@
-"""Outputs: Predictions (a batch, on the model's device); Detections, Masks and Result (one frame, on the host)."""
+"""Outputs: Predictions (a batch, on the model's device); Detections, Masks and Result (one frame, on the host);
+Event (a change in the life of one object)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from html import escape
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +95,14 @@ class Detections:
         rest = (None if part is None else part[rows] for part in (self.mask, self.tracker_id, self.view))
         return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
 
+    def followed_by(self, more: Detections) -> Detections:
+        """These objects, then those, without masks; tracks and views only where both have them."""
+        joined: dict[str, Any] = {}
+        for name in ("xyxy", "confidence", "class_id", "tracker_id", "view"):
+            parts = getattr(self, name), getattr(more, name)
+            joined[name] = None if parts[0] is None or parts[1] is None else np.concatenate(parts)
+        return Detections(**joined, names=self.names)
+
     @property
     def xywh(self) -> Array:
         """(n, 4) float32: x and y of the centre, width and height in pixels."""
@@ -103,6 +112,10 @@ class Detections:
     def name(self, class_id: int) -> str:
         """Name of a class, or its number if the model has no name for it."""
         return self.names.get(int(class_id), str(int(class_id)))
+
+    def at_least(self, area: float, width: int, height: int) -> Detections:
+        """The objects whose box is no smaller than the setting `min_area`, in a frame of that size."""
+        return self[large_enough(self.xyxy, area, width * height)] if area else self
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row for each object: x1, y1, x2, y2, confidence, class_id, name, and tracker_id if
@@ -179,6 +192,92 @@ class Masks:
         return {self.name(n): count / self.class_id.size for n, count in enumerate(counts.tolist()) if count}
 
 
+class Best(NamedTuple):
+    """The frame that shows an object best."""
+
+    frame: int
+    """Its index."""
+    seconds: float
+    xyxy: tuple[float, ...]
+    confidence: float
+    score: float
+    """0..1: the share of the frame that the box covers times the confidence; a quarter of it at the edge."""
+
+
+class Visit(NamedTuple):
+    """A stay of an object in a zone."""
+
+    zone: str
+    entered: float
+    """Seconds, as all times of events."""
+    left: float | None
+    """None: it is still there, or was when it was last seen."""
+
+
+class Crossing(NamedTuple):
+    """A line that an object has crossed: in, from the left of the line to its right as one looks along it, or out."""
+
+    line: str
+    direction: str
+    seconds: float
+
+
+class Change(NamedTuple):
+    """What an event reports: entered, left (a zone), crossed (a line), stationary, active, recheck, better (a better
+    best frame), jumped; at the end "not seen", "source ended", "reconnected", "time went back" or "stopped"."""
+
+    what: str
+    where: str = ""
+    """The zone or line."""
+    direction: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened to a tracked object, and all that is known about it by then."""
+
+    kind: Literal["new", "update", "end"]
+    source_id: str
+    track_id: int
+    class_id: int
+    """The class with the highest sum of confidences so far."""
+    name: str
+    """That of the class."""
+    frame: int
+    """Index of the frame at which it happened."""
+    seconds: float
+    changes: tuple[Change, ...]
+    xyxy: tuple[float, ...]
+    """Where the object was last seen, in pixels."""
+    confidence: float
+    first_seconds: float
+    last_seconds: float
+    """When it was seen first and last."""
+    state: Literal["active", "stationary"]
+    stationary_seconds: float
+    """How long it has been stationary in total."""
+    best: Best
+    path: tuple[tuple[float, float, float], ...]
+    """(seconds, x, y) of the middle of its lower edge: the few points from which straight steps come close to it."""
+    visits: tuple[Visit, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    jumps: int = 0
+    """How often the box was too far from where it had been. Such a box counts for nothing else."""
+    thumbnail: bytes | None = field(default=None, repr=False)
+    """At the end: the best frame's part around the box, as JPEG. None: no frames were kept."""
+
+    @property
+    def dwell(self) -> dict[str, float]:
+        """Zone -> the seconds that the object has spent in it."""
+        found: dict[str, float] = {}
+        for zone, entered, left in self.visits:
+            found[zone] = found.get(zone, 0.0) + (self.last_seconds if left is None else left) - entered
+        return found
+
+
 @dataclass(frozen=True)
 class FrameInfo:
     """The facts of a frame without its pixels."""
@@ -189,6 +288,8 @@ class FrameInfo:
     width: int
     height: int
     source_id: str
+    connection: int = 0
+    """Number of the connection to a live source that brought it."""
 
     @property
     def seconds(self) -> float | None:
@@ -197,7 +298,9 @@ class FrameInfo:
 
     @classmethod
     def of(cls, frame: Frame) -> FrameInfo:
-        return cls(frame.index, frame.pts, frame.time_base, frame.width, frame.height, frame.source_id)
+        return cls(
+            frame.index, frame.pts, frame.time_base, frame.width, frame.height, frame.source_id, frame.connection
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +322,8 @@ class Result:
     """The frame itself, from a `Model`. A `Pipeline` does not keep frames, as its decoder reuses their memory."""
     views: tuple[View, ...] = ()
     """What the model saw of the frame, in the order of `Detections.view`; empty: the whole frame, once."""
+    events: tuple[Event, ...] = ()
+    """What has happened to its objects, with the setting `events`."""
 
     def crop(self, number: int, frame: Frame | None = None) -> np.ndarray[Any, Any]:
         """Every pixel that the box of an object touches: (height, width, 3) uint8 RGB.
@@ -262,6 +367,17 @@ class Result:
             f"<table><caption>{escape(title)}</caption><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
             f"{''.join(rows)}</table>"
         )
+
+
+def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which boxes (n, 4) have an area: in square pixels, or a share of the frame if it is at most 1.
+
+    Args:
+        pixels: those of the frame, or of the frame of each box (n,).
+    """
+    sides = xyxy[:, 2:].astype(np.float64) - xyxy[:, :2]
+    found: np.ndarray[Any, np.dtype[np.bool_]] = sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1)
+    return found
 
 
 def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -25,13 +25,13 @@ from pages import blocks
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
 ELSEWHERE = ("cuda", "--gpus", "ptx", "rtsp://", "peer")
-ELSEWHERE += ("doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
+ELSEWHERE += ("MOT17", "doctor", "bench ", "parity ", "tune ", "demo", "synth ", "build ")
 """In a command that is only parsed here: it needs a GPU, a network or minutes, and has tests of its own."""
 
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, annotations.json, ..."""
+    """A folder with what the pages name: video.mp4, photo.jpg, clips/, photos/, model.onnx, zones.yaml, ..."""
     folder = tmp_path_factory.mktemp("pages")
     clip = "synthetic://street?frames=12&size=640x360&split=test"
     assert main(["synth", clip, "--out", str(folder / "made"), "--images"]) == 0
@@ -51,7 +51,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     box = {"x": 10, "y": 20, "width": 30, "height": 40, "rotation": 0, "rectanglelabels": ["car"]}
     row = {"type": "rectanglelabels", "original_width": 640, "original_height": 360, "value": box}
     task = {"data": {"image": "/data/local-files/?d=images/video_0.jpg"}, "annotations": [{"result": [row]}]}
+    (folder / "grid.yaml").write_text("conf: [0.3, 0.5]\ntrack: [bytetrack, ocsort]\n")
     (folder / "export.json").write_text(json.dumps([task]))  # of Label Studio
+    (zones,) = blocks(ROOT / "docs/guide/events.md", "yaml")
+    (folder / "zones.yaml").write_text(zones)
     model = find_model("scout-n")
     shutil.copy(model, folder / "model.onnx")
     shutil.copy(model.with_suffix(".yaml"), folder / "model.yaml")

@@ -12,6 +12,7 @@ import errno
 import json
 import shutil
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from framefuse.engines.cache import EngineCache
 from framefuse.errors import SinkError
 from framefuse.report.report import Report, build_report
 from framefuse.sinks import open_sink
+from framefuse.sinks.parquet import read_boxes
 from framefuse.sinks.repair import repair_folder
 from measured import measurements
 from reading import decoded
@@ -69,6 +71,16 @@ def check_sink(name: str, folder: Path, done: int, complete: bool) -> str:
     if name == "coco":
         path = folder / "clip.json"
         found = len(json.loads(path.read_text())["images"]) if path.exists() else 0
+    elif name == "parquet":
+        path = folder / "clip.parquet"
+        found = len(read_boxes(path)) if path.exists() else 0
+        return "" if found == done or not complete else f"{found} frames of {done}"  # the others waited in memory
+    elif name == "label_studio":
+        path = folder / "clip.label_studio.json"
+        found = len(json.loads(path.read_text())) if path.exists() else 0
+    elif name == "cvat":
+        path = folder / "clip.cvat.xml"
+        found = len(ElementTree.parse(path).getroot().findall("image")) if path.exists() else 0
     else:
         lines = (folder / f"clip.{name}").read_text().split("\n") if (folder / f"clip.{name}").exists() else [""]
         if lines.pop():

@@ -32,7 +32,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["jsonl", "csv", "coco", "yolo_txt", "images", "video", "report", "cache"])
+@pytest.mark.parametrize(
+    "name",
+    ["jsonl", "csv", "coco", "cvat", "label_studio", "parquet", "yolo_txt", "images", "video", "report", "cache"],
+)
 def test_every_call_that_can_fail(library: Path, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     env = {**os.environ, "LD_PRELOAD": str(library), "FAULT_FOLDER": str(folder), "PYTHONPATH": importable()}

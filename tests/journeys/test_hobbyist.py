@@ -165,9 +165,9 @@ def test_cvat_and_back() -> None:
 
 
 def test_label_studio_and_back() -> None:
-    run_python(block("labels.md", "tasks.json"))
+    predict("video.mp4", "model.onnx", "--conf", "0.4", "--save-label-studio", "--save-frames", "--name", "studio")
     folder = Path("runs/predict/studio")
-    tasks = json.loads((folder / "tasks.json").read_text())
+    tasks = json.loads((folder / "video.label_studio.json").read_text())
     rows = lines(str(folder / "video.jsonl"))
     for task, row in zip(tasks, rows, strict=True):
         image = task["data"]["image"].removeprefix("/data/local-files/?d=")
@@ -175,7 +175,8 @@ def test_label_studio_and_back() -> None:
         for label, found in zip(task["predictions"][0]["result"], row["detections"], strict=True):
             value = label["value"]
             sides = [value[key] for key in ("x", "y", "width", "height")]
-            assert min(sides) >= 0 and value["x"] + value["width"] <= 100 and value["y"] + value["height"] <= 100
+            assert min(sides) >= 0
+            assert max(value["x"] + value["width"], value["y"] + value["height"]) <= 100.001
             assert value["rectanglelabels"] == [found["class"]] and label["score"] == found["confidence"]
 
     export = [{"data": task["data"], "annotations": [{"result": task["predictions"][0]["result"]}]} for task in tasks]
@@ -183,5 +184,5 @@ def test_label_studio_and_back() -> None:
     run_python(block("labels.md", "export.json"))
     corrected = json.loads(Path("corrected.json").read_text())
     boxes = [(x, y, x + width, y + height) for x, y, width, height in (row["bbox"] for row in corrected["annotations"])]
-    np.testing.assert_allclose(boxes, [one["xyxy"] for row in rows for one in row["detections"]], atol=1e-6)
+    np.testing.assert_allclose(boxes, [one["xyxy"] for row in rows for one in row["detections"]], atol=1e-3)
     assert score("--data", "corrected.json", "--images", str(folder / "images"))["map50_95"] > 0.95

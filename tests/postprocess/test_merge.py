@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from framefuse.common.polygons import within
 from framefuse.frame import View
-from framefuse.postprocess.merge import merge, within
+from framefuse.postprocess.merge import merge
 from framefuse.prediction import Detections
 
 SIZE = 1000, 600

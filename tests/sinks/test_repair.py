@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -174,8 +175,8 @@ def ended(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     """The folder of a run with every output that a signal ended in its midst."""
     name, _, preset = str(request.param).partition(" ")
     words = ["predict", "synthetic://street?frames=3000&size=320x240", "squares", "--engine", "null", "--quiet",
-             "--save", "--save-jsonl", "--save-csv", "--save-json", "--encode-preset", preset or "ultrafast",
-             "--project", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--save", "--save-jsonl", "--save-csv", "--save-json", "--save-cvat",
+             "--encode-preset", preset or "ultrafast", "--project", str(tmp_path), "--name", "run"]  # fmt: skip
     # Under nohup, SIGHUP is ignored, and children inherit that.
     heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen([*COMMAND, *words], preexec_fn=heard)
@@ -197,6 +198,8 @@ def test_nothing_but_the_last_second_of_the_video_is_lost(ended: tuple[Path, str
     images = json.loads((folder / "synthetic.json").read_text())["images"]
     frames = len(decoded(folder / "synthetic.mp4"))
     assert abs(len(images) - len(lines)) <= 1
+    labels = ElementTree.parse(folder / "synthetic.cvat.xml").getroot().findall("image")
+    assert abs(len(labels) - len(lines)) <= 1
     assert len(lines) - frames <= (LOST_SECONDS * 30 if name == "SIGKILL" else 0)
     with av.open(str(folder / "synthetic.mp4")) as container:
         assert container.streams.video[0].frames == frames  # a plain MP4, with its index

@@ -103,6 +103,7 @@ def test_comes_back_with_another_resolution_after_the_server_died(kind: type[Ser
     assert rises(frames) and [frame.index for frame in frames] == list(range(len(frames)))
     told = " | ".join(source.info.notes)
     assert "loss 1" in told and "reconnected" in told and "160x96" in told
+    assert {(frame.width, frame.connection) for frame in frames} == {(SMALL[0], 0), (LARGE[0], 1)}
 
 
 @pytest.mark.parametrize("kind", CONNECTED)

@@ -29,6 +29,7 @@ from framefuse.cli import (
     parity,
     predict,
     repair,
+    sweep,
     synth,
     tune,
     val,
@@ -53,6 +54,7 @@ app.command(cls=Command, epilog="Example: framefuse val model.onnx --data truth.
 app.command(epilog="Example: framefuse build yolov8n.onnx --precision int8 --calib video.mp4")(build.build)
 app.command(epilog="Example: framefuse export torchvision:lraspp_mobilenet_v3_large --imgsz 520")(export.export)
 app.command(cls=Command, epilog="Example: framefuse parity model.onnx --source clip.mp4 --out page.html")(parity.parity)
+app.command(cls=Command, epilog="Example: framefuse sweep cam.mp4 scout-n --conf 0.2,0.3,0.5")(sweep.sweep)
 app.command(epilog="Example: framefuse tune yolov8n.onnx --size 640x384 --tasks 16 --slice 300")(tune.tune)
 app.command(epilog="Example: framefuse repair runs/detect/predict")(repair.repair)
 app.command()(doctor.doctor)

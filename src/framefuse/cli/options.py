@@ -50,7 +50,8 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
 def normalise(words: Sequence[str]) -> list[str]:
     """The command line in the form that the parser accepts.
 
-    --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640.
+    --max_det 5 becomes --max-det 5; the numbers after --imgsz and --classes become one word, as in --imgsz 384,640;
+    --track alone becomes --track bytetrack.
     """
     done: list[str] = []
     words = list(words)
@@ -62,6 +63,8 @@ def normalise(words: Sequence[str]) -> list[str]:
         if name.startswith("--"):
             word = name.replace("_", "-") + equals + value
         done.append(word)
+        if word == "--track" and not set("".join(words[:1]).split(",")) <= {*schema_of("track")["enum"], "none"}:
+            done.append("bytetrack")
         if word in _LISTS:
             numbers = []
             while words and _NUMBER.fullmatch(words[0]):

@@ -27,7 +27,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {"conf": 0.001, "project": "runs/val", "nam
 FIELDS: Final = (
     *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
     *("conf", "iou", "max_det", "classes", "agnostic_nms", "tiles", "tiles_whole", "target_fps"),
-    *("roi", "stereo"),
+    *("roi", "stereo", "track", "track_high", "track_low", "track_new", "track_buffer", "track_match"),
+    *("track_confirm", "track_agnostic"),
     *("decode_threads", "queue", "project", "name", "exist_ok"),
 )
 
@@ -37,10 +38,17 @@ def val(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or names of shipped models")],
     data: Annotated[
         list[str],
-        option("DATA", "annotations.json (COCO), or synthetic://street?split=test; may be repeated", "--data", "-d"),
+        option(
+            "DATA",
+            "annotations.json (COCO), synthetic://street?split=test, or MOT17-02 (MOTChallenge); may be repeated",
+            "--data",
+            "-d",
+        ),
     ],
     images: Annotated[Path | None, option("PATH", "folder or video of the COCO file (default: next to it)")] = None,
-    limit: Annotated[int | None, option("N", "use at most N frames, evenly spaced", min=1)] = None,
+    limit: Annotated[
+        int | None, option("N", "use at most N frames, evenly spaced; the first with --track", min=1)
+    ] = None,
     config: ConfigFile = None,
     print_json: Annotated[bool, typer.Option("--json", help="print the scores as JSON on stdout")] = False,
     quiet: Quiet = False,
@@ -48,7 +56,12 @@ def val(
 ) -> int:
     """Score models on data with ground truth. --engine and --precision take lists: --precision fp32,bf16,int8."""
     engines, precisions = (_several(given, field) for field in ("engine", "precision"))
-    settings = load_settings(config, None, given, defaults=DEFAULTS, environment=os.environ).settings
+    load = partial(load_settings, config, None, given, environment=os.environ)
+    settings = load(defaults=DEFAULTS).settings
+    if settings.track:
+        from framefuse.lab.evaluation.validate import TRACK_DEFAULTS
+
+        settings = load(defaults={**DEFAULTS, **TRACK_DEFAULTS}).settings
     engines, precisions = engines or [settings.engine], precisions or [settings.precision]
     for precision in precisions:
         load_settings(None, None, {"precision": precision})

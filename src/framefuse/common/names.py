@@ -41,18 +41,20 @@ WISHES = {
     "webcam camera cam": "pass the number of the camera as the source, such as 0",
     "plots": "'framefuse val' draws charts",
     "mode task": "leave it out: the command says what to do, and the model or its card what to find",
-    "track tracker persist": "tracking is not there yet; in Python, Detections.to_supervision() feeds other trackers",
+    "tracker tracking persist": "use {track=bytetrack}",
+    "track_buffer_frames lost_track_buffer track_thresh": "use {track_buffer} and {track_high}, in seconds and 0..1",
     "line_thickness line_width font_size hide_labels hide_conf show_labels show_conf": "the style of boxes and labels "
     "cannot be changed yet; in Python, draw on the array from Frame.to_bgr()",
     "augment tta": "test-time augmentation is not there yet",
     "retina_masks": "instance masks are not there yet",
-    "region zone crop": "use {roi} x,y,width,height",
+    "region crop": "use {roi} x,y,width,height",
+    "zone zones_file polygon polygons line lines counter count_line line_zone": "use {zones} FILE",
     "sahi slice slicing": "use {tiles} 2x3",
 }
 """Options of other tools -> what to use here: {conf} is an option, {device=cuda} an option with a value."""
 VERBS = {
     "detect infer inference segment": "framefuse predict SOURCE MODEL",
-    "track": "tracking is not there yet; framefuse predict SOURCE MODEL finds the objects of each frame",
+    "track": "framefuse predict SOURCE MODEL --track bytetrack",
     "train fit finetune": "framefuse trains no models: export a trained one to ONNX for framefuse predict SOURCE MODEL",
     "eval evaluate test validate": "framefuse val MODEL --data TRUTH",
     "benchmark": "framefuse bench engines MODEL",

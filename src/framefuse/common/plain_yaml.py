@@ -55,6 +55,14 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         return node
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [str(key.value) for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if str(key.value) in keys[:number]:
+                problem = f"{str(key.value)[:100]} is set twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
+
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)

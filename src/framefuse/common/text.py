@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal obeys, those that change the direction of what follows, and those without an encoding."""
@@ -18,6 +19,11 @@ def without_controls(text: str) -> str:
 def on_one_line(text: str) -> str:
     """`without_controls`, with tabs and line breaks as escapes too."""
     return without_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def in_html(value: object) -> str:
+    """The value as text of a page. Characters that HTML cannot contain, such as NUL, become a replacement character."""
+    return escape("".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in str(value)))
 
 
 def in_markdown(text: str) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.polygons import within
 from framefuse.frame import Region, View
 from framefuse.prediction import Detections
 
@@ -109,16 +110,6 @@ def _inside(found: Detections, view: View, size: tuple[int, int]) -> tuple[Detec
     if counts.all() and boxes is found.xyxy:
         return found, cut
     return replace(found, xyxy=boxes)[counts], cut[counts]
-
-
-def within(x: NDArray[Any], y: NDArray[Any], outline: Sequence[tuple[float, float]]) -> NDArray[np.bool_]:
-    """Which points lie inside a polygon: those from which a ray to the right crosses its sides an odd number of times.
-    Their coordinates are broadcast, so that a column of y and a row of x are those of an image."""
-    inside = np.zeros(np.broadcast_shapes(x.shape, y.shape), np.bool_)
-    for (x1, y1), (x2, y2) in zip(outline, (*outline[1:], outline[0]), strict=True):
-        if y1 != y2:
-            inside ^= ((y1 > y) != (y2 > y)) & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
-    return inside
 
 
 def _credible(

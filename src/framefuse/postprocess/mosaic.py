@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from framefuse.common.polygons import within
 from framefuse.frame import Region, View
-from framefuse.postprocess.merge import within
 from framefuse.prediction import Masks
 
 NOTHING = 0

@@ -11,6 +11,7 @@ from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
 from framefuse.runtime.profiling import PROGRAM, Measured, StageStats
 from framefuse.sources import SourceInfo
+from framefuse.tracking.tally import EventFacts
 
 SCHEMA = 1
 """Version of the JSON; incremented when a field changes its meaning or is removed."""
@@ -119,6 +120,10 @@ class ReportFacts(Measured):
     """The part of `cpu_ms_per_frame` outside all stages."""
     detections: int = 0
     detections_per_class: dict[str, int] = field(default_factory=dict)
+    tracks: int | None = None
+    """Objects that were followed, each counted once; None: nothing was tracked."""
+    events: EventFacts | None = None
+    """What the tracks did; None: nobody asked for events."""
     sources: list[SourceFacts] = field(default_factory=list)
     model: ModelFacts | None = None
     views: ViewFacts | None = None
@@ -143,6 +148,8 @@ class ReportFacts(Measured):
             parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
         if self.model is None or self.model.layout != "semantic":
             parts.append(counted(self.detections, "detection"))
+        if self.tracks is not None:
+            parts.append(counted(self.tracks, "track"))
         if self.error:
             where = f" in {self.error.stage}" if self.error.stage else ""
             return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
@@ -161,6 +168,7 @@ class ReportFacts(Measured):
             lines += self._stage_lines()
         if self.copies:
             lines.append(f"copies   {self.copied()}")
+        lines += self.events.text_lines() if self.events else []
         for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in few(texts, MANY if title == "choice" else FEW)]
         if self.error:

@@ -11,7 +11,8 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from framefuse.common.text import counted
+from framefuse.common.text import counted, in_html
+from framefuse.report import events_html
 from framefuse.report.facts import FEW, MANY, ReportFacts, few
 
 MAX_CLASSES = 12
@@ -22,7 +23,6 @@ _COLORS = {"decode": "decode", "preprocess": "pre", "inference": "infer", "postp
 
 def render(report: ReportFacts, folder: Path | None = None) -> str:
     """The page. Links to outputs are relative to `folder`; without one they are plain text."""
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     title = report.model.name if report.model else "run"
     source = ", ".join(few([_name(source.uri) for source in report.sources], NAMED))
     sections = [
@@ -41,6 +41,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
             _section("Speed over time", _speed(report), "Frames per second over equal intervals. Dashed: the mean."),
         ),
         _section("Detections per class", _classes(report)),
+        *_events(report, folder),
         _section("Stages", _stage_table(report)),
         _section("Views", f"<p>{report.views.line()}</p>" if report.views else ""),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
@@ -50,19 +51,20 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
             _section("Machine and versions", _facts(report.environment.items())),
         ),
     ]
+    return page(f"framefuse: {title}", sections)
+
+
+def page(title: str, sections: Iterable[str]) -> str:
+    """A whole page of some sections; empty ones are left out."""
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{_text(f'framefuse: {title}')}</title><style>{style}</style></head>\n<body><main>\n"
+        f"<title>{in_html(title)}</title><style>{style}</style></head>\n<body><main>\n"
         + "\n".join(section for section in sections if section)
         + "\n</main></body></html>\n"
     )
-
-
-def _text(value: object) -> str:
-    # Characters that HTML cannot contain, such as NUL, are shown as the replacement character.
-    return escape("".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in str(value)))
 
 
 def _name(uri: str) -> str:
@@ -82,7 +84,7 @@ def _pair(left: str, right: str) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    items = "".join(f"<li>{_text(text)}</li>" for text in texts)
+    items = "".join(f"<li>{in_html(text)}</li>" for text in texts)
     return f"<ul>{items}</ul>" if items else ""
 
 
@@ -98,7 +100,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in rows)
+    items = "".join(f"<dt>{in_html(key)}</dt><dd>{in_html(value)}</dd>" for key, value in rows)
     return f"<dl>{items}</dl>" if items else ""
 
 
@@ -111,17 +113,17 @@ def _header(report: ReportFacts, title: str, source: str) -> str:
     if report.error:
         error = report.error
         where = f" in {error.stage}" if error.stage else ""
-        remedy = f"<p>{_text(error.remedy)}</p>" if error.remedy else ""
+        remedy = f"<p>{in_html(error.remedy)}</p>" if error.remedy else ""
         state = (
-            f'<div class="box bad" role="alert"><h2>The run ended early{_text(where)}</h2>'
-            f"<p>{_text(error.kind)}: {_text(error.message)}</p>{remedy}</div>"
+            f'<div class="box bad" role="alert"><h2>The run ended early{in_html(where)}</h2>'
+            f"<p>{in_html(error.kind)}: {in_html(error.message)}</p>{remedy}</div>"
         )
     if report.warnings:
         state += f'<div class="box warn"><h2>Warnings</h2>{_list(few(report.warnings))}</div>'
     sentence = report.verdict[:1].upper() + report.verdict[1:]
     return (
-        f"<header><h1>{_text(what)}</h1><p class='note'>{_text(' · '.join(facts))}</p>"
-        f"<p class='verdict'>{_text(sentence)}.</p></header>{state}"
+        f"<header><h1>{in_html(what)}</h1><p class='note'>{in_html(' · '.join(facts))}</p>"
+        f"<p class='verdict'>{in_html(sentence)}.</p></header>{state}"
     )
 
 
@@ -142,9 +144,14 @@ def _cards(report: ReportFacts) -> str:
     if report.frames and (report.model is None or report.model.layout != "semantic"):
         per_frame = report.detections / report.frames
         cards.append(("Detections", f"{report.detections:,}", "", f"{per_frame:.1f} per frame"))
+    return _as_cards(cards)
+
+
+def _as_cards(cards: Iterable[tuple[str, str, str, str]]) -> str:
+    """Label, value, unit and note of each."""
     found = "".join(
-        f"<div class='card'><h3>{_text(label)}</h3><p class='big'>{_text(value)}<small> {unit}</small></p>"
-        f"<p class='note'>{_text(note)}</p></div>"
+        f"<div class='card'><h3>{in_html(label)}</h3><p class='big'>{in_html(value)}<small> {unit}</small></p>"
+        f"<p class='note'>{in_html(note)}</p></div>"
         for label, value, unit, note in cards
     )
     return f'<div class="cards">{found}</div>'
@@ -171,11 +178,11 @@ def _cpu_bar(report: ReportFacts) -> str:
         share = f"{value / total:.0%}"
         bar += (
             f"<rect class='{color}' x='{left:.3f}' y='0' width='{width:.3f}' height='10'>"
-            f"<title>{_text(name)}: {value:.2f} CPU-ms, {share}</title></rect>"
+            f"<title>{in_html(name)}: {value:.2f} CPU-ms, {share}</title></rect>"
         )
         left += width
         legend += (
-            f"<li><span class='key {color}'></span>{_text(name)}<b>{value:.2f} ms</b>"
+            f"<li><span class='key {color}'></span>{in_html(name)}<b>{value:.2f} ms</b>"
             f"<span class='note'>{share}</span></li>"
         )
     return (
@@ -192,11 +199,11 @@ def _bars(rows: Sequence[tuple[str, float, str, str]]) -> str:
     if top <= 0:
         return ""
     bars = "".join(
-        f"<div><span class='label'>{_text(label)}</span>"
+        f"<div><span class='label'>{in_html(label)}</span>"
         "<svg viewBox='0 0 100 10' preserveAspectRatio='none' aria-hidden='true'>"
         "<rect class='track' width='100' height='10'/>"
         f"<rect class='{color}' width='{100 * value / top:.2f}' height='10'/></svg>"
-        f"<span class='value'>{_text(text)}</span></div>"
+        f"<span class='value'>{in_html(text)}</span></div>"
         for label, value, text, color in rows
     )
     return f'<div class="bars">{bars}</div>'
@@ -218,9 +225,9 @@ def _chart(shapes: str, label: str, top: str, right: str, marks: Iterable[tuple[
     """A chart 100 wide and 40 high, with axis labels around it and a legend of named values."""
     legend = "".join(f"<li>{name}<b>{value}</b></li>" for name, value in marks)
     return (
-        f"<figure><span class='axis'>{_text(top)}</span><svg class='chart' viewBox='0 0 100 40' "
-        f"preserveAspectRatio='none' role='img' aria-label='{_text(label)}'>{shapes}</svg>"
-        f"<div class='ends'><span>0</span><span>{_text(right)}</span></div><ul class='legend'>{legend}</ul></figure>"
+        f"<figure><span class='axis'>{in_html(top)}</span><svg class='chart' viewBox='0 0 100 40' "
+        f"preserveAspectRatio='none' role='img' aria-label='{in_html(label)}'>{shapes}</svg>"
+        f"<div class='ends'><span>0</span><span>{in_html(right)}</span></div><ul class='legend'>{legend}</ul></figure>"
     )
 
 
@@ -289,6 +296,22 @@ def _classes(report: ReportFacts) -> str:
     return _bars(bars)
 
 
+def _events(report: ReportFacts, folder: Path | None) -> list[str]:
+    events = report.events
+    if events is None:
+        return []
+    tracks = [(name, float(count), f"{count:,}", "accent") for name, count in events.tracks_per_class.items()]
+    shown = f"The last {counted(len(events.timeline), 'track')}. Marks: what happened, with its time."
+    return [
+        _section("Tracks per class", _bars(sorted(tracks, key=lambda row: -row[1])[:MAX_CLASSES])),
+        _section(
+            "Zones and lines", _table(*events_html.places(events), texts=3) if events.zones or events.lines else ""
+        ),
+        _section("Tracks over time", events_html.timeline(events, folder), shown),
+        _section("Where tracks went", events_html.maps(events), "The stronger the colour, the more tracks."),
+    ]
+
+
 def _stage_table(report: ReportFacts) -> str:
     colors = _colors(report)
     rows = []
@@ -299,8 +322,8 @@ def _stage_table(report: ReportFacts) -> str:
         gpu_ms = "-" if stage.device_ms is None else f"{stage.device_ms.mean:.3f}"
         rows.append(
             (
-                f"<span class='key {colors[stage.name]}'></span>{_text(stage.name)}",
-                _text(stage.thread),
+                f"<span class='key {colors[stage.name]}'></span>{in_html(stage.name)}",
+                in_html(stage.thread),
                 f"{stage.items:,}",
                 "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}",
                 *([gpu_ms] if on_gpu else []),
@@ -354,7 +377,7 @@ def _outputs(report: ReportFacts, folder: Path | None) -> str:
 
 def _link(path: str, folder: Path | None) -> str:
     if folder is None:
-        return _text(path)
+        return in_html(path)
     relative = os.path.relpath(path, folder)
     text = "this folder" if relative == "." else relative
-    return f"<a href='{escape(quote(os.fsencode(relative)))}'>{_text(text)}</a>"
+    return f"<a href='{escape(quote(os.fsencode(relative)))}'>{in_html(text)}</a>"

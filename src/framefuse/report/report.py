@@ -29,6 +29,7 @@ from framefuse.report.html import render
 from framefuse.report.verdict import verdict
 from framefuse.runtime.profiling import Measured, Measurements
 from framefuse.sources import SourceInfo
+from framefuse.tracking.tally import EventFacts
 
 FILES = "report.json", "report.html"
 
@@ -103,6 +104,8 @@ def build_report(
     choices: Iterable[str] = (),
     copies: Iterable[CopyFacts] = (),
     detections: Mapping[str, int] | None = None,
+    tracks: int | None = None,
+    events: EventFacts | None = None,
     outputs: Iterable[Path] = (),
     unreadable: int = 0,
     warnings: Iterable[str] = (),
@@ -114,6 +117,8 @@ def build_report(
         measured: `Recorder.snapshot()`.
         looked: views a frame, and their pixels over those of the frame; None: the model saw whole frames.
         detections: class name -> count.
+        tracks: number of tracks, if there are any.
+        events: what they did.
         error: what ended the run early.
     """
     infos = list(sources)
@@ -145,6 +150,8 @@ def build_report(
         other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
         detections=sum(per_class.values()),
         detections_per_class=per_class,
+        tracks=tracks,
+        events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
         views=ViewFacts.of(*looked, measured.stages) if looked else None,

@@ -220,10 +220,14 @@ def choose_batch(card: Card, settings: Settings, readers: int = 1) -> tuple[int,
 
 
 def check_task(card: Card, settings: Settings) -> None:
-    """Raise UsageError if boxes are requested from a model that only segments."""
+    """Raise UsageError if boxes are requested from a model that only segments, or tracks where nothing is tracked."""
+    for field in ("save_mot", "trail"):
+        if getattr(settings, field) and not settings.track:
+            raise UsageError(f"{field} was asked for, but nothing is tracked", remedy="add --track, track: bytetrack")
     if card.task != "semantic":
         return
-    for field in ("save_txt", "save_csv", "save_crop", "classes"):
+    fields = "save_txt", "save_csv", "save_mot", "save_parquet", "save_cvat", "save_label_studio", "save_crop"
+    for field in (*fields, "classes", "track", "zones", "events", "save_events"):
         if getattr(settings, field):
             raise UsageError(
                 f"{field} was asked for, but {card.path.name} assigns a class to each pixel and finds no boxes",
@@ -232,19 +236,34 @@ def check_task(card: Card, settings: Settings) -> None:
 
 
 def choose_classes(card: Card, settings: Settings) -> Settings:
-    """The settings with the numbers of the requested classes; a name is found whatever its case.
+    """The settings with the numbers of the requested classes.
 
     Raises:
         UsageError: the model does not have a class.
     """
     if settings.classes is None:
         return settings
+    return settings_from({"classes": [class_number(card, item) for item in settings.classes]}, base=settings)
+
+
+def class_number(card: Card, item: int | str) -> int:
+    """The number of a class; a name is found whatever its case.
+
+    Raises:
+        UsageError: the model does not have it.
+    """
     numbers = {name.casefold(): number for number, name in sorted(card.names.items(), reverse=True)}
-    found = [numbers.get(item.casefold()) if isinstance(item, str) else item for item in settings.classes]
-    for item, number in zip(settings.classes, found, strict=True):
-        if number is None or (card.names and number not in card.names):
-            raise _no_class(card, item)
-    return settings_from({"classes": found}, base=settings)
+    found = numbers.get(item.casefold()) if isinstance(item, str) else item
+    if found is None or (card.names and found not in card.names):
+        raise _no_class(card, item)
+    return found
+
+
+def choose_tracker(settings: Settings) -> tuple[Settings, str | None]:
+    """Settings with a tracker if something else needs one, and why."""
+    if settings.track or not (wanted := settings.needs_tracks):
+        return settings, None
+    return settings_from({"track": "bytetrack"}, base=settings), f"track bytetrack: {wanted} needs tracks"
 
 
 def _no_class(card: Card, item: int | str) -> UsageError:

@@ -79,6 +79,11 @@ def plan_job(source: Any, settings: Settings, card: Card) -> Job:
     return Job(left[0] if len(left) == 1 else left, settings, manifest, stems, notes)
 
 
+def options_of(settings: Settings) -> dict[str, Any]:
+    """The settings that change results, as JSON has them."""
+    return settings.model_dump(mode="json", exclude=ELSEWHERE)
+
+
 def share(items: Sequence[Item], shard: str) -> list[Item]:
     """The items of a shard such as "2/4": the second, the sixth and so on."""
     number, count = map(int, shard.split("/"))
@@ -130,8 +135,8 @@ def _is_list(source: Any) -> bool:
 
 def _manifest(settings: Settings, card: Card) -> Manifest:
     def run() -> str:
-        options = settings.model_dump(mode="json", exclude=ELSEWHERE)
-        facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options]
+        zones = settings.zones.read_text(errors="replace") if settings.zones and settings.zones.is_file() else ""
+        facts = [model_hash(card.path), repr(replace(card, path=Path(), origin={})), options_of(settings), zones]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     return Manifest(settings.project / (settings.name or "predict"), run, resume=settings.resume)

@@ -25,6 +25,7 @@ from framefuse.prediction import Result
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.plan import plan_run
 from framefuse.runtime.program import CLOSE_SECONDS, FrameResult
+from framefuse.runtime.stages import sized
 from framefuse.runtime.views import viewer_for
 from framefuse.sources import Source, SourceInfo, SourceOptions
 from framefuse.sources.arrays import is_image, open_arrays
@@ -66,6 +67,7 @@ class Model:
         info = SourceInfo("", "array", mixed=True)
         plan = plan_run(self.card, settings_from(options, base=settings), None, None).for_input(info).for_output(info)
         self._gpu, self._timeout = plan.gpu, plan.settings.request_timeout
+        self._area = plan.settings.min_area
         self._sources = SourceOptions(max_pixels=plan.settings.max_pixels)
         with gpus.current(plan.gpu, "open the model"):
             self.engine = open_engine(plan.engine, self.card.path, plan.engine_options())
@@ -119,9 +121,11 @@ class Model:
 
     def _run(self, frames: Sequence[Frame]) -> Iterator[Result]:
         if self._viewer is None:
-            return (found.result for found in self._run_rows([([frame], 1) for frame in frames]))
-        rows = [group for frame in frames for group in self._viewer.rows(frame)]
-        return (found.result for found in self._viewer.join(self._run_rows(rows)))
+            results = self._run_rows([([frame], 1) for frame in frames])
+        else:
+            rows = [group for frame in frames for group in self._viewer.rows(frame)]
+            results = self._viewer.join(self._run_rows(rows))
+        return (found.result for found in sized(results, self._area))
 
     def _run_rows(self, rows: Iterable[tuple[Sequence[Frame], int]]) -> Iterator[FrameResult]:
         """The results of groups of rows that run together, each with the places that it takes in a batch."""

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from framefuse.config import Settings
 from framefuse.cuda import current as gpus
 from framefuse.engines import Backend, Device, Engine, EngineOptions
-from framefuse.errors import UsageError
+from framefuse.errors import CapabilityError, UsageError
 from framefuse.models.card import Card
 from framefuse.preprocess import Preprocess
 from framefuse.runtime import choices, readers
 from framefuse.runtime.profiling import Recorder
-from framefuse.runtime.program import HostProgram, Program, Selection
+from framefuse.runtime.program import HostProgram, Observer, Program, Selection
 from framefuse.runtime.requested_sinks import choose_encoder
+from framefuse.runtime.tracking import least_confidence
 from framefuse.runtime.views import Viewer
 from framefuse.sources import SourceInfo, SourceOptions
 
@@ -72,7 +73,8 @@ class RunPlan:
         views = viewer.most(info.width or LIKELY[0], info.height or LIKELY[1], batch)
         if batch < views <= MAX_BATCH and self.card.dynamic_batch and self.settings.batch == 1:
             batch, reasons["batch"] = views, f"batch {views}: the views of a frame"
-        viewer.merges = views if 1 <= views <= batch else 0
+        if 1 <= views <= batch and least_confidence(self.settings) == self.settings.conf:
+            viewer.merges = views  # otherwise boxes that only a tracker needs would hide others
         return replace(self, batch=batch, reasons=reasons, merges=viewer.merges)
 
     def for_output(self, info: SourceInfo) -> RunPlan:
@@ -121,17 +123,21 @@ class RunPlan:
         keep_frames: bool = False,
         recorder: Recorder | None = None,
         closes_engine: bool = True,
+        observe: Observer | None = None,
     ) -> Program:
         """What runs the model on frames.
 
         Args:
             keep_frames: a sink needs the frames.
             closes_engine: the program closes the engine, which nothing else uses.
+            observe: see `Observer`; on the CPU only.
         """
         settings = self.settings
         classes = cast("list[int] | None", settings.classes)  # `plan_run` has replaced the names
-        make: Callable[..., Program] = HostProgram
+        make: Callable[..., Program] = partial(HostProgram, observe=observe)
         if settings.on_gpu:
+            if observe is not None:
+                raise CapabilityError("the outputs of a model on a GPU cannot be observed", remedy="use --device cpu")
             from framefuse.runtime.cuda.program import CudaProgram
 
             make = partial(CudaProgram, mode=self.upload_mode, merges=self.merges)
@@ -139,7 +145,7 @@ class RunPlan:
             engine,
             self.card,
             self.preprocess,
-            Selection(settings.conf, settings.iou, settings.max_det, classes, settings.agnostic_nms),
+            Selection(least_confidence(settings), settings.iou, settings.max_det, classes, settings.agnostic_nms),
             batch=self.batch,
             slots=settings.slots,
             keep_frames=keep_frames,
@@ -149,7 +155,9 @@ class RunPlan:
 
     def choices(self, of_engine: Sequence[str]) -> list[str]:
         """All reasons in the order of a report, with those that the engine itself gives."""
-        device, engine, *others = map(self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder"))
+        device, engine, *others = map(
+            self.reasons.get, ("device", "engine", "input", "batch", "memory", "encoder", "track")
+        )
         return list(filter(None, [device, engine, *of_engine, *others]))
 
 
@@ -173,8 +181,9 @@ def plan_run(card: Card, settings: Settings, source: Any, engine: Engine | None)
     name, why = choices.choose_engine(settings, refuses, engine)
     choices.check_task(card, settings)
     settings = choices.choose_classes(card, settings)
+    settings, tracker = choices.choose_tracker(settings)
     source = readers.share(source, settings)
     batch, grown = choices.choose_batch(card, settings, readers.count(source))
     gpu = gpus.number(settings.gpu) if settings.on_gpu else None
-    reasons = {"device": device, "engine": why, "batch": grown}
+    reasons = {"device": device, "engine": why, "batch": grown, "track": tracker}
     return RunPlan(card, settings, source, name, batch, gpu, reasons, spec)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple, Protocol
 
@@ -42,12 +42,18 @@ class Selection:
     agnostic: bool = False
 
 
+Observer = Callable[[Sequence[FrameInfo], Callable[[float], list[Detections]]], None]
+"""Gets the frames of each batch, and a function: what they show if suppression has this `iou` instead."""
+
+
 class FrameResult(NamedTuple):
     """The result of one frame."""
 
     result: Result
     frame: Frame | None
     """The frame itself, if a sink needs it."""
+    tracked: Detections | None = None
+    """All objects that the tracker knows, if the result shows fewer."""
 
 
 class Program(Protocol):
@@ -199,6 +205,7 @@ class HostProgram(Program):
 
     Args:
         closes_engine: `close` closes the engine, too.
+        observe: called for each batch of boxes.
     """
 
     def __init__(
@@ -213,7 +220,9 @@ class HostProgram(Program):
         keep_frames: bool = False,
         recorder: Recorder | None = None,
         closes_engine: bool = True,
+        observe: Observer | None = None,
     ) -> None:
+        self._observe = observe
         self._engine, self._closes_engine = engine, closes_engine
         self._card = card
         self._preprocess = preprocess
@@ -310,6 +319,11 @@ class HostProgram(Program):
                 outputs = tuple(outputs[index] for index in self._card.output_indices)
             self._card.check_outputs(outputs, layout)
             found = self._postprocess(outputs, layout, flight.placements)
+            if self._observe is not None:
+                self._observe(
+                    flight.batch.infos,
+                    lambda iou: self._detections(outputs, layout, flight.placements, replace(self._selection, iou=iou)),
+                )
         finally:
             flight.pool.release(flight.slot)
         yield from self._timer.finished(flight.batch, found, waiting, finished)
@@ -322,15 +336,25 @@ class HostProgram(Program):
         if self._class_masks is not None:
             masks = self._class_masks(outputs[0], placements)
             return [(Detections.none(card.names), Masks(mask, card.names)) for mask in masks]
+        return [(found, None) for found in self._detections(outputs, layout, placements, self._selection)]
+
+    def _detections(
+        self,
+        outputs: Sequence[NDArray[Any]],
+        layout: str | None,
+        placements: Sequence[Placement],
+        selection: Selection,
+    ) -> list[Detections]:
+        card = self._card
         predictions = postprocess(
             outputs,
             layout or card.layout,
             placements,
-            **vars(self._selection),
+            **vars(selection),
             activation=card.activation,
             box_units=card.box_units if layout is None else "relative",
         )
-        return [(found, None) for found in self.checked(*predictions)]
+        return self.checked(*predictions)
 
     @property
     def largest_input(self) -> tuple[int, int]:

@@ -61,6 +61,8 @@ def open_sources(source: Any, settings: Settings, batch: int) -> list[Source]:
         return [open_source(source, options)]
     with ExitStack() as opened:
         sources = [opened.enter_context(closing(open_source(item, options))) for item in source]
+        for number, item in enumerate(sources):
+            item.info.number = number
         opened.pop_all()
     return sources
 

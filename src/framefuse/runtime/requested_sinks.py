@@ -31,18 +31,27 @@ def choose_encoder(settings: Settings, info: SourceInfo, gpu: int | None) -> tup
     return settings.model_copy(update={"encoder": encoder}), reason
 
 
-def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo) -> list[Sink]:
-    """New sinks for one source; UsageError if an entry of `factories` does not make a sink."""
+def sinks_for(
+    settings: Settings, factories: Sequence[SinkFactory], info: SourceInfo, *, events: Callable[[], Sink] | None = None
+) -> list[Sink]:
+    """New sinks for one source; UsageError if an entry of `factories` does not make a sink.
+
+    Args:
+        events: makes the sink of `save_events`.
+    """
     if not isinstance(factories, (list, tuple)):
         raise UsageError(f"sinks is {brief(factories)}", remedy="pass a list: sinks=[JsonlSink]")
     names = {
-        "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_crop": "crops"
+        "save_jsonl": "jsonl", "save_csv": "csv", "save_json": "coco", "save_txt": "yolo_txt", "save_mot": "mot",
+        "save_crop": "crops", "save_parquet": "parquet", "save_cvat": "cvat", "save_label_studio": "label_studio",
     }  # fmt: skip
     sinks = [open_sink(name) for flag, name in names.items() if getattr(settings, flag)]
+    if settings.save_events and events is not None:
+        sinks.append(events())
     if settings.save_frames or settings.save_hits:
         sinks.append(open_sink("frames", hits=not settings.save_frames))
     if settings.save and info.kind in STILLS:
-        sinks.append(open_sink("images", views=settings.show_views))
+        sinks.append(open_sink("images", trail=settings.trail, views=settings.show_views))
     elif settings.save:
         video = open_sink(
             "video",
@@ -51,11 +60,12 @@ def sinks_for(settings: Settings, factories: Sequence[SinkFactory], info: Source
             preset=settings.encode_preset,
             threads=settings.encode_threads,
             gpu=settings.gpu,
+            trail=settings.trail,
             views=settings.show_views,
         )
         sinks.append(video)
     if settings.show:
-        sinks.append(open_sink("show", views=settings.show_views))
+        sinks.append(open_sink("show", trail=settings.trail, views=settings.show_views))
     for make in factories:
         if isinstance(make, str):
             sinks.append(open_sink(make))

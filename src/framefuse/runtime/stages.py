@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from time import monotonic, perf_counter, thread_time
 from typing import cast
 
@@ -14,6 +15,7 @@ from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import EMPTY, Threaded
 from framefuse.runtime.profiling import StageClock
 from framefuse.runtime.program import FrameResult, Program
+from framefuse.runtime.tracking import Tracks
 from framefuse.runtime.views import Viewer
 from framefuse.sinks.sink_set import SinkSet
 from framefuse.sources import Source, SourceInfo
@@ -61,6 +63,16 @@ def infer(
     return viewer.join(_infer(frames, program, batcher, viewer.rows))
 
 
+def sized(results: Iterator[FrameResult], area: float) -> Iterator[FrameResult]:
+    """The results without boxes below the setting `min_area`."""
+    if not area:
+        yield from results
+    for found in results:
+        frame = found.result.frame
+        kept = found.result.detections.at_least(area, frame.width, frame.height)
+        yield found._replace(result=replace(found.result, detections=kept))
+
+
 def _infer(
     frames: Threaded[Frame],
     program: Program,
@@ -103,6 +115,12 @@ def _infer(
     yield from program.drain()
 
 
+def track(found: Iterable[FrameResult], tracks: Tracks | None) -> Iterator[FrameResult]:
+    """The results with the ids of their objects; unchanged without `tracks`."""
+    for result in found:
+        yield tracks.follow(result) if tracks else result
+
+
 def _patience(program: Program, batcher: Batcher[Frame]) -> float | None:
     """Seconds to wait for the next frame before something else is due; None: nothing else is."""
     if program.in_flight:
@@ -128,7 +146,7 @@ def write(
     """
     previous: dict[int, str] = {}
     try:
-        for result, frame in found:
+        for result, frame, _ in found:
             started, cpu_started = perf_counter(), thread_time()
             source_id = result.frame.source_id
             reader = reader_of(source_id)

@@ -6,9 +6,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from framefuse.common.polygons import in_pixels
 from framefuse.common.redact import brief
 from framefuse.config import Settings
 from framefuse.errors import FramefuseError, UsageError
@@ -20,6 +24,7 @@ from framefuse.prediction import Detections, FrameInfo, Masks, Result
 from framefuse.preprocess import Preprocess
 from framefuse.runtime.program import FrameResult, Program
 from framefuse.runtime.tiles import AUTO, MOST_VIEWS, AutoTiles, inside, parse_tiles
+from framefuse.runtime.tracking import least_confidence
 
 Choose = Callable[[Frame, Sequence[Result]], Sequence[View]]
 """(frame, latest results of its source, oldest first) -> its views; none: the frame has no objects."""
@@ -64,8 +69,7 @@ def parse_roi(text: str) -> list[tuple[float, ...]]:
 
 def _region(numbers: tuple[float, ...], size: tuple[int, int]) -> View:
     """The view of a region of `parse_roi` in a frame of that size."""
-    if max(numbers) <= 1:
-        numbers = tuple(number * size[index % 2] for index, number in enumerate(numbers))
+    numbers = in_pixels(numbers, size)
     if len(numbers) == 4:
         x, y, width, height = map(round, numbers)
         return View((x, y, max(1, width), max(1, height)))
@@ -157,11 +161,13 @@ class Viewer:
         settings: Settings,
         auto: AutoTiles | None = None,
     ) -> None:
-        """One of `choose` and `fixed` is given, with what chooses its tiles."""
+        """One of `choose` and `fixed` is given, with what chooses its tiles. Boxes that only a tracker needs change
+        nothing about the others."""
         self._auto = auto
         self._choose, self._fixed, self._preprocess, self._names = choose, fixed, preprocess, card.names
         self._segments = card.task == "semantic"
-        self._max_det, self._agnostic = settings.max_det, settings.agnostic_nms
+        self._merge = partial(merge, max_det=settings.max_det, agnostic=settings.agnostic_nms)
+        self._least = np.float32(settings.conf) if least_confidence(settings) < settings.conf else None
         self._pending: deque[_Pending] = deque()
         self._latest: dict[str, deque[Result]] = {}
         self._known: dict[tuple[int, int], tuple[View, ...]] = {}
@@ -308,12 +314,17 @@ class Viewer:
             parts = [row.result.detections for row in found]
             merged = parts[0]
             if merged.view is None:  # the program has not merged them
-                merged = merge(parts, views, size, max_det=self._max_det, agnostic=self._agnostic)
+                merged = self._merge(parts, views, size)
             result, kept = replace(found[-1].result, detections=merged, views=views), found[0].frame
         if self._segments:
             masks = [row.result.masks for row in found if row.result.masks is not None]
             result = replace(result, masks=Masks(join(masks, views, size), self._names))
-        self._latest[frame.source_id].append(result)
+        shown = result
+        if found and self._least is not None:
+            strong = self._merge([part[part.confidence > self._least] for part in parts], views, size)
+            weak = result.detections[result.detections.confidence <= self._least]
+            shown, result = replace(result, detections=strong), replace(result, detections=strong.followed_by(weak))
+        self._latest[frame.source_id].append(shown)
         if kept is not None and kept.planes is frame.planes:
             return FrameResult(result, frame)  # whose lease the last stage releases
         if frame.lease is not None:

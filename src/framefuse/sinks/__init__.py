@@ -4,6 +4,9 @@
     crops     one image per object                  frames    the frames as images
     jsonl     one line per frame                   csv       one row per detection
     coco      COCO JSON                            yolo_txt  one label file per frame
+    mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
+    cvat, label_studio   labels that people correct
+    events    one line per event of a track
     show      annotated frames in a window         callback  calls a function
     null      only counts
 
@@ -12,10 +15,12 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +37,12 @@ SINKS: dict[str, str] = {
     "frames": "framefuse.sinks.images:FramesSink",
     "jsonl": "framefuse.sinks.jsonl:JsonlSink",
     "csv": "framefuse.sinks.csv:CsvSink",
+    "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
+    "cvat": "framefuse.sinks.labels:CvatSink",
+    "label_studio": "framefuse.sinks.labels:LabelStudioSink",
+    "parquet": "framefuse.sinks.parquet:ParquetSink",
+    "mot": "framefuse.sinks.mot:MotSink",
     "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
@@ -57,11 +67,21 @@ class SinkContext:
     """Files that the run reads."""
     taken: Mapping[str, UniqueNames] = field(default_factory=lambda: defaultdict(UniqueNames))
     """Names already used in the run: stems under "stem", names of single images under the name of the sink."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """`model` (name) and `options` (settings that change results), for outputs that say how they were made."""
 
     @property
     def ends(self) -> bool:
         """Whether the outputs will ever be complete; until then their names end in ".part"."""
         return not self.source.live
+
+    @cached_property
+    def _images(self) -> str:
+        return os.path.commonpath([Path(path).parent.absolute() for path in self.source.files])
+
+    def relative(self, path: str) -> str:
+        """The path of an image from the folder that holds all of them."""
+        return os.path.relpath(path, self._images) if self.source.files else os.path.basename(path)
 
     def frame_stem(self, frame: Frame | FrameInfo) -> str:
         """Base name of a file for one frame: that of its image, or <stem>_<frame>."""

@@ -57,13 +57,15 @@ class FolderSink(BaseSink):
 
 
 class RecordSink(BaseSink):
-    """Appends records to <stem>.<name of the sink>; without any, it leaves no file."""
+    """Appends records to <stem>.<suffix>; without any, it leaves no file."""
 
     name: str
+    suffix = ""
+    """Default: the name of the sink."""
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._file = RecordFile(context.output(f"{context.stem}.{self.name}"), part=context.ends)
+        self._file = RecordFile(context.output(f"{context.stem}.{self.suffix or self.name}"), part=context.ends)
         self.paths.append(self._file.target)
 
     def close(self) -> None:
@@ -73,6 +75,12 @@ class RecordSink(BaseSink):
             self._file.close()
         else:
             self._file.discard()
+
+
+def tracks_of(found: Detections) -> list[int | None]:
+    """The id of each detection; None: it has no track."""
+    numbers = [-1] * len(found) if found.tracker_id is None else found.tracker_id.tolist()
+    return [number if number >= 0 else None for number in numbers]
 
 
 def rounded(found: Detections) -> Iterator[tuple[list[float], float, int]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from framefuse.errors import SinkError
 
@@ -63,6 +65,23 @@ def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of the run folder, which gets its name once it is complete.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    part = part_of(path)
+    try:
+        with os.fdopen(open_output(part), "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise write_error(path, error) from error
+
+
 def open_folder(folder: Path) -> os.stat_result:
     """Create a folder inside the run's, unless it exists; returns what `check_unmoved` takes.
 
@@ -97,6 +116,36 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def sink_errors(path: Path) -> Iterator[None]:
+    """Raise OSErrors as SinkErrors of a file."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+@contextmanager
+def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
+    """A file to write `target` to, from `stream`, what a run has written until then, which is removed afterwards.
+
+    Raises:
+        SinkError: it cannot be written; `stream` stays.
+    """
+    part = part_of(target)
+    try:
+        with os.fdopen(open_output(part), "wb") as out:
+            yield out
+        os.replace(part, target)
+        make_durable(target)
+        stream.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        remedy = f"what was written is in {stream.name}: free some space, then: framefuse repair {stream.parent}"
+        raise SinkError(write_error(target, error).message, remedy=remedy) from error
 
 
 def make_folder_durable(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from framefuse.frame import Frame
 from framefuse.kernels.masks.instances import mask_runs
 from framefuse.prediction import Masks, Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import BaseSink
+from framefuse.sinks._base import BaseSink, tracks_of
 from framefuse.sinks._lines import RecordFile, encode, is_json, make_durable, part_of, write_error
 from framefuse.sinks.draw import UNTINTED
 
@@ -32,7 +31,8 @@ RESERVE = 8192
 
 
 class CocoSink(BaseSink):
-    """Writes <stem>.json with COCO annotations, each with a `score`. Category ids are the model's class ids plus FIRST.
+    """Writes <stem>.json with COCO annotations, each with a `score`, and the `track_id`
+    of a tracked object. Category ids are the model's class ids plus FIRST.
     From a semantic segmenter, each class in a frame (except background) is one annotation with a run-length
     `segmentation`; of a box it is empty, since labelling tools require the key.
 
@@ -48,7 +48,6 @@ class CocoSink(BaseSink):
         self._image_count = 0
         self._annotation_count = 0
         self._open = False
-        self._folder: str | None = None
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
@@ -71,7 +70,7 @@ class CocoSink(BaseSink):
         still = self._context.source.kind == "images"
         image = {
             "id": image_id,
-            "file_name": self._name(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
+            "file_name": self._context.relative(info.source_id) if still else f"{self._context.stem}_{info.index}.jpg",
             "width": info.width,
             "height": info.height,
             "frame": info.index,
@@ -81,24 +80,20 @@ class CocoSink(BaseSink):
         self._images.append((b",\n" if self._image_count else b"") + _rows([image]))
         self._image_count += 1
         annotations = []
-        for number, row in enumerate(found.to_coco(image_id), self._annotation_count + 1):
+        tracked = zip(found.to_coco(image_id), tracks_of(found), strict=True)
+        for number, (row, track) in enumerate(tracked, self._annotation_count + 1):
             _, _, width, height = row["bbox"]
             row["category_id"] += FIRST
             area = round(width * height, 3)
             annotations.append({"id": number, **row, "area": area, "segmentation": [], "iscrowd": 0})
+            if track is not None:
+                annotations[-1]["track_id"] = track
         if result.masks is not None:
             rows = _outlines(result.masks, image_id)
             annotations = [{"id": number, **row} for number, row in enumerate(rows, self._annotation_count + 1)]
         if annotations:
             self._main.append((b",\n" if self._annotation_count else b"") + _rows(annotations))
             self._annotation_count += len(annotations)
-
-    def _name(self, path: str) -> str:
-        """The path of an image from the folder that holds all of them."""
-        if self._folder is None:
-            files = [Path(path).parent.absolute() for path in self._context.source.files] or [Path(path).parent]
-            self._folder = os.path.commonpath(files)
-        return os.path.relpath(path, self._folder)
 
     def close(self) -> None:
         if not self._open:

@@ -8,12 +8,12 @@ import io
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import RecordSink, rounded
+from framefuse.sinks._base import RecordSink, rounded, tracks_of
 from framefuse.sinks._lines import encode
 
 HEADER = (
     *("frame", "seconds", "pts", "time_base"),
-    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source"),
+    *("class_id", "class", "confidence", "x1", "y1", "x2", "y2", "source", "tracker_id"),
 )
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -31,8 +31,8 @@ def to_csv(rows: list[tuple[object, ...]]) -> bytes:
 
 class CsvSink(RecordSink):
     """Writes <stem>.csv with the columns in HEADER: the presentation time in seconds, and as pts in ticks of time_base
-    seconds, both empty if unknown; coordinates in source pixels. A class or source whose name begins like a formula of
-    a spreadsheet gets a quote in front."""
+    seconds, both empty if unknown; coordinates in source pixels; tracker_id is empty without a track. A class or source
+    whose name begins like a formula of a spreadsheet gets a quote in front."""
 
     name = "csv"
 
@@ -44,7 +44,7 @@ class CsvSink(RecordSink):
         found, info = result.detections, result.frame
         time, source = (info.index, info.seconds, info.pts, info.time_base), safe_text(info.source_id)
         rows: list[tuple[object, ...]] = [
-            (*time, class_id, safe_text(found.name(class_id)), score, *box, source)
-            for box, score, class_id in rounded(found)
+            (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
+            for (box, score, class_id), track in zip(rounded(found), tracks_of(found), strict=True)
         ]
         self._file.append(to_csv(rows))

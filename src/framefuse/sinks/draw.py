@@ -24,6 +24,8 @@ from framefuse.kernels.drawing import call as drawing
 from framefuse.kernels.masks.call import composite
 from framefuse.kernels.preprocess.plan import LUMA_WEIGHTS
 from framefuse.prediction import Detections, Masks
+from framefuse.sinks._base import tracks_of
+from framefuse.sinks.trails import Trail
 
 Plane = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -37,13 +39,15 @@ UNTINTED = "background"
 KEPT_CLEAR = 64
 """Number of labels, of the most confident detections, that others must not cover if there is space beside them."""
 
+COLOURS = 1 << 10
+"""Number of colours of tracks."""
 OUTLINE = -1
 """Stands for the class of views: white, with tags in black."""
 DASH = 6
 """Lengths of a dash, and of the gap after it, in line widths."""
 
 TILES_KEPT = 512
-"""Maximum number of cached labels: about 3 MB for 1080p. A label is one class at one confidence of two digits."""
+"""Maximum number of cached labels: about 3 MB for 1080p. A label is one class or track at a two-digit confidence."""
 
 
 Place = tuple[int, int, int, int]
@@ -250,14 +254,15 @@ class Annotator:
         planes: Sequence[Plane],
         detections: Detections,
         masks: Masks | None = None,
+        trails: Sequence[Trail] = (),
         views: Sequence[View] = (),
     ) -> None:
-        """Draw into `planes` in place: masks and legend, then views, then boxes, then labels; the most confident
-        detection on top.
+        """Draw into `planes` in place: masks and legend, then views, then trails, then boxes, then labels; the most
+        confident detection on top. Objects with a track have its colour, others that of their class.
 
         Args:
             planes: writable arrays of the shapes in `PixelFormat.plane_shapes`.
-            detections, masks: in pixels of this frame, which may have one column and one row more than the masks.
+            detections, masks, trails: in pixels of this frame, which may have one column and row more than the masks.
             views: to outline, with their tags.
 
         Raises:
@@ -269,18 +274,21 @@ class Annotator:
             self._legend(parts, masks)
         if views:
             self._outline(planes, parts, views)
+        for number, points in trails:
+            self._line(parts, points, self._inks(number % COLOURS).line)
         if not len(detections):
             return
         boxes = self._snap(detections.xyxy, self.line_width)
         class_ids = detections.class_id.tolist()
-        self._rectangles(planes, parts, boxes, class_ids, self.line_width)
+        tracks = tracks_of(detections)
+        colours = [own if track is None else track % COLOURS for own, track in zip(class_ids, tracks, strict=True)]
+        self._rectangles(planes, parts, boxes, colours, self.line_width)
         scores = detections.confidence.tolist()
-        trackers = [None] * len(boxes) if detections.tracker_id is None else detections.tracker_id.tolist()
         labels: list[dict[str, Plane]] = []
         places: list[Place] = []
         for i, box in enumerate(boxes):
-            number = "" if trackers[i] is None else f"#{trackers[i]} "
-            labels.append(self._tile(class_ids[i], number + detections.name(class_ids[i]), f"{scores[i]:.2f}"))
+            name = detections.name(class_ids[i]) + ("" if tracks[i] is None else f" {tracks[i]}")
+            labels.append(self._tile(colours[i], name, f"{scores[i]:.2f}"))
             places.append(self._place(box, labels[-1], places[:KEPT_CLEAR]))
         for place, tile in zip(reversed(places), reversed(labels), strict=True):
             self._paste(parts, place, tile)
@@ -359,6 +367,21 @@ class Annotator:
                 samples[max(y1, y2 - width) : y2, x1:x2] = value
                 samples[y1:y2, x1 : x1 + width] = value
                 samples[y1:y2, max(x1, x2 - width) : x2] = value
+
+    def _line(self, parts: list[Component], points: NDArray[Any], line: dict[str, int]) -> None:
+        """Connect points (n, 2) by a line of half the usual width, clipped to the frame."""
+        lengths = np.append(0, np.ceil(np.abs(np.diff(points, axis=0)).max(1, initial=0)).clip(1))
+        at = np.cumsum(lengths)
+        steps = np.arange(at[-1] + 1)
+        x, y = (np.interp(steps, at, points[:, axis]) for axis in (0, 1))
+        width = max(1, self.line_width // 2)
+        for role, samples, sx, sy in parts:
+            rows, columns = y.astype(int) // sy, x.astype(int) // sx
+            for down in range(-(-width // sy)):
+                for right in range(-(-width // sx)):
+                    inside = (rows >= 0) & (columns >= 0)
+                    inside &= (rows + down < samples.shape[0]) & (columns + right < samples.shape[1])
+                    samples[rows[inside] + down, columns[inside] + right] = line[role]
 
     def _place(self, box: list[int], tile: dict[str, Plane], taken: Sequence[Place]) -> Place:
         """Place the label of a box where it covers no label of a more confident detection: above the box, else inside,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -16,19 +15,21 @@ from framefuse.frame import PIXEL_FORMATS, Frame
 from framefuse.prediction import Result, cut
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import FolderSink
-from framefuse.sinks._lines import open_output, part_of, write_error
+from framefuse.sinks._lines import write_error, write_whole
 from framefuse.sinks.canvas import FrameConverter
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.run_folder import shorten
+from framefuse.sinks.trails import Trails
 
 JPEG_SUFFIXES = {".jpg", ".jpeg"}
 
 
 class RgbAnnotator:
-    """Converts frames to upright RGB images and draws their results, with the outlines of their views if asked to."""
+    """Converts frames to upright RGB images and draws their results: of tracks also the last `trail` seconds, and the
+    outlines of the views if asked to."""
 
-    def __init__(self, *, views: bool = False) -> None:
-        self._views = views
+    def __init__(self, trail: float = 0.0, *, views: bool = False) -> None:
+        self._trails, self._views = Trails(trail), views
         self._converter = FrameConverter()
         annotator = partial(Annotator, format=PIXEL_FORMATS["rgb24"], matrix="rgb", full_range=True)
         self._annotator_of = lru_cache(1)(annotator)
@@ -37,7 +38,9 @@ class RgbAnnotator:
         """The annotated frame, (height, width, 3) RGB."""
         image = self._converter.rgb(frame)
         views = result.views if self._views else ()
-        self._annotator_of(frame.width, frame.height).draw((image,), result.detections, result.masks, views)
+        self._annotator_of(frame.width, frame.height).draw(
+            (image,), result.detections, result.masks, self._trails.after(result), views
+        )
         return image
 
 
@@ -70,17 +73,10 @@ class StillsSink(FolderSink):
 
     def _save(self, name: str, image: NDArray[np.uint8]) -> None:
         """Write (height, width, 3) RGB as PNG or JPEG, by the suffix. The file gets its name once it is complete."""
-        path = self._context.output(name)
-        part = part_of(path)
-        try:
-            with os.fdopen(open_output(part), "wb") as file:
-                kind = "PNG" if path.suffix == ".png" else "JPEG"
-                Image.fromarray(image).save(file, kind, quality=self._quality, subsampling=0, compress_level=1)
-            os.replace(part, path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            raise write_error(path, error) from error
+        path, file = self._context.output(name), io.BytesIO()
+        kind = "PNG" if path.suffix == ".png" else "JPEG"
+        Image.fromarray(image).save(file, kind, quality=self._quality, subsampling=0, compress_level=1)
+        write_whole(path, file.getvalue())
 
 
 class ImagesSink(StillsSink):
@@ -90,14 +86,14 @@ class ImagesSink(StillsSink):
 
     Args:
         quality: of JPEG, 1..95.
-        views: outline the views of each frame.
+        trail, views: see `RgbAnnotator`.
     """
 
     name = "images"
 
-    def __init__(self, *, quality: int = 92, views: bool = False) -> None:
+    def __init__(self, *, quality: int = 92, trail: float = 0.0, views: bool = False) -> None:
         super().__init__(quality=quality)
-        self._annotator = RgbAnnotator(views=views)
+        self._annotator = RgbAnnotator(trail, views=views)
 
     def open(self, context: SinkContext) -> None:
         self._context = context

@@ -1,8 +1,8 @@
 """Complete the outputs of a run that was killed: `framefuse repair FOLDER`.
 
 While a run writes, its outputs are such that a kill leaves something complete or something that can be completed: JSON
-lines and CSV end with a whole line, COCO JSON lies in two growing files, and an MP4 is fragmented. What is not complete
-ends in ".part", except where the source is live, and is never complete.
+lines and CSV end with a whole line, COCO JSON lies in two growing files, Parquet is a stream of rows, and an MP4 is
+fragmented. What is not complete ends in ".part", except where the source is live, and is never complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
-from framefuse.sinks import coco
+from framefuse.sinks import coco, labels, parquet
 from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
 from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished
@@ -68,6 +68,12 @@ def _repair(path: Path) -> str:
     if path.name.endswith(".json.part"):
         images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
         return images and f"completed as {path.with_suffix('').name}, {images}"
+    if path.name.endswith(parquet.STREAM):
+        rows = parquet.complete(path)
+        return f"completed as {path.name.removesuffix(parquet.STREAM)}.parquet, {counted(rows, 'row')}" if rows else ""
+    if path.name.endswith(tuple(f".{name}.part" for name in labels.SUFFIX)):
+        frames = labels.complete(path)
+        return f"completed, {counted(frames, 'frame')}" if frames else ""
     if path.name.endswith(".mp4.index.part"):
         video = path.with_name(path.name.removesuffix(".index.part"))
         if not video.exists() and not part_of(video).exists():

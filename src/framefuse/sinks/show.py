@@ -31,9 +31,9 @@ class ShowSink(BaseSink):
     name = "show"
     needs_frame = True
 
-    def __init__(self, *, views: bool = False) -> None:
+    def __init__(self, *, trail: float = 0.0, views: bool = False) -> None:
         super().__init__()
-        self._annotator = RgbAnnotator(views=views)
+        self._annotator = RgbAnnotator(trail, views=views)
         self._title = ""
 
     def open(self, context: SinkContext) -> None:

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from framefuse.common.files import Files
 from framefuse.frame import Frame
@@ -41,6 +43,7 @@ class SinkSet:
         beside: files that the run itself writes into the folder.
         manifest: where to record the inputs whose outputs are complete.
         stems: base names of outputs that an earlier run has completed.
+        run: see `SinkContext`.
 
     Raises:
         SinkError: one of `beside` is an input.
@@ -56,8 +59,10 @@ class SinkSet:
         beside: Iterable[str] = (),
         manifest: Manifest | None = None,
         stems: Iterable[str] = (),
+        run: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._make, self._folder, self._names, self._inputs = make, folder, names or {}, tuple(inputs)
+        self._run = run
         self._taken: Mapping[str, UniqueNames] = defaultdict(UniqueNames)
         self._working: dict[str, list[Sink]] = {}
         self._all: list[Sink] = []
@@ -128,7 +133,7 @@ class SinkSet:
         own = [] if source.path is None else [source.path]
         inputs = Files((*self._inputs, *source.files, *own))
         stem = self._taken["stem"].take(stem_of(source))
-        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken)
+        context = SinkContext(self._folder, source, self._names, stem, inputs, self._taken, self._run)
         self._working[key] = []
         if self._manifest is not None and (files := source.files or own):
             self._inputs_of[key] = source, self._manifest.key(files), stem

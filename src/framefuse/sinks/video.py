@@ -19,6 +19,7 @@ from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, up
 from framefuse.sinks.draw import Annotator
 from framefuse.sinks.encoders import SOFTWARE, encoder_options, is_video_encoder
 from framefuse.sinks.mp4 import Encoding, Mp4File
+from framefuse.sinks.trails import Trails
 
 ENCODERS = (
     "libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_vaapi", "h264_v4l2m2m", "h264_videotoolbox",
@@ -154,6 +155,7 @@ class VideoSink(BaseSink):
         crf, preset, gpu: see `encoders.encoder_options`.
         threads: of the encoder; 0: its default.
         audio: copy the audio of a source that is a file.
+        trail: seconds of its path that are drawn of each track.
         views: outline the views of each frame.
     """
 
@@ -169,10 +171,11 @@ class VideoSink(BaseSink):
         threads: int = 0,
         audio: bool = True,
         gpu: int | None = None,
+        trail: float = 0.0,
         views: bool = False,
     ) -> None:
         super().__init__()
-        self._encoder, self._audio, self._views = encoder, audio, views
+        self._encoder, self._audio, self._trail, self._views = encoder, audio, trail, views
         self._options = partial(encoder_options, encoder, crf=crf, preset=preset, threads=threads, gpu=gpu)
         self._converter = FrameConverter()
         self._format: VideoFormat | None = None
@@ -187,6 +190,7 @@ class VideoSink(BaseSink):
             )
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)
+        self._trails = Trails(self._trail, float(context.source.fps or DEFAULT_FPS))
 
     def write(self, result: Result, frame: Frame | None) -> None:
         assert frame is not None, "the sink video needs the frame"
@@ -199,7 +203,8 @@ class VideoSink(BaseSink):
         *repeats, pts = self._times.stamps(frame)
         for repeat in repeats:
             self._file.encode(repeat, self._times.source_seconds, alone=True)
-        target, drawn = self._file.planes(), (result.detections, result.masks, result.views if self._views else ())
+        target, views = self._file.planes(), result.views if self._views else ()
+        drawn = result.detections, result.masks, self._trails.after(result), views
         if self._format is None or format == self._format:
             fill(target, planes, frame.rotation)
             self._annotator.draw(target, *drawn)

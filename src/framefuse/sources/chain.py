@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,15 +84,20 @@ class SharedList:
         Raises:
             SourceError: no item can be opened, or there is none.
         """
-        lock = threading.Lock()
+        lock, numbers = threading.Lock(), itertools.count()
+
+        def open_numbered(item: Any, number: int) -> Source:
+            source = self.open_one(item, options)
+            source.info.number = number
+            return source
 
         def openers() -> Iterator[Opener]:
             while True:
                 with lock:
-                    item = next(self.items, None)
+                    item, number = next(self.items, None), next(numbers)
                 if item is None:
                     return
-                yield _name(item), partial(self.open_one, item, options)
+                yield _name(item), partial(open_numbered, item, number)
 
         chains = [_Chain(openers(), f"reader {number + 1} of a list", alone=False) for number in range(self.readers)]
         if chains[0].open_next() is None:
@@ -140,7 +146,9 @@ class _Chain:
         while (source := self._current) is not None and not closed.is_set():
             try:
                 for frame in source:
-                    name = self._unique(frame.source_id, source.info.parts.get(frame.source_id, source.info))
+                    facts = source.info.parts.get(frame.source_id, source.info)
+                    facts.number = source.info.number
+                    name = self._unique(frame.source_id, facts)
                     yield frame if name == frame.source_id else frame.replace_unchecked(source_id=name)
                     delivered += 1
             except Exception as error:

@@ -135,6 +135,7 @@ class _Live:
                     time_base=TIME_BASE,
                     sample_aspect_ratio=aspect,
                     arrival=None if self.info.kind == "file" else arrival,
+                    connection=self._losses,
                 )
             index += 1
 

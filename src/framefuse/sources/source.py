@@ -165,6 +165,8 @@ class SourceInfo:
     """Whether frames may differ in size, as the images of a folder do."""
     error: str | None = None
     """Why it ended early, if it did and others follow."""
+    number: int | None = None
+    """Its place, from 0, among sources that are read at the same time."""
     files: Sequence[Path] = ()
     """All known local files that it reads or will read, so that no sink overwrites one."""
 

@@ -135,8 +135,8 @@ def confusion(
     """
     table = np.zeros((classes + 1, classes + 1), np.int64)
     single = np.flatnonzero(~labels.crowd)
-    overlaps, inside = _overlaps(labels.xyxy, xyxy)
-    pairs = overlaps[single]
+    shared, inside = overlaps(labels.xyxy, xyxy)
+    pairs = shared[single]
     free_truth, free_found = np.ones(len(single), bool), np.ones(len(xyxy), bool)
     at, of = np.nonzero(pairs >= IOU)
     order = np.lexsort((-confidence[of], -pairs[at, of]))
@@ -150,7 +150,7 @@ def confusion(
     return table
 
 
-def _overlaps(truth: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def overlaps(truth: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(objects, detections) each: intersection over union, and intersection over the area of the detection."""
     first, second = truth[:, None].astype(np.float64), found[None].astype(np.float64)
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])

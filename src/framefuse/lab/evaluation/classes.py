@@ -39,13 +39,18 @@ class BoxClasses:
             class_id=number[kept],
             crowd=labels.crowd[kept],
             area=labels.area[kept],
+            track_id=None if labels.track_id is None else labels.track_id[kept],
         )
 
     def found(self, found: Detections) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         """xyxy, confidence and class of the detections of shared classes; classes index `names`."""
+        shared = self.shared(found)
+        return shared.xyxy, shared.confidence, shared.class_id
+
+    def shared(self, found: Detections) -> Detections:
+        """The detections of shared classes; `class_id` indexes `names`."""
         number = self._model_to[found.class_id]
-        kept = number >= 0
-        return found.xyxy[kept], found.confidence[kept], number[kept]
+        return replace(found, class_id=number)[number >= 0]
 
 
 def match_names(

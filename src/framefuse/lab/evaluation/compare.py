@@ -48,23 +48,23 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     scored = [row.scores for row in rows if row.scores]
     first = scored[0] if scored else None
     boxes_first = sorted(scored, key=lambda scores: scores.boxes is None)
-    names = list(dict.fromkeys(name for scores in boxes_first for name in _shares(scores)))
+    names = list(dict.fromkeys(name for scores in boxes_first for name in _cells(scores)))
     columns = ["model", "engine", "precision", "input", "MB", *names, "CPU ms", *["points"] * (len(rows) > 1)]
     lines = [columns]
     for row in rows:
         if (scores := row.scores) is None or first is None:
             lines.append([*vars(row.wanted).values(), "failed", *["-"] * (len(columns) - 4)])
             continue
-        shares = _shares(scores)
+        cells = _cells(scores)
         line = [scores.model, scores.engine, scores.precision, scores.input, f"{scores.file_mb:.1f}"]
-        line += [percent(shares.get(name)) for name in names]
+        line += [cells.get(name, "-") for name in names]
         line.append("-" if scores.cpu_ms is None else f"{scores.cpu_ms:.1f}")
         points = "" if scores is first else f"{round(100 * (scores.value - first.value), 2) + 0.0:+.2f}"
         lines.append([*line, points][: len(columns)])
     return lines
 
 
-def _shares(scores: Scores) -> dict[str, float | None]:
+def _cells(scores: Scores) -> dict[str, str]:
     """The scores by the names of their columns."""
     shares: dict[str, float | None] = {}
     if boxes := scores.boxes:
@@ -73,7 +73,11 @@ def _shares(scores: Scores) -> dict[str, float | None]:
         shares |= {"P": boxes.precision, "R": boxes.recall}
     if pixels := scores.pixels:
         shares |= {"mIoU": pixels.miou, "pixels": pixels.accuracy}
-    return shares
+    if tracks := scores.tracks:
+        shares |= {"HOTA": tracks.hota, "DetA": tracks.deta, "AssA": tracks.assa, "MOTA": tracks.mota}
+        shares |= {"IDF1": tracks.idf1}
+    cells = {name: percent(share) for name, share in shares.items()}
+    return cells | {"switches": f"{tracks.id_switches:,}"} if tracks else cells
 
 
 def percent(value: float | None) -> str:
@@ -81,7 +85,7 @@ def percent(value: float | None) -> str:
 
 
 def class_table(rows: Sequence[Row]) -> list[list[str]]:
-    """Header and one line per class: mAP50-95 or IoU of each run, in percent."""
+    """Header and one line per class: mAP50-95, IoU or HOTA of each run, in percent."""
     scored = [row for row in rows if row.scores]
     names = dict.fromkeys(name for row in scored if row.scores for name in row.scores.names)
     titles = [row.title for row in scored]
@@ -94,6 +98,9 @@ def class_table(rows: Sequence[Row]) -> list[list[str]]:
             if row.scores and row.scores.boxes and name in row.scores.boxes.by_class:
                 found = row.scores.boxes.by_class[name]
                 value, objects = found.map50_95, f"{found.objects:,}"
+            elif row.scores and row.scores.tracks:
+                boxes, value = row.scores.tracks.by_class.get(name, (0, None))
+                objects = f"{boxes:,}"
             elif row.scores and row.scores.pixels:
                 value = row.scores.pixels.by_class.get(name)
             values.append(percent(value))
@@ -131,6 +138,11 @@ def legend(scored: Sequence[Scores]) -> list[str]:
         sentences.append("Crowded, busy and calm frames: thirds of the range of the scene's complexity.")
     if any(scores.pixels for scores in scored):
         sentences.append("Percent. mIoU is the mean over the classes, pixels the share of all pixels that are right.")
+    if any(scores.tracks for scores in scored):
+        sentences.append(
+            "Percent. HOTA is the geometric mean of DetA (are objects found) and AssA (do they keep their ids), over "
+            f"all overlaps; MOTA and IDF1 at overlap {IOU}; switches: changes of the id of an object."
+        )
     sentences.append("CPU ms: the engine's processor time per frame, a hint. Points: difference from the first row.")
     return sentences
 

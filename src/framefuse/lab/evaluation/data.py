@@ -12,6 +12,7 @@ from framefuse.common.redact import brief
 from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.coco import open_coco
 from framefuse.lab.evaluation.dataset import Dataset, Key, Labels
+from framefuse.lab.evaluation.mot import open_sequence, sequences_in
 from framefuse.lab.evaluation.world import open_world
 from framefuse.prediction import FrameInfo
 from framefuse.sources import Source, SourceInfo
@@ -23,7 +24,8 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
 
     Args:
         data: a COCO file (annotations.json); a folder with exactly one JSON file, directly or in `annotations`; a
-            `synthetic://...` address; or a list of these, which are joined. A Dataset is returned unchanged.
+            sequence of MOTChallenge, or a folder of these; a `synthetic://...` address; or a list of these, which are
+            joined. A Dataset is returned unchanged.
         images: folder of the images that the COCO file names, or the video whose frames it numbers; default: looked
             for beside the file.
 
@@ -45,6 +47,10 @@ def open_data(data: Any, images: str | Path | None = None) -> Dataset:
         return open_world(data)
     if not isinstance(data, str | Path) or not str(data).strip() or "://" in str(data):
         raise UsageError(f"{data!r} has no known ground truth", remedy="pass a COCO file or synthetic://street")
+    if os.path.isdir(data) and (found := sequences_in(Path(data))):
+        if images is not None:
+            raise UsageError(f"{data} has its own images", remedy="leave --images out")
+        return open_data([open_sequence(folder) for folder in found])
     return open_coco(_annotations(Path(data)), None if images is None else Path(images))
 
 
@@ -90,11 +96,13 @@ def join(parts: Sequence[Dataset]) -> Dataset:
                             return
                         if part_of.setdefault(frame.source_id, number) != number:
                             raise SourceError(f"{frame.source_id} is in two of {uri}", remedy="name each image once")
+                        info.parts[frame.source_id] = source.info
                         yield frame
                 finally:
                     source.close()
 
-        return PullSource(SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed), frames)
+        info = SourceInfo(uri, "synthetic", frames=len(keys), mixed=mixed)
+        return PullSource(info, frames)
 
     def key_of(frame: FrameInfo) -> Key:
         number = part_of[frame.source_id]

@@ -37,6 +37,8 @@ class Labels:
     """Returns (height, width): the class of each pixel, a key of `Dataset.mask_names`; None without masks."""
     complexity: float | None = None
     """How crowded the scene is, 0..1; None if unknown."""
+    track_id: NDArray[np.int64] | None = None
+    """(n,): an object has the same number in every frame of its video; None if unknown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,16 @@
-"""One plot per run: the confusion matrix, and precision over recall (boxes) or the IoU of each class (pixels)."""
+"""One plot per run: the confusion matrix, and precision over recall (boxes) or the IoU of each class (pixels); HOTA
+over the overlap and of each class (tracks)."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from framefuse.lab.evaluation.coco import needed
-from framefuse.lab.evaluation.scores import CONF, IOU, Scores
+from framefuse.lab.evaluation.scores import CONF, IOU, Scores, TrackScores
 
 LEGEND = 12
 """Maximum number of classes in the legend, besides the mean."""
@@ -24,11 +26,18 @@ def plot(scores: Scores, title: str) -> bytes:
         figure = needed("matplotlib.figure").Figure(figsize=(13, 5.6), dpi=110, layout="constrained")
         figure.suptitle(f"{title}: {scores.frames:,} frames of {scores.data}", fontsize=10)
         left, right = figure.subplots(1, 2)
-        _confusion(left, scores)
+        if scores.tracks:
+            _thresholds(left, scores.tracks)
+        else:
+            _confusion(left, scores)
         if scores.boxes:
             _curves(right, scores)
-        else:
-            _shares(right, scores)
+        elif scores.tracks:
+            _shares(right, {name: hota for name, (_, hota) in scores.tracks.by_class.items()}, "HOTA")
+            right.set_title(f"HOTA {100 * scores.tracks.hota:.1f}", fontsize=9)
+        elif scores.pixels:
+            _shares(right, scores.pixels.by_class, "intersection over union")
+            right.set_title(f"mean IoU {100 * scores.pixels.miou:.1f}", fontsize=9)
         figure.savefig(png := io.BytesIO())
     return png.getvalue()
 
@@ -76,13 +85,19 @@ def _curves(axes: Any, scores: Scores) -> None:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
-def _shares(axes: Any, scores: Scores) -> None:
-    assert scores.pixels is not None
-    values = [value or 0.0 for value in scores.pixels.by_class.values()]
+def _thresholds(axes: Any, tracks: TrackScores) -> None:
+    for name, values in tracks.curves.items():
+        axes.plot(np.arange(1, len(values) + 1) / 20, values, label=f"{name} {100 * np.mean(values):.1f}")
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="IoU")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _shares(axes: Any, by_class: Mapping[str, float | None], label: str) -> None:
+    values = [value or 0.0 for value in by_class.values()]
     axes.barh(range(len(values)), values)
-    axes.set_yticks(range(len(values)), list(scores.pixels.by_class), fontsize=8)
+    axes.set_yticks(range(len(values)), list(by_class), fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel="intersection over union")
-    axes.set_title(f"mean IoU {100 * scores.pixels.miou:.1f}", fontsize=9)
+    axes.set(xlim=(0, 1), xlabel=label)
     for number, value in enumerate(values):
         axes.text(value, number, f" {100 * value:.1f}", va="center", fontsize=8)

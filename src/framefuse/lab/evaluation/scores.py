@@ -74,6 +74,33 @@ class PixelScores:
 
 
 @dataclass(frozen=True)
+class TrackScores:
+    """Tracks as trackeval scores them; all shares are 0..1, and MOTA may be negative."""
+
+    hota: float
+    """Geometric mean of deta and assa, mean over the IoU thresholds 0.05, 0.10, ..., 0.95."""
+    deta: float
+    """How well the objects are found."""
+    assa: float
+    """How well the boxes of an object have one id."""
+    mota: float
+    """1 - (missed objects + false boxes + id_switches) / objects, with IoU >= IOU."""
+    idf1: float
+    """F1 score of the boxes whose id is that of their object, with IoU >= IOU."""
+    id_switches: int
+    fragments: int
+    """Interruptions of objects that were followed."""
+    objects: int
+    """Boxes in the ground truth that count."""
+    identities: int
+    """Objects in the ground truth."""
+    by_class: Mapping[str, tuple[int, float | None]]
+    """Boxes in the ground truth, and HOTA, which is None without any."""
+    curves: Mapping[str, Sequence[float]]
+    """HOTA, DetA and AssA at the IoU thresholds 0.05, 0.10, ..., 0.95."""
+
+
+@dataclass(frozen=True)
 class Scores:
     """One model, engine and precision on one data set."""
 
@@ -90,6 +117,9 @@ class Scores:
     """The classes that were compared, in the order of the confusion matrix."""
     boxes: BoxScores | None = None
     pixels: PixelScores | None = None
+    tracks: TrackScores | None = None
+    """With `track`, in place of boxes."""
+    tracker: str | None = None
     file_mb: float = 0.0
     """Size of the model file in 10^6 bytes."""
     cpu_ms: float | None = None
@@ -111,7 +141,9 @@ class Scores:
 
     @property
     def value(self) -> float:
-        """The main score of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter."""
+        """The main score of the task, 0..1: map50_95 of a detector, mean IoU of a segmenter, HOTA of tracks."""
+        if self.tracks:
+            return self.tracks.hota
         return self.pixels.miou if self.pixels else self.boxes.map50_95 if self.boxes else 0.0
 
     def to_dict(self) -> dict[str, Any]:

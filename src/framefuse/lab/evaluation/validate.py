@@ -8,19 +8,22 @@ from typing import Any
 
 from framefuse.config import Settings, settings_from
 from framefuse.engines import Engine
-from framefuse.errors import SourceError
+from framefuse.errors import SourceError, UsageError
 from framefuse.lab.evaluation.boxes import BoxCounter
 from framefuse.lab.evaluation.classes import BoxClasses
 from framefuse.lab.evaluation.data import open_data
 from framefuse.lab.evaluation.dataset import Dataset, Labels
 from framefuse.lab.evaluation.pixels import PixelCounter
-from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores
+from framefuse.lab.evaluation.scores import BoxScores, PixelScores, Scores, TrackScores
+from framefuse.lab.evaluation.tracks import TrackCounter
 from framefuse.models.card import Card
 from framefuse.pipeline import Pipeline
 from framefuse.prediction import Result
 
 DEFAULTS: dict[str, Any] = {"conf": 0.001, "iou": 0.7, "max_det": 300}
 """Keeps nearly all detections, because average precision needs every confidence."""
+TRACK_DEFAULTS: dict[str, Any] = {"conf": Settings.model_fields["conf"].default}
+"""With `track`: scored are the boxes that a run shows."""
 
 
 def validate(
@@ -44,23 +47,26 @@ def validate(
     Args:
         model: path of an ONNX file, or the name of a shipped model.
         data, images: as for `open_data`.
-        limit: maximum number of frames, evenly spread.
+        limit: maximum number of frames, evenly spread; with `track` the first ones.
         engine: name of an engine, or an open engine.
-        settings: all options as one object; default: `Settings` with DEFAULTS.
+        settings: all options as one object; default: `Settings` with DEFAULTS, with `track` also TRACK_DEFAULTS.
         on_frame: called after each frame with the numbers of frames done and in all.
         options: fields of `Settings`.
 
     Raises:
-        UsageError: model and data share no class, or the data have no masks for a segmenter.
+        UsageError: model and data share no class, or the data have no masks for a segmenter, no identities for tracks.
         SourceError: an image cannot be read, or its size differs from that in the data.
         CapabilityError: the extra `val` is not installed.
     """
     opened = open_data(data, images)
-    keys = opened.spread(limit)
-    chosen = settings_from(options if settings else {**DEFAULTS, **options}, base=settings)
+    defaults = DEFAULTS | (TRACK_DEFAULTS if options.get("track") else {})
+    chosen = settings_from(options if settings else {**defaults, **options}, base=settings)
+    spread = opened.spread(limit)
+    keys = opened.keys[: len(spread)] if chosen.track else spread
     with Pipeline(opened.open(keys), model, settings=chosen, engine=engine) as pipeline:
         card = pipeline.card
-        counter = PixelCounter(card, opened) if card.task == "semantic" else _Boxes(card, opened, chosen)
+        boxes = _Tracks if chosen.track else _Boxes
+        counter = PixelCounter(card, opened) if card.task == "semantic" else boxes(card, opened, chosen)
         done = set()
         for result in pipeline:
             key = opened.key_of(result.frame)
@@ -81,6 +87,8 @@ def validate(
     notes = [*opened.notes, *counter.notes]
     if ran and chosen.precision not in ("auto", ran.precision):
         notes.append(f"{chosen.precision} was requested; engine {ran.engine} multiplies in {ran.precision}")
+    if chosen.track:
+        notes.append(f"tracked by {chosen.track}; scored are its boxes with confidence above {chosen.conf:g}")
     if calibration := card.calibration:
         notes.append(f"{card.path.stem} is calibrated with {calibration}")
     return Scores(
@@ -94,6 +102,8 @@ def validate(
         names=counter.names,
         boxes=scores if isinstance(scores, BoxScores) else None,
         pixels=scores if isinstance(scores, PixelScores) else None,
+        tracks=scores if isinstance(scores, TrackScores) else None,
+        tracker=chosen.track,
         file_mb=card.path.stat().st_size / 1e6,
         cpu_ms=engine_ms,
         notes=notes,
@@ -105,11 +115,28 @@ class _Boxes:
         asked = {number: name for number, name in card.names.items() if number in (settings.classes or card.names)}
         self._classes = BoxClasses(asked, data, card)
         self.names, self.notes = self._classes.names, self._classes.notes
-        self._counter = BoxCounter(self.names, max_det=settings.max_det)
-        self.scores = self._counter.scores
+        self._counter: Any = self._new_counter(settings)
+        self.scores: Callable[[], BoxScores | TrackScores] = self._counter.scores
+
+    def _new_counter(self, settings: Settings) -> Any:
+        return BoxCounter(self.names, max_det=settings.max_det)
 
     def add(self, result: Result, labels: Labels) -> None:
         self._counter.add(self._classes.labels(labels), *self._classes.found(result.detections))
+
+
+class _Tracks(_Boxes):
+    def _new_counter(self, settings: Settings) -> Any:
+        return TrackCounter(self.names)
+
+    def add(self, result: Result, labels: Labels) -> None:
+        if labels.track_id is None:
+            raise UsageError(
+                f"{result.frame.source_id} has boxes without identities, so no track is right or wrong",
+                remedy="use synthetic://street or a MOTChallenge folder, or leave --track out",
+            )
+        found = self._classes.shared(result.detections)
+        self._counter.add(result.frame.source_id, self._classes.labels(labels), found)
 
 
 def _check_size(result: Result, labels: Labels) -> None:

@@ -53,6 +53,7 @@ def open_world(uri: str) -> Dataset:
             size=world.size,
             class_mask=lambda: truth.class_mask,
             complexity=truth.complexity,
+            track_id=truth.track_id,
         )
 
     return Dataset(

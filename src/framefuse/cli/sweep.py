@@ -1,0 +1,179 @@
+"""framefuse sweep: compare settings on footage that exists: infer once, then apply every setting of a grid."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from framefuse.cli.console import check_choice, counter, print_table, stderr, write_out
+from framefuse.cli.options import ConfigFile, Quiet, with_fields
+from framefuse.common.files import Files
+from framefuse.common.text import counted, on_one_line
+from framefuse.config import Settings, load_settings
+from framefuse.errors import UsageError
+
+if TYPE_CHECKING:
+    from framefuse.lab.sweep.grid import Choice
+    from framefuse.lab.sweep.replay import Numbers
+
+DEFAULTS: Final[Mapping[str, Any]] = {"project": "runs/sweep", "name": "sweep"}
+FIELDS: Final = (
+    *("device", "engine", "precision", "imgsz", "rect", "batch", "streams", "threads", "slots", "workspace_mb"),
+    *("conf", "iou", "max_det", "classes", "agnostic_nms", "min_area"),
+    *(field for field in Settings.model_fields if field.startswith("track")),
+    *("zones", "vid_stride", "start", "end", "decode_threads", "max_pixels", "project", "name", "exist_ok"),
+)
+FILES: Final = "sweep.csv", "sweep.html", "chosen.yaml"
+HIGHER: Final = "hota", "idf1", "boxes", "tracks", "entered", "crossed"
+LOWER: Final = "false_starts", "fragments"
+"""Columns, by whether more or less is better."""
+
+
+@partial(with_fields, fields=FIELDS, defaults=DEFAULTS)
+def sweep(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE... MODEL", help="videos, folders, synthetic://..., then the model"),
+    ],
+    grid: Annotated[
+        Path | None, typer.Option("--grid", "-g", metavar="FILE", help="YAML file of lines 'field: [value, value]'")
+    ] = None,
+    short: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="a track that lasts less is a false start")
+    ] = 0.5,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="COLUMN", help="sort by a column and choose the first; default: hota")
+    ] = None,
+    choose: Annotated[int | None, typer.Option(min=1, metavar="N", help="choose this setting")] = None,
+    compare: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--compare", metavar="A B", help="settings whose tracks to compare (default: 1 and the chosen)"),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="rows to print; sweep.csv has all")] = 20,
+    config: ConfigFile = None,
+    print_json: Annotated[bool, typer.Option("--json", help="print all rows as JSON on stdout")] = False,
+    quiet: Quiet = False,
+    **given: Any,
+) -> int:
+    """Compare settings on videos: infer once, then apply each setting of a grid to the recorded boxes.
+
+    Detections, tracks and zones take several values between commas, --classes between semicolons: --conf 0.2,0.3,0.5
+    --classes "car,person;car". Every combination is a setting.
+    """
+    from framefuse.lab.evaluation.mot import sequences_in
+    from framefuse.lab.sweep import grid as grids
+    from framefuse.lab.sweep import page
+    from framefuse.lab.sweep.record import record
+    from framefuse.lab.sweep.replay import places_of, replay
+    from framefuse.models import find_model
+    from framefuse.models.card import read_card
+    from framefuse.sinks.run_folder import output_path, run_folder
+    from framefuse.sources.paths import videos_in
+
+    if len(inputs) < 2:
+        remedy = "framefuse sweep video.mp4 model.onnx --conf 0.2,0.4"
+        raise UsageError("a sweep needs a video and a model", remedy=remedy)
+    fixed = {field: value for field, value in given.items() if field not in grids.FIELDS}
+    base = load_settings(config, None, fixed, defaults=DEFAULTS, environment=os.environ).settings
+    values = grids.read_grid(grid, {field: value for field, value in given.items() if field in grids.FIELDS})
+    card = read_card(find_model(inputs[-1]))
+    every = grids.choices(values, base, card)
+    places_of(every, card)  # so that a wrong file ends the sweep before the model runs
+    if by := by and by.replace("-", "_").replace(" ", "_"):
+        check_choice("--by", by, (*HIGHER, *LOWER))
+    for option, number in (("--choose", choose), *(("--compare", number) for number in compare or ())):
+        if number is not None and not 1 <= number <= len(every):
+            raise UsageError(f"{option} is {number}", remedy=f"the grid has settings 1 to {len(every)}")
+    sources = [
+        path
+        for item in inputs[:-1]
+        for path in ([item] if "://" in item else list(map(str, sequences_in(Path(item)))) or videos_in(item))
+    ]
+    read = Files(map(Path, (*sources, card.path, *filter(None, (grid, config, *values.get("zones", ()))))))
+    with run_folder(base.project, base.name, base.exist_ok) as folder:
+        table_file, page_file, yaml_file = (output_path(folder, name, read) for name in FILES)
+        ious, notes = sorted({choice.settings.iou for choice in every}), []
+        counting = partial(counter, quiet=quiet)
+        recordings = [record(source, card, base, ious, counting=counting) for source in sources]
+        for one in recordings:
+            how = f"inferred in {one.seconds:.1f} s" if one.inferred else "from the cache, nothing inferred"
+            notes.append(f"{one.source}: {counted(one.frames, 'frame')}, {how}")
+        started = perf_counter()
+        with counting("settings", len(every)) as count:
+            numbers, trackings = replay(recordings, every, card, short=short, on_choice=count)
+        notes.append(f"{counted(len(every), 'setting')} in {perf_counter() - started:.2f} s")
+        if trackings:
+            notes.append(
+                f"{counted(len(trackings), 'tracking')} computed, {min(trackings):.2f} to {max(trackings):.2f} s each: "
+                "settings that differ only in conf or zones share one"
+            )
+        columns = list(dict.fromkeys(name for one in numbers for name in one))
+        by = by or ("hota" if "hota" in columns else None)
+        order = list(range(len(every)))
+        if by:
+            check_choice("--by", by, columns, remedy=f"this sweep has {', '.join(columns)}")
+            order.sort(key=lambda row: numbers[row].get(by, math.inf) * (-1 if by in HIGHER else 1))
+            order.sort(key=lambda row: by not in numbers[row])
+        best = choose or (order[0] + 1 if by else None)
+        lines = _lines(values, every, numbers, order, columns)
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        chosen = _yaml(every[best - 1], base, inputs[-1]) if best else ""
+        pair = compare or ((1, best) if best and best > 1 else None)
+        differences = page.compare(recordings, *(every[number - 1] for number in pair)) if pair and trackings else []
+        facts = {
+            "title": f"Sweep of {counted(len(every), 'setting')}",
+            "what": f"{inputs[-1]} on {', '.join(sources)}",
+            "order": f"Sorted by {by}." if by else "In the order of the grid.",
+        }
+        html = page.render(lines[: 1 + page.MOST_ROWS], notes, differences, chosen, facts)
+        outputs = {table_file: text.getvalue(), page_file: html} | ({yaml_file: chosen} if chosen else {})
+        for path, content in outputs.items():
+            write_out(path, content)
+        if print_json:
+            found = [{"setting": row + 1, **every[row].values, **numbers[row]} for row in order]
+            typer.echo(json.dumps({"notes": notes, "settings": found}, indent=1, default=str))
+        else:
+            print_table(lines[0], lines[1 : rows + 1])
+        if not quiet:
+            notes += [f"{len(every) - rows:,} more rows are in {table_file.name}"] if len(every) > rows else []
+            notes += [] if best else ["--choose N, or --by COLUMN for the best, writes a setting as YAML"]
+            notes += [f"wrote    {path}" for path in outputs]
+            stderr().print("\n".join(map(on_one_line, notes)), markup=False)
+    return 0
+
+
+def _lines(
+    values: Mapping[str, Sequence[Any]],
+    every: Sequence[Choice],
+    numbers: Sequence[Numbers],
+    order: Sequence[int],
+    columns: Sequence[str],
+) -> list[list[str]]:
+    """Header and rows; fields that are the same in all settings are left out."""
+    fields = [field for field in values if len(values[field]) > 1] or list(values)
+    lines = [["setting", *fields, *(name.replace("_", " ") for name in columns)]]
+    for row in order:
+        own = [every[row].values[field] for field in fields]
+        texts = [",".join(map(str, one)) if isinstance(one, list) else "-" if one is None else str(one) for one in own]
+        cells = [f"{numbers[row][name]:.6g}" if name in numbers[row] else "-" for name in columns]
+        lines.append([str(row + 1), *texts, *cells])
+    return lines
+
+
+def _yaml(choice: Choice, base: Settings, model: str) -> str:
+    """The setting as `predict --config` takes it."""
+    own = base.model_dump(mode="json", exclude_unset=True, exclude=set(DEFAULTS) | {"exist_ok"})
+    own = {"model": model, **own, **choice.values}
+    lines = [f"# Setting {choice.number} of a sweep: framefuse predict SOURCE --config FILE"]
+    return "\n".join([*lines, *(f"{field}: {json.dumps(value, default=str)}" for field, value in own.items())]) + "\n"

@@ -1,0 +1,238 @@
+"""Labels that people correct: XML of CVAT (save_cvat) and JSON of Label Studio (save_label_studio).
+
+Both list one track after the other, so they can be written at the end only. Until then <stem>.<name>.part has a line of
+JSON for each frame, of which `close` makes the file, or `framefuse repair` after a kill. Boxes without tracks become
+shapes of single frames.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape, quoteattr
+
+from framefuse.frame import Frame
+from framefuse.prediction import Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._base import BaseSink, rounded, tracks_of
+from framefuse.sinks._lines import RecordFile, finished, sink_errors
+
+Record = Mapping[str, Any]
+Row = Callable[[Record, list[Any], int | None], str]
+"""(frame, box, number of the next frame if the track pauses or ends there) -> the text of a box in a track."""
+LAST = -1
+"""In place of the number of the next frame: there is none."""
+SUFFIX = {"cvat": ".cvat.xml", "label_studio": ".label_studio.json"}
+NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class LabelsSink(BaseSink):
+    """Writes <stem> with the SUFFIX of its name."""
+
+    name: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file: RecordFile | None = None
+        self._tracked = False
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        source = context.source
+        about = {"labels": self.name, "stem": context.stem, "names": context.names, "still": source.kind == "images"}
+        video = source.path.name if source.path else f"{context.stem}.mp4"
+        about |= {"video": video, "model": context.run.get("model")}
+        path = context.output(f"{context.stem}{SUFFIX[self.name]}")
+        file = RecordFile(context.output(f"{context.stem}.{self.name}.part"))
+        file.append(_line(about))
+        self._file = file
+        self.paths.append(path)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        info, found = result.frame, result.detections
+        tracks = tracks_of(found)
+        self._tracked = self._tracked or any(track is not None for track in tracks)
+        boxes = [
+            [box, score, number, track] for (box, score, number), track in zip(rounded(found), tracks, strict=True)
+        ]
+        line = {key: getattr(info, key) for key in ("seconds", "width", "height")}
+        if self._context.source.kind == "images":
+            line["name"] = self._context.relative(info.source_id)
+        assert self._file is not None
+        self._file.append(_line({"frame": info.index, **line, "boxes": boxes}))
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        file.close()
+        if complete(file.path) and not self._tracked and self._context.source.kind != "images":
+            self.notes.append(f"{self.paths[0].name} has boxes of single frames, since nothing was tracked")
+
+
+class CvatSink(LabelsSink):
+    name = "cvat"
+
+
+class LabelStudioSink(LabelsSink):
+    name = "label_studio"
+
+
+def complete(stream: Path) -> int:
+    """Make the file of what there is of a <stem>.<name>.part, and remove that.
+
+    Returns:
+        the number of frames; 0: it has none, or is not of this sink. Without frames there is no file.
+
+    Raises:
+        SinkError: it cannot be written; the lines stay.
+    """
+    with sink_errors(stream):
+        about: Any = next(_lines(stream), None)
+        name = about.get("labels") if isinstance(about, dict) else None
+        if name not in SUFFIX:
+            return 0
+        frames = partial(_lines, stream, 1)
+        tracked = [any(track is not None for *_, track in frame["boxes"]) for frame in frames()]
+        if not tracked:
+            stream.unlink()
+            return 0
+        with finished(stream, stream.with_name(stream.name.removesuffix(f".{name}.part") + SUFFIX[name])) as out:
+            for text in (_cvat if name == "cvat" else _label_studio)(about, frames, any(tracked)):
+                out.write(text.encode())
+        return len(tracked)
+
+
+def _line(content: Record) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def _lines(path: Path, start: int = 0) -> Iterator[Record]:
+    """The whole lines of a file that may end anywhere."""
+    with path.open("rb") as file, suppress(ValueError):
+        for line in islice(file, start, None):
+            yield json.loads(line)
+
+
+@dataclass
+class _Track:
+    labels: Counter[str] = field(default_factory=Counter)
+    scores: list[float] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+
+
+def _tracks(about: Record, frames: Iterator[Record], row: Row) -> dict[int, _Track]:
+    """The tracks, in the order of their beginnings; a box without one is a track of its own, with a negative number."""
+    found: dict[int, _Track] = {}
+    open_: dict[int, tuple[Record, list[Any]]] = {}
+    lone = 0
+    for frame in frames:
+        now = {}
+        for box, score, number, track in frame["boxes"]:
+            if track is None:
+                track = lone = lone - 1
+            now[track] = box
+            one = found.setdefault(track, _Track())
+            one.labels[_name(about, number)] += 1
+            one.scores.append(score)
+        for track, (before, box) in open_.items():
+            found[track].rows.append(row(before, box, None if track in now else frame["frame"]))
+        open_ = {track: (frame, box) for track, box in now.items()}
+    for track, (before, box) in open_.items():
+        found[track].rows.append(row(before, box, LAST))
+    return found
+
+
+def _name(about: Record, number: int) -> str:
+    return str(about["names"].get(str(number), number))
+
+
+def _xml(text: str) -> str:
+    return quoteattr(NOT_XML.sub("?", text))
+
+
+def _cvat(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
+    """CVAT for video 1.1 with a keyframe for each box and outside=1 in gaps; without tracks CVAT for images 1.1."""
+
+    def row(frame: Record, box: list[Any], ends: int | None) -> str:
+        sides = 'occluded="0" keyframe="1" xtl="{}" ytl="{}" xbr="{}" ybr="{}" z_order="0"/>\n'.format(*box)
+        shown = f'<box frame="{frame["frame"]}" outside="0" {sides}'
+        return shown if ends in (None, LAST) else f'{shown}<box frame="{ends}" outside="1" {sides}'
+
+    names = [escape(NOT_XML.sub("?", name)) for name in about["names"].values()]
+    labels = "".join(f"<label><name>{name}</name><type>rectangle</type></label>" for name in names)
+    size = next(frames())
+    yield (
+        f'<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n<meta><task>'
+        f"<name>{escape(NOT_XML.sub('?', about['stem']))}</name><size>{sum(1 for _ in frames())}</size>"
+        f"<mode>{'interpolation' if tracked else 'annotation'}</mode><labels>{labels}</labels>"
+        f"<original_size><width>{size['width']}</width><height>{size['height']}</height></original_size></task></meta>\n"
+    )
+    if tracked:
+        for number, track in enumerate(_tracks(about, frames(), row).values()):
+            ((label, _),) = track.labels.most_common(1)
+            yield f'<track id="{number}" label={_xml(label)} source="auto">\n{"".join(track.rows)}</track>\n'
+    for number, frame in enumerate(() if tracked else frames()):
+        place = number if about["still"] else frame["frame"]
+        name = _xml(frame.get("name", f"frame_{place:06d}"))
+        yield f'<image id="{place}" name={name} width="{frame["width"]}" height="{frame["height"]}">\n'
+        for box, _, kind, _ in frame["boxes"]:
+            sides = 'xtl="{}" ytl="{}" xbr="{}" ybr="{}" z_order="0"'.format(*box)
+            yield f'<box label={_xml(_name(about, kind))} source="auto" occluded="0" {sides}/>\n'
+        yield "</image>\n"
+    yield "</annotations>\n"
+
+
+def _label_studio(about: Record, frames: Callable[[], Iterator[Record]], tracked: bool) -> Iterator[str]:
+    """A task with a `videorectangle` for each track, whose `enabled` is false at the last box before a gap; without
+    tracks a task for each frame."""
+
+    def task(kind: str, file: str, regions: list[Any]) -> str:
+        data = {kind: f"/data/local-files/?d={quote(os.fsencode(file))}"}
+        predictions = [{"model_version": about["model"] or "framefuse", "result": regions}]
+        return json.dumps({"data": data, "predictions": predictions})
+
+    def place(frame: Record, box: list[float]) -> dict[str, float]:
+        width, height = frame["width"], frame["height"]
+        shares = box[0] / width, box[1] / height, (box[2] - box[0]) / width, (box[3] - box[1]) / height
+        return dict(zip(("x", "y", "width", "height"), (round(100 * share, 4) for share in shares), strict=True))
+
+    def row(frame: Record, box: list[Any], ends: int | None) -> str:
+        key = {"frame": frame["frame"] + 1, "enabled": ends is None, "time": frame["seconds"] or 0.0}
+        return json.dumps(key | place(frame, box) | {"rotation": 0})
+
+    if tracked:
+        *_, last = frames()
+        length = {"framesCount": last["frame"] + 1, "duration": last["seconds"] or 0.0}
+        regions = []
+        for number, track in _tracks(about, frames(), row).items():
+            ((label, _),) = track.labels.most_common(1)
+            value = {**length, "sequence": [json.loads(one) for one in track.rows], "labels": [label]}
+            shared = {"id": f"track{number}", "type": "videorectangle", "from_name": "box", "to_name": "video"}
+            regions.append({**shared, "value": value, "score": round(sum(track.scores) / len(track.scores), 4)})
+        yield f"[{task('video', about['video'], regions)}]\n"
+        return
+    for number, frame in enumerate(frames()):
+        size = {"original_width": frame["width"], "original_height": frame["height"], "image_rotation": 0}
+        shared = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", **size}
+        found = [
+            {
+                **shared,
+                "value": {**place(frame, box), "rotation": 0, "rectanglelabels": [_name(about, kind)]},
+                "score": score,
+            }
+            for box, score, kind, _ in frame["boxes"]
+        ]
+        name = frame.get("name", f"images/{about['stem']}_{frame['frame']}.jpg")
+        yield f"{',' if number else '['}\n{task('image', name, found)}"
+    yield "]\n"

@@ -1,0 +1,272 @@
+"""Parquet: one row per detection, for pandas, polars, DuckDB and `framefuse sweep`.
+
+A Parquet file cannot be read before its end is written. Until then the rows lie in <stem>.arrows.part, an Arrow stream
+that can be read as far as it goes; `close` makes <stem>.parquet of it, or `framefuse repair` after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framefuse.common.version import __version__
+from framefuse.errors import CapabilityError, DecodeError, SourceError
+from framefuse.frame import Frame
+from framefuse.prediction import Detections, FrameInfo, Result
+from framefuse.sinks import SinkContext
+from framefuse.sinks._base import BaseSink, tracks_of
+from framefuse.sinks._lines import RecordFile, encode, finished, sink_errors
+
+SCHEMA = 1
+"""Version of the columns; incremented when one changes its meaning or is removed."""
+ABOUT = b"framefuse"
+"""Key of the file's metadata: JSON with schema, version, source, names (of the classes), model and options."""
+COLUMNS = {
+    "source": "string", "frame": "int64", "seconds": "float64", "pts": "int64", "time_base": "string",
+    "width": "int32", "height": "int32",
+    "class_id": "int32", "class": "string", "confidence": "float32",
+    "x1": "float32", "y1": "float32", "x2": "float32", "y2": "float32", "tracker_id": "int64", "view": "string",
+}  # fmt: skip
+"""From class_id on null in the one row of a frame without detections. Also null: an unknown time, no track, no view."""
+READ = [name for name in COLUMNS if name not in ("seconds", "class")]
+STREAM = ".arrows.part"
+FRAMES, ROWS = 30, 8192
+"""What waits in memory before it is written: so many frames, or so many rows."""
+GROUP = 1 << 16
+"""Rows of a row group, which is what completing a file holds in memory."""
+
+
+def load() -> Any:
+    """The package pyarrow, with its module parquet.
+
+    Raises:
+        CapabilityError: the extra `parquet` is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise CapabilityError("package pyarrow is not installed", remedy="pip install 'framefuse[parquet]'") from error
+    return pyarrow
+
+
+class ParquetSink(BaseSink):
+    """Writes <stem>.parquet with COLUMNS: a row for each detection, and one for each frame without any, so that the
+    file has every frame. Boxes are in source pixels, unrounded.
+
+    A kill loses the last FRAMES frames at most. On a full disk what was written stays in <stem>.arrows.part.
+
+    Raises:
+        CapabilityError: the extra `parquet` is not installed.
+    """
+
+    name = "parquet"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrow = load()
+        self._waiting: list[Any] = []
+        self._file: RecordFile | None = None
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        about = {"schema": SCHEMA, "version": __version__, "source": context.source.uri, "names": context.names}
+        self._schema = self._arrow.schema(
+            {name: getattr(self._arrow, kind)() for name, kind in COLUMNS.items()},
+            metadata={ABOUT: encode(json.dumps({**about, **context.run}, ensure_ascii=False))},
+        )
+        self._start = self._schema.serialize().to_pybytes()
+        path = context.output(f"{context.stem}.parquet")
+        file = RecordFile(context.output(f"{context.stem}{STREAM}"))
+        file.append(self._start)
+        self._file = file
+        self.paths.append(path)
+
+    def write(self, result: Result, frame: Frame | None) -> None:
+        info, found = result.frame, result.detections
+        facts = (encode(info.source_id).decode(), info.index, info.seconds, info.pts, str(info.time_base))
+        columns: list[Any] = [[fact] * max(1, len(found)) for fact in (*facts, info.width, info.height)]
+        if len(found):
+            names = [encode(found.name(number)).decode() for number in found.class_id.tolist()]
+            views = [None] * len(found) if found.view is None else found.view.tolist()
+            columns += [found.class_id, names, found.confidence, *found.xyxy.T, tracks_of(found)]
+            columns.append([None if number is None else encode(result.views[number].tag).decode() for number in views])
+        columns += [[None]] * (len(COLUMNS) - len(columns))
+        arrays = [self._arrow.array(*column) for column in zip(columns, self._schema.types, strict=True)]
+        self._waiting.append(self._arrow.record_batch(arrays, schema=self._schema))
+        if len(self._waiting) >= FRAMES or sum(batch.num_rows for batch in self._waiting) >= ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting or self._file is None:
+            return
+        (batch,) = self._arrow.Table.from_batches(self._waiting).combine_chunks().to_batches()
+        self._waiting = []
+        stream = self._arrow.BufferOutputStream()
+        options = self._arrow.ipc.IpcWriteOptions(compression="lz4")
+        with self._arrow.ipc.new_stream(stream, self._schema, options=options) as writer:
+            writer.write_batch(batch)
+            end = stream.tell()
+        self._file.append(stream.getvalue()[len(self._start) : end].to_pybytes())
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._flush()
+        finally:
+            file, self._file = self._file, None
+            if file.size == len(self._start):
+                file.discard()
+            else:
+                file.close()
+                complete(file.path)
+
+
+def complete(stream: Path) -> int:
+    """Make <stem>.parquet of what there is of <stem>.arrows.part, and remove that.
+
+    Returns:
+        the number of rows; 0: it has none, or is not of this sink, and stays.
+
+    Raises:
+        SinkError: it cannot be written; the stream stays.
+    """
+    arrow, count = load(), 0
+    with sink_errors(stream), stream.open("rb") as file:
+        batches = _batches(arrow, file)
+        first = next(batches, None)
+        if first is None or ABOUT not in (first.schema.metadata or {}):
+            return 0
+        with (
+            finished(stream, stream.with_name(stream.name.removesuffix(STREAM) + ".parquet")) as out,
+            arrow.parquet.ParquetWriter(out, first.schema, compression="zstd") as writer,
+        ):
+            group: list[Any] = []
+            for batch in chain([first], batches, [None]):
+                if group and (batch is None or sum(one.num_rows for one in group) >= GROUP):
+                    writer.write_table(arrow.Table.from_batches(group))
+                    group = []
+                if batch is not None:
+                    group.append(batch)
+                    count += batch.num_rows
+    return count
+
+
+def _batches(arrow: Any, file: BinaryIO) -> Iterator[Any]:
+    """The whole record batches of a stream that may end anywhere."""
+    try:
+        yield from arrow.ipc.open_stream(file)
+    except arrow.ArrowInvalid:
+        return
+    except OSError as error:
+        if error.errno is not None:  # of the disk; that of a cut stream has none
+            raise
+
+
+@dataclass(frozen=True, eq=False)
+class BoxTable:
+    """The n detections of a Parquet file as arrays, and its f frames, with and without detections.
+
+    `table[k]` is the Result of the k-th frame; iteration gives all of them.
+    """
+
+    frames: Sequence[FrameInfo]
+    """(f,) in the order of the file."""
+    starts: NDArray[np.int64]
+    """(f + 1,): the detections of frame k are the rows starts[k]:starts[k + 1]."""
+    detections: Detections
+    """All n. `tracker_id` is None if none has a track, and `view`, which indexes `tags`, if none has a view."""
+    tags: Sequence[str]
+    """Names of the views."""
+    about: Mapping[str, Any]
+    """What the file says of itself, see ABOUT."""
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, number: int) -> Result:
+        number = range(len(self))[number]
+        found = self.detections[self.starts[number] : self.starts[number + 1]]
+        found.view = None  # it indexes the views of a Result, whose regions the file does not have
+        return Result(self.frames[number], found)
+
+    def __iter__(self) -> Iterator[Result]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def read_boxes(path: str | Path) -> BoxTable:
+    """Read a file of the sink, or its unfinished <stem>.arrows.part.
+
+    Raises:
+        CapabilityError: the extra `parquet` is not installed.
+        SourceError: it cannot be opened.
+        DecodeError: it is damaged, the sink has not written it, or that of another version has.
+    """
+    arrow, path = load(), Path(path)
+    try:
+        with path.open("rb") as file:
+            if path.name.endswith(STREAM):
+                table = arrow.Table.from_batches(_batches(arrow, file)).select(READ)
+            else:
+                table = arrow.parquet.read_table(file, columns=READ, read_dictionary=["source", "view"])
+        about = json.loads((table.schema.metadata or {})[ABOUT])
+        if about["schema"] != SCHEMA:
+            raise KeyError(about["schema"])
+        return _boxes(table, about)
+    except (arrow.ArrowException, KeyError, ValueError) as error:
+        wanted = f"a whole Parquet file of framefuse with schema {SCHEMA}"
+        raise DecodeError(f"{path} is not {wanted}", remedy="write one with --save-parquet") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}", remedy="check the path") from error
+
+
+def _boxes(table: Any, about: Mapping[str, Any]) -> BoxTable:
+    def numbers(column: Any, missing: int = -1) -> NDArray[Any]:
+        return np.asarray(column.fill_null(missing).to_numpy(zero_copy_only=False))
+
+    def texts(name: str) -> tuple[NDArray[np.int64], list[str]]:
+        """Index of the text of each row, -1 for null, and the texts."""
+        column = table[name].dictionary_encode().unify_dictionaries().combine_chunks()
+        return numbers(column.indices).astype(np.int64), column.dictionary.to_pylist()
+
+    columns = {
+        name: numbers(table[name].combine_chunks())
+        for name, kind in COLUMNS.items()
+        if name in READ and kind != "string"
+    }
+    index, (source, _), (view, tags) = columns["frame"], texts("source"), texts("view")
+    new = np.ones(len(index), bool)
+    new[1:] = (index[1:] != index[:-1]) | (source[1:] != source[:-1])
+    first = table.take(np.flatnonzero(new)).select(["frame", "pts", "time_base", "width", "height", "source"])
+    base = cache(Fraction)
+    frames = [
+        FrameInfo(i, pts, base(ticks), *rest)
+        for i, pts, ticks, *rest in zip(*map(list, first.to_pydict().values()), strict=True)
+    ]
+    boxed = columns["class_id"] >= 0
+    counts = np.bincount(np.cumsum(new) - 1, boxed, len(frames)).astype(np.int64)
+    ids = columns["tracker_id"][boxed]
+    return BoxTable(
+        frames,
+        np.concatenate([[0], np.cumsum(counts)]),
+        Detections(
+            np.stack([columns[side][boxed] for side in ("x1", "y1", "x2", "y2")], axis=1),
+            columns["confidence"][boxed],
+            columns["class_id"][boxed].astype(np.int64),
+            {int(number): name for number, name in about["names"].items()},
+            tracker_id=ids if (ids >= 0).any() else None,
+            view=view[boxed] if tags else None,
+        ),
+        tags,
+        about,
+    )

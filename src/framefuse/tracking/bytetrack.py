@@ -13,8 +13,9 @@ All tracks are columns of one array, so that no step loops over them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -156,15 +157,15 @@ class ByteTrack:
         if not (mates.size and free.size):
             return mates
 
-        def take(pairs: Pairs) -> None:
+        def take(pairs: Pairs, *weigh: Callable[[Pairs], Pairs]) -> None:
             if len(pairs.rows):
-                pairs = assign(pairs)
+                pairs = assign(pairs, *weigh)
                 mates[pairs.rows], free[pairs.columns] = pairs.columns, False
 
         pairs = self._pairs(motion.corners(tracks), tracks, boxes)
         old = tracks[ID] >= 0
         firm = strong.take(pairs.columns)
-        take(self._weighed(pairs.where(old.take(pairs.rows) & firm), tracks, boxes))
+        take(pairs.where(old.take(pairs.rows) & firm), partial(self._weighed, tracks, boxes))
         left = ((mates.take(pairs.rows) < 0) & free.take(pairs.columns)).nonzero()[0]
         pairs, firm = pairs.where(left), firm.take(left)
         if len(left):
@@ -182,7 +183,7 @@ class ByteTrack:
         alike = tracks[CLASS].take(pairs.rows) == boxes[4].take(pairs.columns)
         return pairs if self._options.agnostic or alike.all() else pairs.where(alike)
 
-    def _weighed(self, pairs: Pairs, tracks: Array, boxes: Array) -> Pairs:
+    def _weighed(self, tracks: Array, boxes: Array, pairs: Pairs) -> Pairs:
         """The pairs with what counts in the first step."""
         return pairs._replace(worth=pairs.worth * boxes[5].take(pairs.columns))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lap
@@ -48,8 +49,12 @@ def overlapping(tracks: Array, boxes: Array, minimum: float, margins: Array) -> 
     return Pairs(rows, columns, iou).where(iou >= minimum)
 
 
-def assign(pairs: Pairs) -> Pairs:
-    """The pairs, none sharing a track or a box, whose worths have the largest sum."""
+def assign(pairs: Pairs, weigh: Callable[[Pairs], Pairs] = lambda pairs: pairs) -> Pairs:
+    """The pairs, none sharing a track or a box, whose worths have the largest sum.
+
+    Args:
+        weigh: gives pairs another worth; called for those that share a track or a box with another pair.
+    """
     if not len(pairs.rows):
         return pairs
     in_row, in_column = np.bincount(pairs.rows), np.bincount(pairs.columns)
@@ -57,7 +62,7 @@ def assign(pairs: Pairs) -> Pairs:
         return pairs
     alone = (in_row.take(pairs.rows) == 1) & (in_column.take(pairs.columns) == 1)
     rest = (~alone).nonzero()[0]
-    rows, columns, worth = pairs.where(rest)
+    rows, columns, worth = weigh(pairs.where(rest))
     row_of, column_of = _numbered(rows), _numbered(columns)
     shape = row_of[-1] + 1, column_of.max() + 1
     grid = np.zeros(shape)

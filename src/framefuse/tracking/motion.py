@@ -63,11 +63,11 @@ def _moves(n: float) -> tuple[Array, Array]:
 def correct(states: Array, boxes: Array) -> Array:
     """The states after an observation of each, (4, n)."""
     after, missed = states.copy(), boxes - states[POSITION]
-    gain, of_velocity = states[VARIANCE : VARIANCE + 2] / (states[VARIANCE] + OF_POSITION * _squared(boxes))
-    after[POSITION] += gain * missed
-    after[VELOCITY] += of_velocity * missed
-    after[VARIANCE : VARIANCE + 2] *= 1 - gain
-    after[VARIANCE + 2] -= of_velocity * states[VARIANCE + 1]
+    gains = states[VARIANCE : VARIANCE + 2] / (states[VARIANCE] + OF_POSITION * _squared(boxes))
+    moving = after[:VARIANCE].reshape(2, 4, -1)
+    moving += gains[:, None] * missed
+    after[VARIANCE : VARIANCE + 2] *= 1 - gains[0]
+    after[VARIANCE + 2] -= gains[1] * states[VARIANCE + 1]
     return after
 
 

@@ -46,13 +46,12 @@ class OCSort(ByteTrack):
 
     rows = CENTRES.stop
 
-    def _weighed(self, pairs: Pairs, tracks: Array, boxes: Array) -> Pairs:
-        towards = boxes[:2, pairs.columns] - self._reference(tracks)[:, pairs.rows]
-        direction = tracks[DIRECTION][:, pairs.rows]
-        along = (towards * direction).sum(0) / np.maximum(np.hypot(*towards), 1e-9)
-        agreement = np.where(direction.any(0), 0.5 - np.arccos(along.clip(-1, 1)) / math.pi, 0)
-        worth = pairs.worth + INERTIA * agreement * boxes[5][pairs.columns]
-        return pairs._replace(worth=np.maximum(worth, 1e-6))
+    def _weighed(self, tracks: Array, boxes: Array, pairs: Pairs) -> Pairs:
+        before, seen = tracks.take(pairs.rows, 1), boxes[:6].take(pairs.columns, 1)
+        x, y = seen[:2] - self._reference(before)
+        along = np.add.reduce(before[DIRECTION] * (x, y)) / np.maximum(np.hypot(x, y), 1e-9)
+        agreement = np.arcsin(np.minimum(np.maximum(along, -1), 1)) / math.pi
+        return pairs._replace(worth=np.maximum(pairs.worth + INERTIA * agreement * seen[5], 1e-6))
 
     def _again(self, rows: Array, columns: Array, tracks: Array, boxes: Array) -> Pairs:
         rows, columns = rows.nonzero()[0], columns.nonzero()[0]
@@ -63,7 +62,7 @@ class OCSort(ByteTrack):
         return Pairs(rows.take(pairs.rows), columns.take(pairs.columns), pairs.worth)
 
     def _observed(self, tracks: Array, boxes: Array, now: float) -> Array:
-        for seen in np.unique(tracks[SEEN][tracks[SEEN] < self._before]):
+        for seen in {seconds for seconds in tracks[SEEN].tolist() if seconds < self._before}:
             again = (tracks[SEEN] == seen).nonzero()[0]
             tracks[: motion.ROWS, again] = self._updated_again(tracks[:, again], boxes[:4, again], now - seen)
         moved = boxes[:2] - self._reference(tracks)
@@ -90,12 +89,12 @@ class OCSort(ByteTrack):
         """The tracks with an observation noted."""
         tracks[LAST], tracks[SAVED] = boxes[:4], tracks[: motion.ROWS]
         times, centres = tracks[TIMES], tracks[CENTRES].reshape(2, REMEMBERED, -1)
-        tracks[TIMES] = np.concatenate(([np.full(boxes.shape[1], now)], times[:-1]))
-        tracks[CENTRES] = np.concatenate((boxes[:2, None], centres[:, :-1]), axis=1).reshape(2 * REMEMBERED, -1)
+        times[1:], times[0] = times[:-1].copy(), now
+        centres[:, 1:], centres[:, 0] = centres[:, :-1].copy(), boxes[:2]
         return tracks
 
     def _reference(self, tracks: Array) -> Array:
         """(2, tracks) the centre from which a direction counts: the oldest not more than SPAN ago, or the newest."""
-        number = np.maximum((self._last - tracks[TIMES] <= SPAN).sum(0) - 1, 0)
+        number = np.maximum(np.add.reduce(tracks[TIMES] >= self._last - SPAN) - 1, 0)
         found: Array = tracks[CENTRES].reshape(2, REMEMBERED, -1)[:, number, np.arange(len(number))]
         return found

@@ -44,6 +44,7 @@ class Detection(NamedTuple):
     name: str
     tracker_id: int | None = None
     view: int | None = None
+    pair_id: int | None = None
 
 
 @dataclass(eq=False)
@@ -68,6 +69,8 @@ class Detections:
     """(n,) int64, or None."""
     view: Array | None = None
     """(n,) int64: index in the `views` of the Result in which each object was found; None: there are no views."""
+    pair_id: Array | None = None
+    """(n,) int64: the track of the same object in the other eye, -1 without one; None: no tracks of two eyes."""
 
     @classmethod
     def none(cls, names: Mapping[int, str]) -> Detections:
@@ -87,12 +90,13 @@ class Detections:
     def __getitem__(self, rows: Any) -> Detection | Detections:
         if isinstance(rows, int | np.integer) and not isinstance(rows, bool):
             number = int(self.class_id[rows])
-            track, view = (None if part is None else int(part[rows]) for part in (self.tracker_id, self.view))
-            return Detection(self.xyxy[rows], float(self.confidence[rows]), number, self.name(number), track, view)
+            numbers = (None if part is None else int(part[rows]) for part in (self.tracker_id, self.view, self.pair_id))
+            return Detection(self.xyxy[rows], float(self.confidence[rows]), number, self.name(number), *numbers)
         if not isinstance(rows, slice):
             rows = np.asarray(rows)
             rows = rows if rows.size else rows.astype(np.intp)
-        rest = (None if part is None else part[rows] for part in (self.mask, self.tracker_id, self.view))
+        parts = self.mask, self.tracker_id, self.view, self.pair_id
+        rest = (None if part is None else part[rows] for part in parts)
         return Detections(self.xyxy[rows], self.confidence[rows], self.class_id[rows], self.names, *rest)
 
     def followed_by(self, more: Detections) -> Detections:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,28 @@ def test_tracking_only_adds_ids(model: Any, options: dict[str, Any]) -> None:
         assert one.detections.tracker_id is None and (one.views == other.views)
         if one.views:
             assert (one.detections.view == other.detections.view).all()
+
+
+def test_both_eyes_have_ids_of_their_own_and_know_each_other(tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mp4"
+    squares_clip(clip, frames=12, size=(640, 360))
+    with closing(open_source(clip)) as source:
+        eyes = [frame.to_rgb()[..., ::-1] for frame in source]
+    both = [np.hstack([eye, np.roll(eye, -8, 1)]) for eye in eyes]
+    results = list(Pipeline(both, "squares", stereo="sbs", track="bytetrack", save_jsonl=True, project=tmp_path))
+    pairs: dict[int, set[int]] = {}
+    for result in results[2:]:
+        found = result.detections
+        assert found.tracker_id is not None and found.pair_id is not None and len(found) > 2
+        for one in found:
+            assert one.pair_id is not None and one.pair_id != one.tracker_id
+            if one.pair_id >= 0:
+                pairs.setdefault(one.tracker_id, set()).add(one.pair_id)  # type: ignore[arg-type]
+    assert len(pairs) > 2 and all(len(others) == 1 for others in pairs.values())
+    assert all(pairs[min(others)] == {track} for track, others in pairs.items())
+    (lines,) = tmp_path.rglob("*.jsonl")
+    rows = [row for line in lines.read_text().splitlines() for row in json.loads(line)["detections"]]
+    assert {row["tracker_id"] for row in rows if row["pair_id"] is not None} == pairs.keys()
 
 
 def test_conf_decides_what_is_shown_and_not_the_ids(model: Any) -> None:

@@ -5,6 +5,7 @@ The model answers with every box from `track_low` on. The tracker sees all of th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from framefuse.prediction import FrameInfo
 from framefuse.runtime.program import FrameResult
 from framefuse.sources import SourceInfo
 from framefuse.tracking import Tracker, TrackerOptions, open_tracker
+from framefuse.tracking.stereo import Partners
 
 IDS = 1_000_000
 """Ids of each source of a run: those of the n-th, from 0, begin at 1 + n * IDS."""
@@ -60,6 +62,7 @@ class Tracks:
         self._sources: dict[int, tuple[SourceInfo, int]] = {}
         """The source that each tracker follows, and its connection, by the tracker's number."""
         self._trackers: dict[int, Tracker] = {}
+        self._partners: defaultdict[int, Partners] = defaultdict(Partners)
         self._numbers: dict[int, int] = {}
         """Number of each source that has none of its own, by its identity."""
 
@@ -72,13 +75,15 @@ class Tracks:
         """A result with ids, without the boxes that only the tracker needs."""
         result, frame, _ = found
         info = self._info_of(result.frame.source_id)
-        tracker = self._tracker(info, result.frame.connection)
-        tracked = tracker.update(result.detections, seconds_of(result.frame, info))
+        number = self._number(info, result.frame.connection)
+        tracked = self._trackers[number].update(result.detections, seconds_of(result.frame, info))
+        if len(result.views) > 1:
+            tracked = replace(tracked, pair_id=self._partners[number].link(tracked, result.views))
         shown = tracked if self._least is None else tracked[tracked.confidence > self._least]
         return FrameResult(replace(result, detections=shown), frame, tracked)
 
-    def _tracker(self, info: SourceInfo, connection: int) -> Tracker:
-        """The tracker of a source. One that had another source or connection before goes on with its ids."""
+    def _number(self, info: SourceInfo, connection: int) -> int:
+        """Number of a source's tracker. One that had another source or connection before goes on with its ids."""
         number = info.number
         if number is None:
             number = self._numbers.setdefault(id(info), len(self._numbers))
@@ -87,4 +92,4 @@ class Tracks:
         elif self._sources[number][0] is not info or self._sources[number][1] != connection:
             self._trackers[number].reset()
         self._sources[number] = info, connection
-        return self._trackers[number]
+        return number

@@ -6,7 +6,7 @@ import json
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks._base import RecordSink, rounded, tracks_of
+from framefuse.sinks._base import RecordSink, rounded
 from framefuse.sinks._lines import encode
 
 SCHEMA = 2
@@ -19,8 +19,9 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
     {"schema": SCHEMA, "frame": int, "seconds": presentation time or null, "pts": the same in ticks or null,
     "time_base": seconds per tick as a fraction, "width", "height", "detections": [{"xyxy": [4 numbers, 2 decimals],
     "confidence": 4 decimals, "class_id", "class"}]}, in source pixels. With views, a detection also has "view", the
-    tag of the one that shows it; with tracking, "tracker_id", the number of its track or null. From a semantic
-    segmenter also "shares": {class: the fraction of the frame that it covers, 4 decimals}.
+    tag of the one that shows it; with tracking, "tracker_id", the number of its track or null, and in both eyes
+    "pair_id", the track of the same object in the other eye or null. From a semantic segmenter also "shares": {class:
+    the fraction of the frame that it covers, 4 decimals}.
 
     Args:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
@@ -30,9 +31,9 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         {"xyxy": box, "confidence": score, "class_id": class_id, "class": found.name(class_id)}
         for box, score, class_id in rounded(found)
     ]
-    if found.tracker_id is not None:
-        for row, track in zip(detections, tracks_of(found), strict=True):
-            row["tracker_id"] = track
+    for name, ids in (("tracker_id", found.tracker_id), ("pair_id", found.pair_id)):
+        for row, number in zip(detections, () if ids is None else ids.tolist(), strict=False):
+            row[name] = number if number >= 0 else None
     if found.view is not None:
         for row, number in zip(detections, found.view.tolist(), strict=True):
             row["view"] = result.views[number].tag

@@ -5,7 +5,8 @@
 - `accuracy`: mAP by size of object, of the whole frame alone and with tiles of 640 pixels at native resolution, on two
   synthetic streets of 3840x2160. In `far` most objects are 8 to 64 pixels long, as large in a tile as those on which
   the models were trained; in `near` most are larger than the overlap, so that merging could lose them.
-- `sahi`: frames/s of a clip of `far`, from file to merged boxes, and the mAP of these boxes (confidence 0.25 and more)
+- `sahi`: frames/s of a clip of `far`, from file to merged boxes, and the mAP of these boxes (confidence 0.25 and more);
+  INT8 rows read one file, the shipped one
 - `preprocess`: a 4K frame into one model input, and tiles of it into eight
 - `eyes`: both eyes of a 3840x1920 side-by-side frame, against two crops of it one after the other
 - `whole`: a frame with one view of all of it, against no views: time and allocations
@@ -166,13 +167,11 @@ def sahi(python: Path, model: str, rounds: int) -> Row:
     if not folder.exists():
         command = [python, "-m", "benchmarks.peers.openvino_folders", path, "--out", CACHE]
         subprocess.run(command, cwd=protocol.ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    files = {"SAHI, OpenVINO": folder} | {name: find_model(f"{model}-int8") for name in PEERS if "INT8" in name}
     peers = {
-        name: Peer(
-            name, Path(sys.executable) if name.startswith("framefuse") else python, clip,
-            folder if name == "SAHI, OpenVINO" else path,
-        )
+        name: Peer(name, Path(sys.executable) if name.startswith("framefuse") else python, clip, files.get(name, path))
         for name in PEERS
-    }  # fmt: skip
+    }
     try:
         for peer in peers.values():
             peer()  # loads the model

@@ -75,7 +75,9 @@ def framefuse(model: Path, **options: Any) -> Run:
 PEERS: dict[str, Callable[[Path], Run]] = {
     "framefuse": framefuse,
     "framefuse, fp32": lambda model: framefuse(model, precision="fp32"),
+    "framefuse, INT8": framefuse,
     "SAHI, ONNX Runtime": sahi,
+    "SAHI, ONNX Runtime, INT8": sahi,
     "SAHI, OpenVINO": sahi,
 }
 

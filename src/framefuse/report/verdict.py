@@ -86,10 +86,8 @@ def verdict(
     if machine_idle is not None:
         unused = min(unused, machine_idle)
     idle = min(max((unused - 0.1) / 0.3, 0.0), 1.0) if known else 1.0
-    loads = []
-    for stage in stages:
-        waits = 0.0 if source_limits and stage.name == "decode" else idle
-        loads.append(_load(stage, frames, measured, waits))
+    own = {"decode": 0.0} if source_limits else {}
+    loads = [_load(stage, frames, measured, own.get(stage.name, idle)) for stage in stages]
     spare = max(cpu_ms - sum(load.cpu for load in loads), 0.0)
     whole = _bound(loads, cores, spare, known)
     fps, explained = 1e3 / measured, min(whole / measured, 1.0)
@@ -106,9 +104,8 @@ def verdict(
     if not what_ifs:
         return Verdict("no stage was measured", None, explained, ())
     best = what_ifs[0]
-    if best.factor < 1.05:
-        sentence = "no single stage is the bottleneck: without any one of them the run would be less than 5 % faster"
-    else:
+    sentence = "no single stage is the bottleneck: without any one of them the run would be less than 5 % faster"
+    if best.factor >= 1.05:
         load = next(load for load in loads if load.stage.name == best.stage)
         sentence = (
             f"{best.stage} is the bottleneck: {_why(load, loads, cores, cpu_ms, measured, known)}; without it the run "

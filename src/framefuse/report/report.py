@@ -120,19 +120,14 @@ def build_report(
         events: what they did.
         error: what ended the run early.
     """
-    infos, cores, limit = list(sources), available_cores(), memory_limit()
+    infos, stages, cores, limit = list(sources), measured.stages, available_cores(), memory_limit()
     frames, seconds, faults, peak = measured.frames, measured.seconds, measured.minor_faults, measured.peak_rss_mb
     cpu_ms = measured.cpu_seconds * 1e3 / max(frames, 1)
     late = sum(info.drops.get(cause, 0) for info in infos for cause in ("stale", "superseded"))
+    # A pipeline slower than its live source drops frames; a few drops during the slow first frames are normal.
+    live, idle = bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames, measured.machine_idle
     found = verdict(
-        measured.stages,
-        cores=cores,
-        frames=frames,
-        seconds=seconds,
-        cpu_ms=cpu_ms,
-        machine_idle=measured.machine_idle,
-        # A pipeline slower than its live source drops frames; a few drops during the slow first frames are normal.
-        source_limits=bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames,
+        stages, cores=cores, frames=frames, seconds=seconds, cpu_ms=cpu_ms, machine_idle=idle, source_limits=live
     )
     per_class = dict(sorted((detections or {}).items(), key=lambda row: -row[1]))
     full = []
@@ -149,14 +144,14 @@ def build_report(
         what_ifs=list(found.what_ifs),
         cores=cores,
         cpu_ms_per_frame=cpu_ms,
-        other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
+        other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in stages), 0.0),
         detections=sum(per_class.values()),
         detections_per_class=per_class,
         tracks=tracks,
         events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
-        views=ViewFacts.of(*looked, measured.stages) if looked else None,
+        views=ViewFacts.of(*looked, stages) if looked else None,
         choices=list(choices),
         copies=list(copies),
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),

@@ -145,18 +145,15 @@ class ReportFacts(Measured):
 
     def summary(self) -> str:
         """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; limited by inference"."""
+        masks = self.model is not None and self.model.layout == "semantic"
         parts = [f"{counted(self.frames, 'frame')} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
-        if self.latency_ms:
-            parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
-        if self.model is None or self.model.layout != "semantic":
-            parts.append(counted(self.detections, "detection"))
-        if self.tracks is not None:
-            parts.append(counted(self.tracks, "track"))
+        parts += [f"{self.latency_ms.p50:.1f} ms p50 latency"] if self.latency_ms else []
+        parts += [] if masks else [counted(self.detections, "detection")]
+        parts += [] if self.tracks is None else [counted(self.tracks, "track")]
+        end = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
         if self.error:
-            where = f" in {self.error.stage}" if self.error.stage else ""
-            return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
-        limit = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
-        return ", ".join(parts) + limit
+            end = f"; ended by {self.error.kind}{f' in {self.error.stage}' if self.error.stage else ''}"
+        return ", ".join(parts) + end
 
     def table(self) -> str:
         """The report as plain text, about 100 columns wide."""

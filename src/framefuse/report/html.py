@@ -34,6 +34,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
     title = report.model.name if report.model else "run"
     source = ", ".join(few([_name(source.uri) for source in report.sources], NAMED))
     views = f"<p>{report.views.line()}</p>" if report.views else ""
+    machine = _facts(report.environment.items())
     gain = "Predicted speed of the same run if one stage were free. Improve the stage with the longest bar first."
     latency = "From arrival (live) or decoding to the result. Dashed: p50, p95, p99."
     speed = "Frames per second over equal intervals. Dashed: the mean."
@@ -49,10 +50,7 @@ def render(report: ReportFacts, folder: Path | None = None) -> str:
         _section("Views", views),
         _section("Copies", _copies(report), "Bytes per frame between host (h) and device (d)."),
         _pair(_section("Automatic choices", _list(report.choices)), _section("Source", _sources(report))),
-        _pair(
-            _section("Outputs", _outputs(report, folder)),
-            _section("Machine and versions", _facts(report.environment.items())),
-        ),
+        _pair(_section("Outputs", _outputs(report, folder)), _section("Machine and versions", machine)),
     ]
     return page(f"framefuse: {title}", sections)
 

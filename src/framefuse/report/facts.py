@@ -8,7 +8,7 @@ from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
-from framefuse.runtime.profiling import PROGRAM, Measured, StageStats
+from framefuse.runtime.profiling import Measured
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -66,11 +66,6 @@ class ViewFacts:
     """From preprocessing to the result of one view; several are in progress at once."""
     pixels: float
     """Pixels of the views of a frame over those of the frame."""
-
-    @classmethod
-    def of(cls, per_frame: float, pixels: float, stages: Sequence[StageStats]) -> ViewFacts:
-        spreads = [stage.device_ms or stage.busy_ms for stage in stages if stage.thread == PROGRAM]
-        return cls(per_frame, sum(spread.mean for spread in spreads), pixels)
 
     def line(self) -> str:
         return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"

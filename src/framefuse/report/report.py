@@ -18,7 +18,7 @@ from framefuse.errors import SinkError, UsageError
 from framefuse.report.facts import SCHEMA, CopyFacts, ErrorFacts, ModelFacts, ReportFacts, SourceFacts, ViewFacts
 from framefuse.report.html import render
 from framefuse.report.verdict import verdict
-from framefuse.runtime.profiling import Measured, Measurements
+from framefuse.runtime.profiling import PROGRAM, Measured, Measurements
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -130,6 +130,7 @@ def build_report(
         stages, cores=cores, frames=frames, seconds=seconds, cpu_ms=cpu_ms, machine_idle=idle, source_limits=live
     )
     per_class = dict(sorted((detections or {}).items(), key=lambda row: -row[1]))
+    each = sum((stage.device_ms or stage.busy_ms).mean for stage in stages if stage.thread == PROGRAM)
     full = []
     if peak and limit is not None and peak * 1e6 >= 0.9 * limit:
         allowed = f"the {limit / 1e6:,.0f} MB allowed; beyond that, the run is killed"
@@ -151,7 +152,7 @@ def build_report(
         events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
-        views=ViewFacts.of(*looked, stages) if looked else None,
+        views=ViewFacts(looked[0], each, looked[1]) if looked else None,
         choices=list(choices),
         copies=list(copies),
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),

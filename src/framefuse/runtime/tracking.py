@@ -59,15 +59,16 @@ class Tracks:
         self._name, self._info_of = settings.track, info_of
         self._options = TrackerOptions(**{name: getattr(settings, f"track_{name}") for name in names})
         self._least = None if settings.conf <= settings.track_low else np.float32(settings.conf)
-        self._trackers: dict[int, tuple[Tracker, SourceInfo, int]] = {}
-        """The tracker of each number, with the source that it follows and its connection."""
+        self._sources: dict[int, tuple[SourceInfo, int]] = {}
+        """The source that each tracker follows, and its connection, by the tracker's number."""
+        self._trackers: dict[int, Tracker] = {}
         self._numbers: dict[int, int] = {}
         """Number of each source that has none of its own, by its identity."""
 
     @property
     def count(self) -> int:
         """Tracks so far."""
-        return sum(tracker.count for tracker, *_ in self._trackers.values())
+        return sum(tracker.count for tracker in self._trackers.values())
 
     def follow(self, found: FrameResult) -> FrameResult:
         """A result with ids, without the boxes that only the tracker needs."""
@@ -84,13 +85,11 @@ class Tracks:
         if number is None:
             number = self._numbers.setdefault(id(info), len(self._numbers))
         if number not in self._trackers:
-            tracker = open_tracker(self._name, self._options, first_id=1 + number * IDS)
-        else:
-            tracker, followed, last = self._trackers[number]
-            if followed is not info or last != connection:
-                tracker.reset()
-        self._trackers[number] = tracker, info, connection
-        return tracker
+            self._trackers[number] = open_tracker(self._name, self._options, first_id=1 + number * IDS)
+        elif self._sources[number][0] is not info or self._sources[number][1] != connection:
+            self._trackers[number].reset()
+        self._sources[number] = info, connection
+        return self._trackers[number]
 
 
 def events_for(settings: Settings, card: Card, info_of: Callable[[str], SourceInfo]) -> Events | None:

@@ -34,7 +34,6 @@ from framefuse.report.facts import CopyFacts, ErrorFacts, ModelFacts
 from framefuse.report.report import FILES, Report, build_report
 from framefuse.runtime.batching import Batcher
 from framefuse.runtime.channel import JOIN_SECONDS, Threaded
-from framefuse.runtime.events import events_for
 from framefuse.runtime.job import options_of, plan_job
 from framefuse.runtime.ledger import Copy
 from framefuse.runtime.model import Model
@@ -44,7 +43,7 @@ from framefuse.runtime.program import FrameResult, Observer
 from framefuse.runtime.readers import is_live, open_sources
 from framefuse.runtime.requested_sinks import SinkFactory, sinks_for, writes
 from framefuse.runtime.stages import decode, infer, sized, track, warm_up, write
-from framefuse.runtime.tracking import tracks_for
+from framefuse.runtime.tracking import Tracks, events_for
 from framefuse.runtime.views import Choose, viewer_for
 from framefuse.runtime.watchdog import watched
 from framefuse.sinks.manifest import MANIFEST
@@ -154,7 +153,7 @@ class Pipeline:
             if self._viewer:
                 plan = plan.for_views(self._viewer, info)
             self._batcher: Batcher[Frame] = Batcher(plan.batch, settings.batch_timeout)
-            self._tracks = tracks_for(plan.settings, self._info_of)
+            self._tracks = Tracks(plan.settings, self._info_of) if plan.settings.track else None
             self._events = events_for(plan.settings, plan.card, self._info_of)
             own = self._events.sink if self._events else None
             self._make_sinks = partial(sinks_for, plan.settings, sinks, events=own)
@@ -282,7 +281,7 @@ class Pipeline:
             choices=dict.fromkeys([*self._choices, *(viewer.reasons if viewer else ()), *self._program.reasons]),
             copies=[CopyFacts(*copy, size / max(1, ledger.frames)) for copy, size in copied.items()],
             tracks=self._tracks.count if self._tracks else None,
-            events=self._events.facts() if self._events else None,
+            events=self._events.tally.facts() if self._events else None,
             detections={self.card.names.get(number, str(number)): n for number, n in self._counts.items()},
             outputs=sinks.paths if sinks else (),
             unreadable=sum(source.info.drops.get("unreadable", 0) for source in self.sources),

@@ -21,9 +21,8 @@ from framefuse.cli.app import main
 from framefuse.errors import ConfigError, SinkError, UsageError
 from framefuse.frame import Frame
 from framefuse.prediction import Change, Detections, Event, FrameInfo
-from framefuse.runtime.events import Events
 from framefuse.runtime.program import FrameResult
-from framefuse.runtime.tracking import Tracks
+from framefuse.runtime.tracking import Events, Tracks
 from framefuse.sinks import open_sink
 from framefuse.sinks.events import EventsSink, thumbnail
 from framefuse.sinks.repair import repair_folder
@@ -282,7 +281,7 @@ def test_a_stream_that_reconnects_ends_its_tracks_and_begins_new_ones() -> None:
     events, run = run_by_hand(Settings(track="bytetrack", events=True), frames, info)
     assert said(events) == ["new: ", "end: reconnected", "new: "]
     assert events[1].frame == 9 and events[1].track_id == events[0].track_id != events[2].track_id
-    assert run.notes == ["rtsp://camera: tracks ended where the source was reconnected, and new ones began"]
+    assert list(run.notes) == ["rtsp://camera: tracks ended where the source was reconnected, and new ones began"]
     assert said(run.ended) == ["end: source ended"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from framefuse.common.text import counted
 from framefuse.sources import SourceInfo
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_SECONDS = 10.0
-
-
-class Line(Protocol):
-    def __call__(self, text: str, **facts: float) -> None: ...
 
 
 class Bar:
@@ -36,7 +32,7 @@ class Bar:
         console: Console | None = None,
         *,
         shown: bool = True,
-        line: Line | None = None,
+        line: Callable[..., None] | None = None,
         bar: bool | None = None,
     ) -> None:
         self._shown, self._infos, self._frames = shown, infos, 0
@@ -60,7 +56,7 @@ class Bar:
             disable=not drawn,
         )
         self._task = self._progress.add_task("", total=total, fps=0.0, drops="")
-        self._line: Callable[..., None] = line or (lambda text, **_: console.print(text, markup=False))
+        self._line = line or (lambda text, **_: console.print(text, markup=False))
         self._started = monotonic()
         self._next_line = self._started + LINE_SECONDS
 
@@ -78,19 +74,15 @@ class Bar:
 
     def reach(self, frames: int) -> None:
         """Show that this many frames are done."""
-        if not self._shown:
-            return
-        self._frames = frames
-        now = monotonic()
-        if self._progress.disable and now < self._next_line:
+        self._frames, now = frames, monotonic()
+        if not self._shown or (self._progress.disable and now < self._next_line):
             return
         infos = [part for info in self._infos for part in (info, *info.parts.values())]
         dropped = sum(sum(info.drops.values()) for info in infos)
-        fps = self._frames / max(now - self._started, 1e-9)
-        drops = f"{dropped:,} dropped" if dropped else ""
+        fps, drops = frames / max(now - self._started, 1e-9), f"{dropped:,} dropped" if dropped else ""
         if not self._progress.disable:
             self._progress.update(self._task, completed=frames, fps=fps, drops=drops)
             return
         self._next_line = now + LINE_SECONDS
-        text = ", ".join(filter(None, (counted(self._frames, "frame"), f"{fps:.1f} fps", drops)))
-        self._line(text, frames=self._frames, fps=round(fps, 2), dropped=dropped)
+        text = ", ".join(filter(None, (counted(frames, "frame"), f"{fps:.1f} fps", drops)))
+        self._line(text, frames=frames, fps=round(fps, 2), dropped=dropped)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framefuse.common.text import counted
 from framefuse.report.verdict import WhatIf
-from framefuse.runtime.profiling import PROGRAM, Measured, StageStats
+from framefuse.runtime.profiling import Measured
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -54,6 +53,9 @@ class ModelFacts:
     engine: str
     precision: str
 
+    def line(self) -> str:
+        return f"{self.name}, {self.layout}, {self.input}, {self.engine} {self.precision}"
+
 
 @dataclass(frozen=True)
 class ViewFacts:
@@ -64,11 +66,6 @@ class ViewFacts:
     """From preprocessing to the result of one view; several are in progress at once."""
     pixels: float
     """Pixels of the views of a frame over those of the frame."""
-
-    @classmethod
-    def of(cls, per_frame: float, pixels: float, stages: Sequence[StageStats]) -> ViewFacts:
-        spreads = [stage.device_ms or stage.busy_ms for stage in stages if stage.thread == PROGRAM]
-        return cls(per_frame, sum(spread.mean for spread in spreads), pixels)
 
     def line(self) -> str:
         return f"{self.per_frame:.3g} a frame, {self.ms:.3g} ms each, with {self.pixels:.3g} times its pixels"
@@ -143,31 +140,23 @@ class ReportFacts(Measured):
 
     def summary(self) -> str:
         """One line: "300 frames in 3.6 s, 83.3 fps, 12.4 ms p50 latency, 2,345 detections; limited by inference"."""
+        masks = self.model is not None and self.model.layout == "semantic"
         parts = [f"{counted(self.frames, 'frame')} in {self.seconds:.1f} s", f"{self.fps:.1f} fps"]
-        if self.latency_ms:
-            parts.append(f"{self.latency_ms.p50:.1f} ms p50 latency")
-        if self.model is None or self.model.layout != "semantic":
-            parts.append(counted(self.detections, "detection"))
-        if self.tracks is not None:
-            parts.append(counted(self.tracks, "track"))
+        parts += [f"{self.latency_ms.p50:.1f} ms p50 latency"] if self.latency_ms else []
+        parts += [] if masks else [counted(self.detections, "detection")]
+        parts += [] if self.tracks is None else [counted(self.tracks, "track")]
+        end = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
         if self.error:
-            where = f" in {self.error.stage}" if self.error.stage else ""
-            return ", ".join(parts) + f"; ended by {self.error.kind}{where}"
-        limit = f"; limited by {'the source' if self.limiter == 'source' else self.limiter}" if self.limiter else ""
-        return ", ".join(parts) + limit
+            end = f"; ended by {self.error.kind}{f' in {self.error.stage}' if self.error.stage else ''}"
+        return ", ".join(parts) + end
 
     def table(self) -> str:
         """The report as plain text, about 100 columns wide."""
-        lines = [self.summary(), ""]
-        if self.model:
-            model = self.model
-            lines.append(f"model    {model.name}, {model.layout}, {model.input}, {model.engine} {model.precision}")
+        lines = [self.summary(), "", *([f"model    {self.model.line()}"] if self.model else [])]
         lines += [f"views    {self.views.line()}"] if self.views else []
         lines += [f"source   {text}" for text in few([source.line() for source in self.sources])]
-        if self.frames:
-            lines += self._stage_lines()
-        if self.copies:
-            lines.append(f"copies   {self.copied()}")
+        lines += self._stage_lines() if self.frames else []
+        lines += [f"copies   {self.copied()}"] if self.copies else []
         lines += self.events.text_lines() if self.events else []
         for title, texts in (("choice", self.choices), ("warning", self.warnings), ("wrote", self.outputs)):
             lines += [f"{title:<9}{text}" for text in few(texts, MANY if title == "choice" else FEW)]
@@ -179,16 +168,15 @@ class ReportFacts(Measured):
     def _stage_lines(self) -> list[str]:
         """The stages with their times, and the verdict."""
         on_gpu = any(stage.device_ms for stage in self.stages)
-        head = f"{'GPU ms':>9}" if on_gpu else ""
+        head = "   GPU ms" if on_gpu else ""
         head += f"{'p50 ms':>9}{'p95':>9}{'p99':>9}{'waiting s':>11}{'blocked s':>11}"
         lines = ["", f"{'stage':<14}{'CPU ms':>8} {'':<16}{head}"]
         for stage in self.stages:
-            cpu = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}"
-            busy = "".join(f"{value:>9.2f}" for value in (stage.busy_ms.p50, stage.busy_ms.p95, stage.busy_ms.p99))
-            if on_gpu:
-                busy = f"{f'{stage.device_ms.mean:.3f}' if stage.device_ms else '-':>9}{busy}"
-            waits = f"{stage.wait_in_ms / 1e3:>11.2f}{stage.wait_out_ms / 1e3:>11.2f}"
-            lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{busy}{waits}")
+            cpu, busy = "-" if stage.cpu_ms is None else f"{stage.cpu_ms:.2f}", stage.busy_ms
+            times = f"{busy.p50:>9.2f}{busy.p95:>9.2f}{busy.p99:>9.2f}"
+            times += f"{stage.wait_in_ms / 1e3:>11.2f}{stage.wait_out_ms / 1e3:>11.2f}"
+            gpu = f"{f'{stage.device_ms.mean:.3f}' if stage.device_ms else '-':>9}" if on_gpu else ""
+            lines.append(f"{stage.name:<14}{cpu:>8} {self._bar(stage.cpu_ms):<16}{gpu}{times}")
         lines.append(f"{'other':<14}{self.other_cpu_ms:>8.2f} {self._bar(self.other_cpu_ms):<16}")
         offered = self.seconds * 1e3 / max(self.frames, 1) * self.cores
         cores = f"of {offered:.2f} available on {counted(self.cores, 'core')}"
@@ -197,9 +185,8 @@ class ReportFacts(Measured):
 
     def copied(self) -> str:
         """What crossed the bus: "per frame over the bus: 0 bytes of pixels, 3,456 of tables and results"."""
-        over = [row for row in self.copies if row.direction != "d2d"]
-        pixels = sum(row.bytes_per_frame for row in over if row.kind == "pixels")
-        rest = sum(row.bytes_per_frame for row in over if row.kind != "pixels")
+        over = [(row.bytes_per_frame, row.kind == "pixels") for row in self.copies if row.direction != "d2d"]
+        pixels, rest = (sum(size for size, of_pixels in over if of_pixels is wanted) for wanted in (True, False))
         return f"per frame over the bus: {pixels:,.0f} bytes of pixels, {rest:,.0f} of tables and results"
 
     def _bar(self, cpu_ms: float | None, width: int = 15) -> str:
@@ -208,29 +195,8 @@ class ReportFacts(Measured):
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def to_json(self) -> str:
-        return printable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def skipped(infos: Sequence[SourceInfo]) -> list[str]:
-    """What the sources skipped; with several, each line names its source, as those of a list do already."""
-    names = tuple(f"{info.uri}: " for info in infos)
-    found = []
-    for info in infos:
-        is_list = info.path is None and info.kind != "images"
-        for text in info.notes:
-            if "skipped" in text:
-                found.append(text if len(infos) == 1 or is_list or text.startswith(names) else f"{info.uri}: {text}")
-    return list(dict.fromkeys(found))
-
 
 def few(texts: Sequence[str], limit: int = FEW) -> list[str]:
     """The texts, or the first of many and how many follow."""
-    if len(texts) <= limit:
-        return list(texts)
-    return [*texts[: limit - 1], f"and {len(texts) - limit + 1:,} more, see report.json"]
-
-
-def printable(text: str) -> str:
-    """The text with ? for what UTF-8 cannot encode, such as the raw bytes of a file name."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    more = f"and {len(texts) - limit + 1:,} more, see report.json"
+    return list(texts) if len(texts) <= limit else [*texts[: limit - 1], more]

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from framefuse.common.machine import available_cores, memory_limit
+from framefuse.common.version import __version__
 from framefuse.errors import SinkError, UsageError
-from framefuse.report.facts import (
-    SCHEMA,
-    CopyFacts,
-    ErrorFacts,
-    ModelFacts,
-    ReportFacts,
-    SourceFacts,
-    ViewFacts,
-    printable,
-    skipped,
-)
+from framefuse.report.facts import SCHEMA, CopyFacts, ErrorFacts, ModelFacts, ReportFacts, SourceFacts, ViewFacts
 from framefuse.report.html import render
 from framefuse.report.verdict import verdict
-from framefuse.runtime.profiling import Measured, Measurements
+from framefuse.runtime.profiling import PROGRAM, Measured, Measurements
 from framefuse.sources import SourceInfo
 from framefuse.tracking.tally import EventFacts
 
@@ -58,6 +49,9 @@ class Report(ReportFacts):
             )
         return report
 
+    def to_json(self) -> str:
+        return _printable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
+
     def _repr_html_(self) -> str:
         """The page in a frame, for notebooks."""
         page = escape(self.to_html(), quote=True)
@@ -65,7 +59,7 @@ class Report(ReportFacts):
 
     def to_html(self, folder: Path | None = None) -> str:
         """The report as one self-contained page; links to outputs are relative to `folder`."""
-        return printable(render(self, folder))
+        return _printable(render(self, folder))
 
     def save(self, folder: Path) -> list[Path]:
         """Write FILES into a folder, which is created if missing; returns their paths.
@@ -95,6 +89,11 @@ class Report(ReportFacts):
         return list(texts)
 
 
+def _printable(text: str) -> str:
+    """The text with ? for what UTF-8 cannot encode, such as the raw bytes of a file name."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def build_report(
     measured: Measurements,
     *,
@@ -111,7 +110,7 @@ def build_report(
     warnings: Iterable[str] = (),
     error: ErrorFacts | None = None,
 ) -> Report:
-    """Build the report of a run, finished or failed.
+    """The report of a run, finished or failed.
 
     Args:
         measured: `Recorder.snapshot()`.
@@ -121,24 +120,23 @@ def build_report(
         events: what they did.
         error: what ended the run early.
     """
-    infos = list(sources)
-    frames, seconds, cores = measured.frames, measured.seconds, available_cores()
+    infos, stages, cores, limit = list(sources), measured.stages, available_cores(), memory_limit()
+    frames, seconds, faults, peak = measured.frames, measured.seconds, measured.minor_faults, measured.peak_rss_mb
     cpu_ms = measured.cpu_seconds * 1e3 / max(frames, 1)
     late = sum(info.drops.get(cause, 0) for info in infos for cause in ("stale", "superseded"))
+    # A pipeline slower than its live source drops frames; a few drops during the slow first frames are normal.
+    live, idle = bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames, measured.machine_idle
     found = verdict(
-        measured.stages,
-        cores=cores,
-        frames=frames,
-        seconds=seconds,
-        cpu_ms=cpu_ms,
-        machine_idle=measured.machine_idle,
-        # A pipeline slower than its live source drops frames; a few drops during the slow first frames are normal.
-        source_limits=bool(infos) and all(info.live for info in infos) and late <= 0.02 * frames,
+        stages, cores=cores, frames=frames, seconds=seconds, cpu_ms=cpu_ms, machine_idle=idle, source_limits=live
     )
     per_class = dict(sorted((detections or {}).items(), key=lambda row: -row[1]))
-    faults = measured.minor_faults
+    each = sum((stage.device_ms or stage.busy_ms).mean for stage in stages if stage.thread == PROGRAM)
+    full = []
+    if peak and limit is not None and peak * 1e6 >= 0.9 * limit:
+        allowed = f"the {limit / 1e6:,.0f} MB allowed; beyond that, the run is killed"
+        full.append(f"peak memory was {peak:,.0f} MB of {allowed}")
     return Report(
-        framefuse=_version("framefuse"),
+        framefuse=__version__,
         **{fact.name: getattr(measured, fact.name) for fact in fields(Measured)},
         fps=frames / seconds if seconds else 0.0,
         verdict=found.sentence,
@@ -147,31 +145,33 @@ def build_report(
         what_ifs=list(found.what_ifs),
         cores=cores,
         cpu_ms_per_frame=cpu_ms,
-        other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in measured.stages), 0.0),
+        other_cpu_ms=max(cpu_ms - sum(stage.cpu_ms or 0.0 for stage in stages), 0.0),
         detections=sum(per_class.values()),
         detections_per_class=per_class,
         tracks=tracks,
         events=events,
         sources=[SourceFacts.of(info) for info in infos],
         model=model,
-        views=ViewFacts.of(*looked, measured.stages) if looked else None,
+        views=ViewFacts(looked[0], each, looked[1]) if looked else None,
         choices=list(choices),
         copies=list(copies),
         minor_faults_per_frame=None if faults is None else faults / max(frames, 1),
         outputs=[str(path) for path in outputs],
         unreadable=unreadable,
-        warnings=[*skipped(infos), *warnings, *_nearly_full(measured.peak_rss_mb)],
+        warnings=[*_skipped(infos), *warnings, *full],
         error=error,
         environment=environment(),
     )
 
 
-def _nearly_full(peak_mb: float | None) -> list[str]:
-    """Warns if the memory that the process may use was nearly used up."""
-    limit = memory_limit()
-    if not peak_mb or limit is None or peak_mb * 1e6 < 0.9 * limit:
-        return []
-    return [f"peak memory was {peak_mb:,.0f} MB of the {limit / 1e6:,.0f} MB allowed; beyond that, the run is killed"]
+def _skipped(infos: Sequence[SourceInfo]) -> list[str]:
+    """What the sources skipped; with several, each line names its source, as those of a list do already."""
+    names, found = tuple(f"{info.uri}: " for info in infos), dict[str, None]()
+    for info in infos:
+        named = len(infos) == 1 or (info.path is None and info.kind != "images")
+        for text in (note for note in info.notes if "skipped" in note):
+            found[text if named or text.startswith(names) else f"{info.uri}: {text}"] = None
+    return list(found)
 
 
 def environment() -> dict[str, str]:
@@ -182,10 +182,8 @@ def environment() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
     }
-    for package in ("numpy", "av", "openvino", "onnxruntime"):
-        if package in sys.modules:
-            facts[package] = _version(package)
-    return facts
+    packages = {name: sys.modules[name] for name in ("numpy", "av", "openvino", "onnxruntime") if name in sys.modules}
+    return facts | {name: str(getattr(module, "__version__", "unknown")) for name, module in packages.items()}
 
 
 def _cpu_model() -> str:
@@ -194,10 +192,3 @@ def _cpu_model() -> str:
             if line.startswith(("model name", "Model")):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "from source"

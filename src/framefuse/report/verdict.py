@@ -81,17 +81,14 @@ def verdict(
     if not frames or seconds <= 0:
         return Verdict("no frame was processed", None, 0.0, ())
     measured = seconds * 1e3 / frames
-    known = any(stage.cpu_ms is not None for stage in stages)
-    unused = 1 - cpu_ms / (cores * measured)
-    if machine_idle is not None:
-        unused = min(unused, machine_idle)
-    idle = min(max((unused - 0.1) / 0.3, 0.0), 1.0) if known else 1.0
-    loads = []
-    for stage in stages:
-        waits = 0.0 if source_limits and stage.name == "decode" else idle
-        loads.append(_load(stage, frames, measured, waits))
+    if all(stage.cpu_ms is None for stage in stages):  # unknown on this system
+        cpu_ms, machine_idle = 0.0, None
+    unused = min(1 - cpu_ms / (cores * measured), 1.0 if machine_idle is None else machine_idle)
+    idle = min(max((unused - 0.1) / 0.3, 0.0), 1.0)
+    own = {"decode": 0.0} if source_limits else {}
+    loads = [_load(stage, frames, measured, own.get(stage.name, idle)) for stage in stages]
     spare = max(cpu_ms - sum(load.cpu for load in loads), 0.0)
-    whole = _bound(loads, cores, spare, known)
+    whole = _bound(loads, cores, spare)
     fps, explained = 1e3 / measured, min(whole / measured, 1.0)
     if source_limits:
         could = f"; the pipeline could process about {_about(0.9e3 / whole)} fps" if 0.9 * measured > whole > 0 else ""
@@ -99,19 +96,18 @@ def verdict(
         return Verdict(sentence, "source", explained, ())
     what_ifs = []
     for load in loads:
-        rest = _bound([other for other in loads if other is not load], cores, spare, known)
+        rest = _bound([other for other in loads if other is not load], cores, spare)
         factor = min(max(whole / rest, 1.0), 1e3) if rest else 1e3
         what_ifs.append(WhatIf(load.stage.name, fps * factor, factor))
     what_ifs.sort(key=lambda what_if: -what_if.factor)
     if not what_ifs:
         return Verdict("no stage was measured", None, explained, ())
     best = what_ifs[0]
-    if best.factor < 1.05:
-        sentence = "no single stage is the bottleneck: without any one of them the run would be less than 5 % faster"
-    else:
+    sentence = "no single stage is the bottleneck: without any one of them the run would be less than 5 % faster"
+    if best.factor >= 1.05:
         load = next(load for load in loads if load.stage.name == best.stage)
         sentence = (
-            f"{best.stage} is the bottleneck: {_why(load, loads, cores, cpu_ms, measured, known)}; without it the run "
+            f"{best.stage} is the bottleneck: {_why(load, loads, cores, cpu_ms, measured)}; without it the run "
             f"would reach about {_about(best.fps)} fps ({best.factor:.1f}x)"
         )
     if explained < 0.6:
@@ -136,21 +132,21 @@ def _load(stage: StageStats, frames: int, measured: float, idle: float) -> _Load
     return _Load(stage, own + idle * max(wall - own, 0.0), min(helpers / stage.parallel, measured), stage.cpu_ms, 0.0)
 
 
-def _bound(loads: Sequence[_Load], cores: int, spare: float, known: bool) -> float:
+def _bound(loads: Sequence[_Load], cores: int, spare: float) -> float:
     threads: dict[str, float] = {}
     for load in loads:
         threads[load.stage.thread] = threads.get(load.stage.thread, 0.0) + load.serial
-    packed = (sum(load.cpu for load in loads) + spare) / cores if known else 0.0
+    packed = (sum(load.cpu for load in loads) + spare) / cores
     return max([packed, *threads.values(), *(load.pool for load in loads), sum(load.gpu for load in loads)])
 
 
-def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measured: float, known: bool) -> str:
+def _why(load: _Load, loads: Sequence[_Load], cores: int, cpu_ms: float, measured: float) -> str:
     """The resource that the limiting stage exhausts first."""
     thread = sum(other.serial for other in loads if other.stage.thread == load.stage.thread)
     gpu = sum(other.gpu for other in loads)
-    if load.gpu and gpu >= max(thread, load.pool, cpu_ms / cores if known else 0.0):
+    if load.gpu and gpu >= max(thread, load.pool, cpu_ms / cores):
         return f"it takes {load.gpu:.2f} of the {gpu:.2f} ms that a frame needs on the GPU"
-    if known and cpu_ms / cores >= max(thread, load.pool):
+    if cpu_ms / cores >= max(thread, load.pool):
         return f"{load.cpu:.1f} of {cpu_ms:.1f} CPU-ms per frame on {counted(cores, 'core')}"
     if load.pool >= thread:
         return f"it takes {load.pool:.1f} of the {measured:.1f} ms per frame with {load.stage.parallel} in parallel"

@@ -1,22 +1,30 @@
-"""Tracking in a run: a tracker for each source, between inference and the sinks.
+"""Tracking and events in a run: a tracker and a `Watch` for each source, between inference and the sinks.
 
 The model answers with every box from `track_low` on. The tracker sees all of them; what goes on are those above `conf`.
+Events are made in the thread that writes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from framefuse.config import Settings
-from framefuse.prediction import FrameInfo
+from framefuse.models.card import Card
+from framefuse.prediction import Event, FrameInfo
+from framefuse.runtime.choices import class_number
 from framefuse.runtime.program import FrameResult
+from framefuse.sinks import Sink, open_sink
 from framefuse.sources import SourceInfo
 from framefuse.tracking import Tracker, TrackerOptions, open_tracker
+from framefuse.tracking.events import EventOptions, Watch
 from framefuse.tracking.stereo import Partners
+from framefuse.tracking.tally import Tally
+from framefuse.tracking.zones import Places, load_places
 
 IDS = 1_000_000
 """Ids of each source of a run: those of the n-th, from 0, begin at 1 + n * IDS."""
@@ -29,18 +37,6 @@ def least_confidence(settings: Settings) -> float:
     return min(settings.conf, settings.track_low) if settings.track else settings.conf
 
 
-def tracks_for(settings: Settings, info_of: Callable[[str], SourceInfo]) -> Tracks | None:
-    """What follows the objects of a run; None: nothing does.
-
-    Args:
-        info_of: facts of the source that a frame comes from.
-
-    Raises:
-        UsageError: a setting is out of its range.
-    """
-    return Tracks(settings, info_of) if settings.track else None
-
-
 def seconds_of(frame: FrameInfo, info: SourceInfo) -> float:
     """The time of a frame; without one, by the frame rate of its source."""
     return frame.index / float(info.fps or RATE) if frame.seconds is None else frame.seconds
@@ -51,6 +47,12 @@ class Tracks:
 
     A file, address or camera is a source; so are all images of a folder or list together. Frames without a time have
     that of their number at the source's frame rate.
+
+    Args:
+        info_of: facts of the source that a frame comes from.
+
+    Raises:
+        UsageError: a setting is out of its range.
     """
 
     def __init__(self, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
@@ -93,3 +95,89 @@ class Tracks:
             self._trackers[number].reset()
         self._sources[number] = info, connection
         return number
+
+
+def events_for(settings: Settings, card: Card, info_of: Callable[[str], SourceInfo]) -> Events | None:
+    """What makes the events of a run; None: nobody wants any.
+
+    Raises:
+        ConfigError, UsageError: the zones file cannot be used.
+    """
+    if not settings.needs_tracks:
+        return None
+    places = load_places(settings.zones, partial(class_number, card)) if settings.zones else Places()
+    return Events(places, settings, info_of)
+
+
+class Events:
+    """The events of a run. The results of each source come in its order; sources may alternate.
+
+    Attributes:
+        ended: the last events of tracks that were there when their source ended, which no result carries.
+        notes: what was unusual, each once.
+        tally: what the events so far add up to.
+    """
+
+    def __init__(self, places: Places, settings: Settings, info_of: Callable[[str], SourceInfo]) -> None:
+        self._places, self._info_of = places, info_of
+        self._options = EventOptions(settings.stationary, settings.recheck, settings.track_buffer, least=settings.conf)
+        self._thumbnails = settings.save_events and settings.thumbnails
+        self._watches: dict[str, Watch] = {}
+        self._rest: dict[str, list[Event]] = {}
+        self.notes: dict[str, None] = {}
+        self.tally = Tally(places)
+        self.ended: list[Event] = []
+
+    def sink(self) -> Sink:
+        """A sink that writes the events of one source."""
+        return open_sink("events", needs_frame=self._thumbnails, rest=self._take_rest, saved=self.tally.saved)
+
+    def follow(
+        self, results: Iterable[FrameResult], reader_of: Callable[[str], int], stopped: Callable[[], bool]
+    ) -> Iterator[FrameResult]:
+        """The results with their events. `reader_of` and `stopped` are those of `stages.write`."""
+        from framefuse.sinks.canvas import FrameConverter
+        from framefuse.sinks.events import thumbnail
+
+        converter, previous, why = FrameConverter(), dict[int, str](), "stopped"
+        try:
+            for found in results:
+                result, info = found.result, self._info_of(found.result.frame.source_id)
+                key = info.uri if info.kind == "images" else result.frame.source_id
+                reader = reader_of(result.frame.source_id)
+                if previous.setdefault(reader, key) != key:
+                    self._end(previous[reader], "source ended")
+                    previous[reader] = key
+                watch = self._watches.setdefault(key, Watch(self._places, self._options))
+                seen = result.detections if found.tracked is None else found.tracked
+                events = watch.update(seen, result.frame, seconds_of(result.frame, info))
+                if result.frame.seconds is None:
+                    self.notes[f"{key}: frames have no time, so events count them as equally far apart"] = None
+                if self._thumbnails and found.frame is not None and watch.improved:
+                    image = converter.rgb(found.frame)
+                    for track, box in watch.improved.items():
+                        watch.keep(track, thumbnail(image, box))
+                self._count(key, watch, events)
+                yield found._replace(result=replace(result, events=tuple(events)))
+            why = "stopped" if stopped() else "source ended"
+        finally:
+            for key in list(self._watches):
+                self._end(key, why)
+
+    def _take_rest(self, key: str) -> list[Event]:
+        self._end(key, "stopped")
+        return self._rest.pop(key, [])
+
+    def _end(self, key: str, why: str) -> None:
+        """End the tracks of a source; nothing if that has been done."""
+        if (watch := self._watches.pop(key, None)) is not None:
+            events = watch.end(why)
+            self._count(key, watch, events)
+            self._rest[key] = events
+            self.ended += [replace(event, thumbnail=None) for event in events]
+
+    def _count(self, key: str, watch: Watch, events: list[Event]) -> None:
+        for event in events:
+            self.tally.add(event, watch.size, watch.places)
+        for note in watch.notes:
+            self.notes[f"{key}: {note}"] = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -42,10 +41,9 @@ def to_json(event: Event, thumbnail: str | None = None) -> str:
     Args:
         thumbnail: file in the folder of the run.
     """
-    names = [field.name for field in fields(event) if field.name != "thumbnail"]
-    line = {RENAMED.get(name, name): _plain(getattr(event, name)) for name in names}
+    known = {RENAMED.get(name, name): _plain(value) for name, value in vars(event).items() if name != "thumbnail"}
     dwell = {zone: _plain(seconds) for zone, seconds in event.dwell.items()}
-    line = {"schema": SCHEMA, **line, "dwell": dwell, **({"thumbnail": thumbnail} if thumbnail else {})}
+    line = {"schema": SCHEMA, **known, "dwell": dwell, **({"thumbnail": thumbnail} if thumbnail else {})}
     return json.dumps(line, ensure_ascii=False, allow_nan=False)
 
 
@@ -98,19 +96,14 @@ class EventsSink(RecordSink):
     def _put(self, events: list[Event]) -> None:
         try:
             for event in events:
-                name = self._save(event) if event.thumbnail else None
-                self._file.append(encode(to_json(event, name) + "\n"))
+                name = f"{FOLDER}/{self._context.stem}_{event.track_id}.jpg"
+                if event.thumbnail:
+                    if len(self.paths) == 1:
+                        open_folder(self._context.folder / FOLDER)
+                        self.paths.append(self._context.folder / FOLDER)
+                    write_whole(self._context.output(name), event.thumbnail)
+                    self._saved(event.track_id, name)
+                self._file.append(encode(to_json(event, name if event.thumbnail else None) + "\n"))
         except BaseException:
             self._key = None  # nothing more is written
             raise
-
-    def _save(self, event: Event) -> str:
-        """Write the thumbnail; its name in the folder of the run."""
-        assert event.thumbnail is not None
-        if len(self.paths) == 1:
-            open_folder(self._context.folder / FOLDER)
-            self.paths.append(self._context.folder / FOLDER)
-        name = f"{FOLDER}/{self._context.stem}_{event.track_id}.jpg"
-        write_whole(self._context.output(name), event.thumbnail)
-        self._saved(event.track_id, name)
-        return name

@@ -37,8 +37,6 @@ OFF_PATH = 0.05
 """Diagonals by which a path may be simplified."""
 STORED, MOST = 256, 64
 """Points of a path in memory, and in an event."""
-
-
 NOTHING = Best(0, 0.0, (), 0.0, 0.0)
 
 
@@ -234,15 +232,11 @@ class Watch:
                 track.changes.append(Change("left", zone.name))
         for line, side in zip(self.places.lines, sides, strict=True):
             if abs(side) > MARGIN * diagonal:
-                point, before = points[line.anchor], track.clear.get(line.name)
-                track.clear[line.name] = side > 0, point
-                if (
-                    before
-                    and before[0] != (side > 0)
-                    and line.counts(track.class_id)
-                    and line.crossed(before[1], point)
-                ):
-                    track.crossings.append(Crossing(line.name, "in" if side > 0 else "out", now))
+                point, right = points[line.anchor], side > 0
+                before, start = track.clear.get(line.name, (right, point))
+                track.clear[line.name] = right, point
+                if before != right and line.counts(track.class_id) and line.crossed(start, point):
+                    track.crossings.append(Crossing(line.name, "in" if right else "out", now))
                     track.changes.append(Change("crossed", line.name, track.crossings[-1].direction))
         self._rest(track, points["centre"], STILL * diagonal)
         x1, y1, x2, y2 = track.box
@@ -294,28 +288,12 @@ class Watch:
         x1, _, x2, y2 = track.box
         step = (track.last, (x1 + x2) / 2, y2)
         track.path = simplified([*track.path, step], OFF_PATH * _diagonal(track.box), MOST)
-        return Event(
-            kind,
-            self._frame.source_id,
-            track.id,
-            track.class_id,
-            self._names.get(track.class_id, str(track.class_id)),
-            self._frame.index,
-            self._now,
-            changes,
-            track.box,
-            track.confidence,
-            track.first,
-            track.last,
-            track.state,
-            track.rested + (track.last - track.since if track.state == "stationary" else 0.0),
-            track.best,
-            tuple(track.path),
-            tuple(track.visits),
-            tuple(track.crossings),
-            track.jumps,
-            track.thumbnail if kind == "end" else None,
-        )
+        who = self._frame.source_id, track.id, track.class_id, self._names.get(track.class_id, str(track.class_id))
+        what = self._frame.index, self._now, changes, track.box, track.confidence, track.first, track.last
+        rested = track.rested + (track.last - track.since if track.state == "stationary" else 0.0)
+        been = tuple(track.path), tuple(track.visits), tuple(track.crossings), track.jumps
+        picture = track.thumbnail if kind == "end" else None
+        return Event(*(kind, *who, *what, track.state, rested, track.best, *been, picture))
 
 
 def simplified(path: Sequence[Step], tolerance: float, most: int) -> list[Step]:

@@ -19,6 +19,11 @@ CHANGES = 50
 """Changes of one track in the timeline, the first ones."""
 
 
+def listed(counts: Mapping[str, int]) -> str:
+    """The most frequent first: 3 car, 1 bus."""
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda row: -row[1]))
+
+
 @dataclass(frozen=True)
 class TrackFacts:
     """A track that has ended. Times are seconds."""
@@ -62,19 +67,14 @@ class EventFacts:
 
     def text_lines(self) -> list[str]:
         """The counts, for the summary of a run."""
-
-        def parts(counts: Mapping[str, int]) -> str:
-            return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda row: -row[1]))
-
         still = f"; {self.stationary:,} stationary at some time" if self.stationary else ""
-        texts = [f"tracks   {parts(self.tracks_per_class) or 'none has ended'}{still}"]
+        texts = [f"tracks   {listed(self.tracks_per_class) or 'none has ended'}{still}"]
         for name, classes in self.zones.items():
             mean = f", {self.dwell_seconds[name]:.1f} s on average" if name in self.dwell_seconds else ""
-            texts.append(
-                f"zone     {name}: {counted(sum(classes.values()), 'visit')}{mean}: {parts(classes)}".rstrip(": ")
-            )
+            visits = counted(sum(classes.values()), "visit")
+            texts.append(f"zone     {name}: {visits}{mean}: {listed(classes)}".rstrip(": "))
         for name, ways in self.lines.items():
-            both = (f"{sum(ways[way].values()):,} {way} ({parts(ways[way])})".replace(" ()", "") for way in ways)
+            both = (f"{sum(ways[way].values()):,} {way} ({listed(ways[way])})".replace(" ()", "") for way in ways)
             texts.append(f"line     {name}: {', '.join(both)}")
         return texts
 
@@ -126,15 +126,10 @@ class Tally:
 
     def facts(self) -> EventFacts:
         visits = {zone: dict(counts) for zone, counts in self._visits.items()}
-        return EventFacts(
-            dict(self._classes),
-            self._stationary,
-            visits,
-            {zone: round(self._dwell[zone] / sum(counts.values()), 3) for zone, counts in visits.items() if counts},
-            {line: {way: dict(counts) for way, counts in ways.items()} for line, ways in self._crossed.items()},
-            list(self._timeline),
-            {source: _map(*facts) for source, facts in list(self._heat.items())},
-        )
+        stay = {zone: round(self._dwell[zone] / sum(counts.values()), 3) for zone, counts in visits.items() if counts}
+        crossed = {line: {way: dict(counts) for way, counts in ways.items()} for line, ways in self._crossed.items()}
+        heat = {source: _map(*facts) for source, facts in list(self._heat.items())}
+        return EventFacts(dict(self._classes), self._stationary, visits, stay, crossed, list(self._timeline), heat)
 
 
 def _cells(event: Event, scale: float, rows: int) -> set[tuple[int, int]]:
@@ -152,10 +147,7 @@ def _map(cells: Counter[tuple[int, int]], rows: int, places: Places, size: tuple
     counts, most = dict(cells), max(cells.values(), default=1)
     marks = {cell: str(-(-9 * count // most)) for cell, count in counts.items()}
     lines = ["".join(marks.get((row, column), ".") for column in range(COLUMNS)) for row in range(rows)]
+    named = {place.name: place.points for place in (*places.zones, *places.lines)}
     return HeatFacts(
-        lines,
-        {
-            place.name: [(round(x / size[0], 4), round(y / size[1], 4)) for x, y in place.points]
-            for place in (*places.zones, *places.lines)
-        },
+        lines, {name: [(round(x / size[0], 4), round(y / size[1], 4)) for x, y in named[name]] for name in named}
     )

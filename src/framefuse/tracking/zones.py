@@ -80,7 +80,7 @@ class Line(Place):
         return side
 
     def crossed(self, start: Point, end: Point) -> bool:
-        return meet(start, end, self.points[0], self.points[1])
+        return meet(start, end, *self.points)
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,8 @@ class Places:
                 notes.append(f"zone {place.name!r} was clipped to the frame of {width}x{height}")
             return replace(place, points=tuple(inside) if noun == "zone" and inside else points, size=size)
 
-        zones, lines = (
-            tuple(placed(p, noun) for p in group) for noun, group in (("zone", self.zones), ("line", self.lines))
-        )
-        return Places(zones, lines), notes
+        zones = tuple(placed(zone, "zone") for zone in self.zones)
+        return Places(zones, tuple(placed(line, "line") for line in self.lines)), notes
 
 
 def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:
@@ -123,22 +121,19 @@ def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:
     try:
         content = read_mapping(path.read_bytes())
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the zones file {path}: {error.strerror}", remedy=nearby(path, (".yaml", ".yml"))
-        ) from error
+        remedy = nearby(path, (".yaml", ".yml"))
+        raise ConfigError(f"cannot read the zones file {path}: {error.strerror}", remedy=remedy) from error
     except ValueError as error:
         raise ConfigError(f"cannot use {path}: {error}", remedy="the guide on events shows a complete file") from error
     _known(content, tuple(KEYS), f"{path}")
-    groups: dict[str, list[Any]] = {"zones": [], "lines": []}
+    places: dict[str, Place] = {}
     for group, (entries, _) in content.items():
         if not isinstance(entries or {}, dict):
             raise ConfigError(f"{group} in {path} is {brief(entries)}", remedy=f"write '{group}:' and indented names")
         for name, value in (entries or {}).items():
             where = f"{group[:-1]} {str(name)!r} in {path}"
-            if name in (None, "") or str(name) in {place.name for found in groups.values() for place in found}:
-                raise ConfigError(
-                    f"{where}: the name is empty or taken", remedy="give every zone and line its own name"
-                )
+            if name in (None, "") or str(name) in places:
+                raise ConfigError(f"{where}: the name is empty or taken", remedy="give each zone and line its own name")
             if not isinstance(value, dict):
                 raise ConfigError(f"{where} is {brief(value)}", remedy=f"it takes {', '.join(KEYS[group])}")
             _known(value, KEYS[group], where)
@@ -150,10 +145,11 @@ def load_places(path: Path, class_number: Callable[[int | str], int]) -> Places:
             if not all(isinstance(item, int | str) and not isinstance(item, bool) for item in listed):
                 raise ConfigError(f"{where}: classes is {brief(classes)}", remedy="write a list: [car, person]")
             numbers = frozenset(map(class_number, listed)) or None
-            groups[group].append((Zone if group == "zones" else Line)(str(name), points, anchor, numbers))
-    if not any(groups.values()):
+            places[str(name)] = (Zone if group == "zones" else Line)(str(name), points, anchor, numbers)
+    if not places:
         raise ConfigError(f"{path} has no zone and no line", remedy="the guide on events shows a complete file")
-    return Places(tuple(groups["zones"]), tuple(groups["lines"]))
+    zones = tuple(place for place in places.values() if isinstance(place, Zone))
+    return Places(zones, tuple(place for place in places.values() if isinstance(place, Line)))
 
 
 def _known(found: Any, keys: tuple[str, ...], where: str) -> None:
@@ -182,23 +178,21 @@ def _outline(value: dict[Any, Any], where: str) -> tuple[Point, ...]:
 
 
 def _ends(value: dict[Any, Any], where: str) -> tuple[Point, ...]:
-    ends = [_numbers(value.get(key), where, key) for key in ("from", "to")]
-    for key, end in zip(("from", "to"), ends, strict=True):
-        if len(end) != 2:
-            raise ConfigError(f"{where}: {key} is {brief(value.get(key))}", remedy=f"write '{key}: [x, y]'")
-    if ends[0] == ends[1]:
+    (x, y), (to_x, to_y) = (_numbers(value.get(key), where, key, 2) for key in ("from", "to"))
+    if (x, y) == (to_x, to_y):
         raise ConfigError(f"{where} has no length: both ends are {brief(value['from'])}", remedy="move one of its ends")
-    return tuple((x, y) for x, y in ends)
+    return (x, y), (to_x, to_y)
 
 
-def _numbers(given: Any, where: str, key: str) -> list[float]:
-    """x, y, x, y, ... of pairs, of two numbers or of text with commas."""
+def _numbers(given: Any, where: str, key: str, count: int | None = None) -> list[float]:
+    """x, y, x, y, ... of pairs, of two numbers or of text with commas; `count`: how many there must be."""
     try:
         rows = given.split(",") if isinstance(given, str) else given
         flat = [item for row in rows for item in (row if isinstance(row, list) and len(row) == 2 else [row])]
-        numbers = [float("nan") if isinstance(item, bool) else float(item) for item in flat]
+        numbers = [math.nan if isinstance(item, bool) else float(item) for item in flat]
     except (TypeError, ValueError):
         numbers = []
-    if not numbers or len(numbers) % 2 or not all(abs(number) < LARGEST for number in numbers):
-        raise ConfigError(f"{where}: {key} is {brief(given)}", remedy=POINTS)
+    wanted = numbers and len(numbers) % 2 == 0 and count in (None, len(numbers))
+    if not wanted or not all(abs(number) < LARGEST for number in numbers):
+        raise ConfigError(f"{where}: {key} is {brief(given)}", remedy=f"write '{key}: [x, y]'" if count else POINTS)
     return numbers

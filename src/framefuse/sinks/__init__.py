@@ -35,18 +35,18 @@ SINKS: dict[str, str] = {
     "images": "framefuse.sinks.images:ImagesSink",
     "crops": "framefuse.sinks.images:CropsSink",
     "frames": "framefuse.sinks.images:FramesSink",
-    "jsonl": "framefuse.sinks.jsonl:JsonlSink",
-    "csv": "framefuse.sinks.csv:CsvSink",
+    "jsonl": "framefuse.sinks.records:JsonlSink",
+    "csv": "framefuse.sinks.records:CsvSink",
     "events": "framefuse.sinks.events:EventsSink",
     "coco": "framefuse.sinks.coco:CocoSink",
     "cvat": "framefuse.sinks.labels:CvatSink",
     "label_studio": "framefuse.sinks.labels:LabelStudioSink",
     "parquet": "framefuse.sinks.parquet:ParquetSink",
-    "mot": "framefuse.sinks.mot:MotSink",
-    "yolo_txt": "framefuse.sinks.yolo_txt:YoloTxtSink",
+    "mot": "framefuse.sinks.records:MotSink",
+    "yolo_txt": "framefuse.sinks.records:YoloTxtSink",
     "show": "framefuse.sinks.show:ShowSink",
     "callback": "framefuse.sinks.callback:CallbackSink",
-    "null": "framefuse.sinks.null:NullSink",
+    "null": "framefuse.sinks.callback:NullSink",
 }
 """Sink name -> class, imported on use. Entry points of the group `framefuse.sinks` add sinks."""
 

@@ -215,11 +215,7 @@ class RecordFile:
         self.size = self._file.seek(size)
 
     def close(self, *, durable: bool = True) -> None:
-        """Complete the file. May be called twice.
-
-        Args:
-            durable: wait until the disk has it.
-        """
+        """Complete the file; durable: wait until the disk has it. May be called twice."""
         if self._file.closed:
             return
         opened = os.fstat(self._file.fileno())

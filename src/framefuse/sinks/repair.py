@@ -15,8 +15,8 @@ from framefuse.common.text import counted
 from framefuse.errors import FramefuseError, SinkError
 from framefuse.sinks import coco, labels, parquet
 from framefuse.sinks._lines import is_json, make_durable, part_of, write_error
-from framefuse.sinks.csv import HEADER
 from framefuse.sinks.mp4 import finish_unfinished
+from framefuse.sinks.records import HEADER
 from framefuse.sinks.run_folder import FolderLock
 
 

@@ -13,8 +13,7 @@ from framefuse.common.files import Files
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import Sink, SinkContext
-from framefuse.sinks.manifest import Manifest
-from framefuse.sinks.run_folder import UniqueNames, output_path, shorten
+from framefuse.sinks.run_folder import Manifest, UniqueNames, output_path, shorten
 from framefuse.sources import SourceInfo
 
 

@@ -68,9 +68,9 @@ def _repair(path: Path) -> str:
     if path.name.endswith(".json.part"):
         images = counted(coco.repair(path), "image") if coco.is_part(path) else ""
         return images and f"completed as {path.with_suffix('').name}, {images}"
-    if path.name.endswith(parquet.STREAM):
+    if path.name.endswith(f".{parquet.STREAM}"):
         rows = parquet.complete(path)
-        return f"completed as {path.name.removesuffix(parquet.STREAM)}.parquet, {counted(rows, 'row')}" if rows else ""
+        return f"completed as {path.name.removesuffix(parquet.STREAM)}parquet, {counted(rows, 'row')}" if rows else ""
     if path.name.endswith(tuple(f".{name}.part" for name in labels.SUFFIX)):
         frames = labels.complete(path)
         return f"completed, {counted(frames, 'frame')}" if frames else ""

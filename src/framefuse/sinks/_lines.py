@@ -22,6 +22,15 @@ def write_error(path: Path, error: OSError) -> SinkError:
     return SinkError(f"cannot write {path}: {error.strerror or error}", remedy=f"{advice}, or choose another --project")
 
 
+@contextmanager
+def sink_errors(path: Path) -> Iterator[None]:
+    """Raise OSErrors as SinkErrors of a file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
 def encode(text: str) -> bytes:
     """UTF-8; lone surrogates (undecodable bytes of a file name) are escaped as in JSON."""
     return text.encode("utf-8", "backslashreplace")
@@ -29,11 +38,10 @@ def encode(text: str) -> bytes:
 
 def is_json(text: bytes) -> bool:
     """Whether this is a whole JSON text."""
-    try:
+    with suppress(ValueError):
         json.loads(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def part_of(path: Path) -> Path:
@@ -88,13 +96,11 @@ def open_folder(folder: Path) -> os.stat_result:
     Raises:
         SinkError: it cannot be created, or is a symbolic link.
     """
-    try:
+    with sink_errors(folder):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "Is a symbolic link")
         return folder.stat()
-    except OSError as error:
-        raise write_error(folder, error) from error
 
 
 def make_durable(path: Path) -> None:
@@ -116,15 +122,6 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def sink_errors(path: Path) -> Iterator[None]:
-    """Raise OSErrors as SinkErrors of a file."""
-    try:
-        yield
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 @contextmanager
@@ -154,13 +151,11 @@ def make_folder_durable(folder: Path) -> None:
     Raises:
         SinkError: the disk cannot take it.
     """
-    try:
+    with sink_errors(folder):
         for path in folder.iterdir():
             if path.is_file() and not path.is_symlink():
                 _sync(path)
         _sync(folder)
-    except OSError as error:
-        raise write_error(folder, error) from error
 
 
 class RecordFile:
@@ -180,12 +175,10 @@ class RecordFile:
         self.target = path
         """The name of the complete file."""
         self.path = part_of(path) if part else path
-        try:
+        with sink_errors(self.path):
             if path.is_dir():
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._file = os.fdopen(open_output(self.path, 0) if resume else open_output(self.path), "r+b", buffering=0)
-        except OSError as error:
-            raise write_error(self.path, error) from error
         self.size = self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
@@ -221,14 +214,12 @@ class RecordFile:
         opened = os.fstat(self._file.fileno())
         self._file.close()
         check_unmoved(self.path, opened)
-        try:
+        with sink_errors(self.path):
             if durable:
                 make_durable(self.path)
             if self.path != self.target:
                 os.replace(self.path, self.target)
                 make_durable(self.target)
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
     def discard(self) -> None:
         """Close and remove the file; on a broken disk it stays."""

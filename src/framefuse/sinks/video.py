@@ -20,9 +20,8 @@ from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
 from framefuse.sinks._base import BaseSink
 from framefuse.sinks.canvas import FrameConverter, Meaning, Plane, planes_of, upright
-from framefuse.sinks.draw import Annotator
+from framefuse.sinks.draw import Annotator, Trails
 from framefuse.sinks.mp4 import ENCODER_SECONDS, Encoding, Mp4File
-from framefuse.sinks.trails import Trails
 
 NVENC, SOFTWARE = "h264_nvenc", "libx264"
 ENCODERS = (

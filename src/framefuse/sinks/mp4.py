@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -78,10 +79,8 @@ class Mp4File:
     """
 
     def __init__(self, path: Path, encoding: Encoding, title: str | None = None, *, part: bool = True) -> None:
-        self.path = path
-        self._written = part_of(path) if part else path
-        self._encoding = encoding
-        self._failed = False
+        self.path, self._written, self._encoding = path, part_of(path) if part else path, encoding
+        self._failed = self._closed = False
         self._opened: os.stat_result | None = None
         self._audio: AudioCopy | None = None
         # Without skip_trailer, FFmpeg does not report a full disk while it writes the end of the file.
@@ -94,7 +93,6 @@ class Mp4File:
             self._container.metadata["title"] = title
         self._stream = self._open_encoder()
         self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
-        self._closed = False
 
     def _open_encoder(self) -> VideoStream:
         wanted = self._encoding
@@ -106,8 +104,7 @@ class Mp4File:
             context.color_range = ColorRange.JPEG if wanted.full_range else ColorRange.MPEG
             context.colorspace = MATRIX_CODE[wanted.matrix]
             context.sample_aspect_ratio = wanted.sample_aspect_ratio
-            # PyAV's default, slices, makes x264 slower.
-            context.thread_type = "AUTO"
+            context.thread_type = "AUTO"  # PyAV's default, slices, makes x264 slower
             context.thread_count = wanted.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:
@@ -117,8 +114,7 @@ class Mp4File:
                 f"the encoder {wanted.encoder} rejects {wanted.width}x{wanted.height} with {options}: {reason}",
                 remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
             ) from error
-        found: VideoStream = stream
-        return found
+        return cast(VideoStream, stream)
 
     def add_audio(self, path: Path, *, start: Fraction, offset: Fraction, notes: list[str]) -> None:
         """Also copy the audio of a file, see AudioCopy; to be called before the first `encode`."""
@@ -203,11 +199,10 @@ def move_index_to_front(written: Path, path: Path, movie_timescale: int) -> str 
             written.unlink()
         make_durable(path)
     except (av.FFmpegError, OSError) as error:
-        kept = written
         with suppress(OSError):
             os.replace(written, path)
-            kept = path
-        return f"{kept.name} remains a fragmented MP4: {error.strerror}"
+            written = path
+        return f"{written.name} remains a fragmented MP4: {error.strerror}"
     finally:
         with suppress(OSError):
             plain.unlink()
@@ -248,9 +243,8 @@ def remux(source: Path, target: Path, movie_timescale: int) -> None:
     options = {"movflags": "+faststart", "movie_timescale": str(movie_timescale)}
     with av.open(f"file:{source}") as reader, av.open(f"file:{target}", "w", format="mp4", options=options) as writer:
         writer.metadata.update({key: text for key, text in reader.metadata.items() if key == "title"})
-        streams: dict[int, Any] = {}
+        streams: dict[int, Any] = {one.index: writer.add_stream_from_template(one) for one in reader.streams}
         for stream in reader.streams:
-            streams[stream.index] = writer.add_stream_from_template(stream)
             streams[stream.index].time_base = stream.time_base
         for packet in reader.demux():
             if packet.dts is not None:
@@ -300,7 +294,8 @@ class AudioCopy:
         self._targets: dict[int, Any] = {}
         self._last: dict[int, int] = {}
         self._packets: Iterator[Any] = iter(())
-        self._next: Any = None
+        self._waiting: tuple[Any, ...] = ()
+        """The next packet, if it has been read."""
         self._disorder = 0
         try:
             self._open(path, start)
@@ -314,10 +309,9 @@ class AudioCopy:
             reason = _unfit(stream) if stream.type == "audio" else ""
             if reason is None:
                 self._targets[stream.index] = self._output.add_stream_from_template(stream)
-            else:
-                stream.discard = Discard.all
-                if reason:
-                    self._notes.append(f"audio stream {stream.index} omitted: {reason}")
+                continue
+            stream.discard = Discard.all
+            self._notes += [f"audio stream {stream.index} omitted: {reason}"] if reason else []
         begins = Fraction(0)
         for video in self._input.streams.video[:1]:
             tick: Any = video.time_base
@@ -325,8 +319,7 @@ class AudioCopy:
             if video.duration:
                 self._source_end = begins + video.duration * tick
         if not self._targets:
-            self.close()
-            return
+            return self.close()
         if start > begins:
             self._start = start
             self._input.seek(int(start * av.time_base))
@@ -341,10 +334,13 @@ class AudioCopy:
             for stream in streams
             if stream.codec_context.name == "aac" and not stream.codec_context.extradata
         }
-        for packet in demuxed(reader, streams):
-            if packet.dts is not None:
-                adts = filters.get(packet.stream_index)
-                yield from [packet] if adts is None else adts.filter(packet)
+        try:
+            for packet in demuxed(reader, streams):
+                if packet.dts is not None:
+                    adts = filters.get(packet.stream_index)
+                    yield from [packet] if adts is None else adts.filter(packet)
+        except (av.FFmpegError, OSError) as error:
+            self._give_up(error)
 
     def copy_until(self, end: Fraction, *, last: bool = False) -> None:
         """Write the packets that begin before `end` seconds of the source's time.
@@ -353,11 +349,10 @@ class AudioCopy:
             last: no more video follows; if `end` is also the end of the source's video, all remaining audio is written.
         """
         everything = last and self._source_end is not None and end >= self._source_end
-        while (packet := self._next or self._read()) is not None:
-            self._next = None
+        for packet in chain(self._waiting, self._packets):
             begins = packet.dts * packet.time_base
-            if begins >= end and not everything:
-                self._next = packet
+            self._waiting = (packet,) if begins >= end and not everything else ()
+            if self._waiting:
                 return
             if self._start is None or begins + (packet.duration or 0) * packet.time_base > self._start:
                 self._write(packet)
@@ -366,7 +361,7 @@ class AudioCopy:
         if self._disorder:
             self._notes.append(f"audio packets out of order, omitted: {self._disorder}")
             self._disorder = 0
-        self._packets, self._next = iter(()), None
+        self._packets, self._waiting = iter(()), ()
         if self._input is not None:
             self._input.close()
             self._input = None
@@ -377,18 +372,10 @@ class AudioCopy:
         if dts <= self._last.get(index, dts - 1):
             self._disorder += 1
             return
-        self._last[index] = dts
         packet.pts = dts if packet.pts is None else max(dts, packet.pts + shift)
-        packet.dts = dts
+        packet.dts = self._last[index] = dts
         packet.stream = self._targets[index]
         self._output.mux(packet)
-
-    def _read(self) -> Any:
-        try:
-            return next(self._packets, None)
-        except (av.FFmpegError, OSError) as error:
-            self._give_up(error)
-            return None
 
     def _give_up(self, error: Exception) -> None:
         self._notes.append(f"audio omitted from here on: {getattr(error, 'strerror', None) or error}")

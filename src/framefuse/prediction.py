@@ -354,8 +354,7 @@ def large_enough(xyxy: Array, area: float, pixels: Any) -> np.ndarray[Any, np.dt
         pixels: those of the frame, or of the frame of each box (n,).
     """
     sides = xyxy[:, 2:].astype(np.float64) - xyxy[:, :2]
-    found: np.ndarray[Any, np.dtype[np.bool_]] = sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1)
-    return found
+    return np.asarray(sides[:, 0] * sides[:, 1] >= area * (pixels if area <= 1 else 1))
 
 
 def cut(image: np.ndarray[Any, Any], box: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,14 +1,4 @@
-"""Sinks write results. A run may use several kinds; each is one module, those of still images together.
-
-    video     annotated MP4, audio copied          images    one annotated image per image
-    crops     one image per object                  frames    the frames as images
-    jsonl     one line per frame                   csv       one row per detection
-    coco      COCO JSON                            yolo_txt  one label file per frame
-    mot       MOTChallenge text of the tracks      parquet   one row per detection, in columns
-    cvat, label_studio   labels that people correct
-    events    one line per event of a track
-    show      annotated frames in a window         callback  calls a function
-    null      only counts
+"""Sinks write results. A run may use several kinds; SINKS names them, their classes say what they write.
 
 `run_folder.make_run_folder` creates the folder of a run; `sink_set.SinkSet` gives each source its own sinks.
 """

@@ -97,8 +97,8 @@ def tracks_of(found: Detections) -> list[int | None]:
     return [number if number >= 0 else None for number in numbers]
 
 
-def rounded(found: Detections) -> Iterator[tuple[list[float], float, int]]:
-    """Box (2 decimals), confidence (4 decimals) and class id of each detection."""
+def rows_of(found: Detections) -> Iterator[tuple[list[float], float, int, int | None]]:
+    """Box (2 decimals), confidence (4 decimals), class id and track of each detection."""
     boxes = np.round(found.xyxy.astype(np.float64), 2).tolist()
     scores = np.round(found.confidence.astype(np.float64), 4).tolist()
-    return zip(boxes, scores, found.class_id.tolist(), strict=True)
+    return zip(boxes, scores, found.class_id.tolist(), tracks_of(found), strict=True)

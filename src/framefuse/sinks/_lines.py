@@ -50,35 +50,21 @@ def part_of(path: Path) -> Path:
 
 
 def check_unmoved(path: Path, opened: os.stat_result) -> None:
-    """Check that a path still names the file or folder that was opened under it.
-
-    Raises:
-        SinkError: it was deleted or replaced.
-    """
+    """SinkError unless a path still names the file or folder that was opened under it."""
     with suppress(OSError):
         if os.path.samestat(path.stat(), opened):
             return
-    raise SinkError(
-        f"{path} was deleted or replaced while the run was writing it",
-        remedy="do not change the folder of a run before the run has ended",
-    )
+    remedy = "do not change the folder of a run before the run has ended"
+    raise SinkError(f"{path} was deleted or replaced while the run was writing it", remedy=remedy)
 
 
 def open_output(path: Path, flags: int = os.O_CREAT | os.O_TRUNC) -> int:
-    """A descriptor to read and write a file of the run folder. A symbolic link is not followed out of the folder.
-
-    Raises:
-        OSError: it cannot be opened; ELOOP for a link.
-    """
+    """A descriptor to read and write a file of the run folder. OSError: it cannot be opened; ELOOP: a symbolic link."""
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of the run folder, which gets its name once it is complete.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
+    """Write a file of the run folder, which gets its name once it is complete. SinkError: it cannot be written."""
     part = part_of(path)
     try:
         with os.fdopen(open_output(part), "wb") as file:
@@ -91,11 +77,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def open_folder(folder: Path) -> os.stat_result:
-    """Create a folder inside the run's, unless it exists; returns what `check_unmoved` takes.
-
-    Raises:
-        SinkError: it cannot be created, or is a symbolic link.
-    """
+    """Create a folder inside the run's, for `check_unmoved`. SinkError: it cannot be created, or is a link."""
     with sink_errors(folder):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
@@ -104,11 +86,7 @@ def open_folder(folder: Path) -> os.stat_result:
 
 
 def make_durable(path: Path) -> None:
-    """Write a complete file and its name through to the disk, so that both survive a loss of power.
-
-    Raises:
-        OSError: the disk cannot take it.
-    """
+    """Write a complete file and its name through to the disk, so that both survive a loss of power, or OSError."""
     _sync(path)
     _sync(path.parent)
 
@@ -124,13 +102,18 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder_durable(folder: Path) -> None:
+    """The same for all files in a folder, at the end of a run, when the disk has most of them already, or SinkError."""
+    with sink_errors(folder):
+        for path in folder.iterdir():
+            if path.is_file() and not path.is_symlink():
+                _sync(path)
+        _sync(folder)
+
+
 @contextmanager
 def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
-    """A file to write `target` to, from `stream`, what a run has written until then, which is removed afterwards.
-
-    Raises:
-        SinkError: it cannot be written; `stream` stays.
-    """
+    """A file to write `target` to, from `stream`, which is removed afterwards. SinkError: not written; it stays."""
     part = part_of(target)
     try:
         with os.fdopen(open_output(part), "wb") as out:
@@ -143,19 +126,6 @@ def finished(stream: Path, target: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
         remedy = f"what was written is in {stream.name}: free some space, then: framefuse repair {stream.parent}"
         raise SinkError(write_error(target, error).message, remedy=remedy) from error
-
-
-def make_folder_durable(folder: Path) -> None:
-    """`make_durable` for every file in a folder, once at the end of a run, when the disk has most of them already.
-
-    Raises:
-        SinkError: the disk cannot take it.
-    """
-    with sink_errors(folder):
-        for path in folder.iterdir():
-            if path.is_file() and not path.is_symlink():
-                _sync(path)
-        _sync(folder)
 
 
 class RecordFile:

@@ -13,7 +13,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +38,12 @@ UNTINTED = "background"
 
 KEPT_CLEAR = 64
 """Number of labels, of the most confident detections, that others must not cover if there is space beside them."""
-
 COLOURS = 1 << 10
 """Number of colours of tracks."""
 OUTLINE = -1
 """Stands for the class of views: white, with tags in black."""
 DASH = 6
 """Lengths of a dash, and of the gap after it, in line widths."""
-
 TILES_KEPT = 512
 """Maximum number of cached labels: about 3 MB for 1080p. A label is one class or track at a two-digit confidence."""
 FONTS = ("NotoSansCJK-Regular.ttc", "DejaVuSans.ttf", "NotoSans-Regular.ttf")
@@ -138,8 +136,7 @@ def text_coverage(text: str, size: int, left: int, right: int, grid: tuple[int, 
     """Text of `size` pixels as coverage 0..255: per pixel, and per cell of the chroma grid.
 
     Args:
-        left, right: margins in pixels. The height depends on the grid and on the font, which depends on the size and on
-            whether the text is ASCII.
+        left, right: margins in pixels. The height depends on the grid, the size, and on whether the text is ASCII.
         grid: pixels per cell in x and y; the text's area is rounded up to whole cells.
     """
     font = _font(size, text.isascii())
@@ -360,8 +357,7 @@ class Annotator:
         boxes = np.rint(np.clip(xyxy, 0, corner) / step).astype(np.int64) * step
         boxes[:, :2] = np.maximum(0, np.minimum(boxes[:, :2], corner[:2] - line_width) // step[:2] * step[:2])
         boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + line_width)
-        snapped: list[list[int]] = boxes.tolist()
-        return snapped
+        return cast(list[list[int]], boxes.tolist())
 
     def _rectangles(
         self, planes: Sequence[Plane], parts: list[Component], boxes: list[list[int]], class_ids: list[int], width: int

@@ -54,11 +54,7 @@ def draw(result: Result, frame: Frame | None = None, *, views: bool = False) -> 
 
 
 class StillsSink(FolderSink):
-    """Writes images.
-
-    Args:
-        quality: of JPEG, 1..95.
-    """
+    """Writes images; `quality` is that of JPEG, 1..95."""
 
     needs_frame = True
 

@@ -1,8 +1,7 @@
 """Labels that people correct: XML of CVAT (save_cvat) and JSON of Label Studio (save_label_studio).
 
-Both list one track after the other, so they can be written at the end only. Until then <stem>.<name>.part has a line of
-JSON for each frame, of which `close` makes the file, or `framefuse repair` after a kill. Boxes without tracks become
-shapes of single frames.
+Both list one track after the other, so they are written at the end only, from a line of JSON for each frame in
+<stem>.<name>.part, by `close`, or by `framefuse repair` after a kill. Boxes without tracks become shapes of frames.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from framefuse.frame import Frame
 from framefuse.prediction import Result
-from framefuse.sinks._base import RecordSink, rounded, tracks_of
+from framefuse.sinks._base import RecordSink, rows_of
 from framefuse.sinks._lines import finished, sink_errors
 
 Record = Mapping[str, Any]
@@ -46,10 +45,8 @@ class LabelsSink(RecordSink):
         return _line({**about, "video": video, "model": context.run.get("model")})
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        info, found = result.frame, result.detections
-        tracks = tracks_of(found)
-        self._tracked = self._tracked or any(track is not None for track in tracks)
-        boxes = [[*one, track] for one, track in zip(rounded(found), tracks, strict=True)]
+        info, boxes = result.frame, list(rows_of(result.detections))
+        self._tracked = self._tracked or any(track is not None for *_, track in boxes)
         line: Record = {"frame": info.index, "seconds": info.seconds, "width": info.width, "height": info.height}
         if self._context.source.kind == "images":
             line = {**line, "name": self._context.relative(info.source_id)}

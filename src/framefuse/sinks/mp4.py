@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
 import numpy as np
@@ -24,7 +24,6 @@ from av.container import InputContainer, OutputContainer
 from av.stream import Discard
 from av.video.frame import PictureType
 from av.video.reformatter import ColorRange
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from framefuse.common.text import counted
@@ -91,30 +90,25 @@ class Mp4File:
         self._container.metadata["comment"] = UNFINISHED
         if title is not None:
             self._container.metadata["title"] = title
-        self._stream = self._open_encoder()
         self._av_frame = av.VideoFrame(encoding.width, encoding.height, "yuv420p")
-
-    def _open_encoder(self) -> VideoStream:
-        wanted = self._encoding
+        encoder, width, height = encoding.encoder, encoding.width, encoding.height
         try:
-            stream: Any = self._container.add_stream(wanted.encoder, rate=wanted.rate, options=dict(wanted.options))
-            stream.width, stream.height, stream.pix_fmt = wanted.width, wanted.height, "yuv420p"
-            context = stream.codec_context
-            context.time_base = wanted.time_base
-            context.color_range = ColorRange.JPEG if wanted.full_range else ColorRange.MPEG
-            context.colorspace = MATRIX_CODE[wanted.matrix]
-            context.sample_aspect_ratio = wanted.sample_aspect_ratio
+            stream: Any = self._container.add_stream(encoder, rate=encoding.rate, options=dict(encoding.options))
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            self._stream, context = stream, stream.codec_context
+            context.time_base = encoding.time_base
+            context.color_range = ColorRange.JPEG if encoding.full_range else ColorRange.MPEG
+            context.colorspace = MATRIX_CODE[encoding.matrix]
+            context.sample_aspect_ratio = encoding.sample_aspect_ratio
             context.thread_type = "AUTO"  # PyAV's default, slices, makes x264 slower
-            context.thread_count = wanted.threads
+            context.thread_count = encoding.threads
             context.open()
         except (av.FFmpegError, ValueError) as error:
             reason = error.strerror if isinstance(error, av.FFmpegError) else error
-            options = " ".join(f"{name}={value}" for name, value in wanted.options.items())
-            raise SinkError(
-                f"the encoder {wanted.encoder} rejects {wanted.width}x{wanted.height} with {options}: {reason}",
-                remedy="choose other options or another encoder with --encoder, such as libx264 or mpeg4",
-            ) from error
-        return cast(VideoStream, stream)
+            wanted = " ".join(f"{name}={value}" for name, value in encoding.options.items())
+            remedy = "choose other options or another encoder with --encoder, such as libx264 or mpeg4"
+            problem = f"the encoder {encoder} rejects {width}x{height} with {wanted}: {reason}"
+            raise SinkError(problem, remedy=remedy) from error
 
     def add_audio(self, path: Path, *, start: Fraction, offset: Fraction, notes: list[str]) -> None:
         """Also copy the audio of a file, see AudioCopy; to be called before the first `encode`."""

@@ -11,7 +11,7 @@ import numpy as np
 from framefuse.frame import Frame
 from framefuse.prediction import Result
 from framefuse.sinks import SinkContext
-from framefuse.sinks._base import FolderSink, RecordSink, rounded, tracks_of
+from framefuse.sinks._base import FolderSink, RecordSink, rows_of
 from framefuse.sinks._lines import RecordFile, encode
 
 SCHEMA = 2
@@ -37,13 +37,11 @@ def to_json(result: Result, *, name_source: bool = False) -> str:
         name_source: with "source" after the schema, the file or address, to tell several sources apart.
     """
     found, frame = result.detections, result.frame
-    detections: list[dict[str, object]] = [
-        {"xyxy": box, "confidence": score, "class_id": class_id, "class": found.name(class_id)}
-        for box, score, class_id in rounded(found)
-    ]
-    if found.tracker_id is not None:
-        for row, track in zip(detections, tracks_of(found), strict=True):
-            row["tracker_id"] = track
+    detections: list[dict[str, object]] = []
+    for box, score, number, track in rows_of(found):
+        tracked = {} if found.tracker_id is None else {"tracker_id": track}
+        named = {"class_id": number, "class": found.name(number)}
+        detections.append({"xyxy": box, "confidence": score, **named, **tracked})
     if found.view is not None:
         for row, number in zip(detections, found.view.tolist(), strict=True):
             row["view"] = result.views[number].tag
@@ -83,7 +81,7 @@ class CsvSink(RecordSink):
         self._append(
             [
                 (*time, class_id, safe_text(found.name(class_id)), score, *box, source, track)
-                for (box, score, class_id), track in zip(rounded(found), tracks_of(found), strict=True)
+                for box, score, class_id, track in rows_of(found)
             ]
         )
 
@@ -105,10 +103,10 @@ class MotSink(RecordSink):
     name, suffix = "mot", "txt"
 
     def write(self, result: Result, frame: Frame | None) -> None:
-        found, number = result.detections, result.frame.index + 1
+        number = result.frame.index + 1
         rows = [
             f"{number},{track},{x1:g},{y1:g},{x2 - x1:.2f},{y2 - y1:.2f},{score:g},-1,-1,-1\n"
-            for track, ((x1, y1, x2, y2), score, _) in zip(tracks_of(found), rounded(found), strict=True)
+            for (x1, y1, x2, y2), score, _, track in rows_of(result.detections)
             if track is not None
         ]
         self._file.append("".join(rows).encode())

@@ -80,21 +80,20 @@ def _repair(path: Path) -> str:
             return ""
         path.unlink()
         return f"removed: {video.name} has all of it"
-    part = path.suffix == ".part"
-    suffix = path.with_suffix("").suffix if part else path.suffix
-    if suffix == ".mp4":
+    target = path.with_suffix("") if path.suffix == ".part" else path
+    if target.suffix == ".mp4":
         return finish_unfinished(path)
-    if suffix not in LINES:
+    if target.suffix not in LINES:
         return ""
-    begins, is_whole = LINES[suffix]
+    begins, is_whole = LINES[target.suffix]
     with path.open("rb") as file:
         if file.read(len(begins)) != begins:
             return ""
     done = _cut_line(path, is_whole)
-    if part:
-        path.replace(path.with_suffix(""))
-        make_durable(path.with_suffix(""))
-        done = "; ".join(filter(None, (f"completed as {path.with_suffix('').name}", done)))
+    if path != target:
+        path.replace(target)
+        make_durable(target)
+        done = "; ".join(filter(None, (f"completed as {target.name}", done)))
     return done
 
 

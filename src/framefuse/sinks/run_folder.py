@@ -34,24 +34,22 @@ def make_run_folder(project: Path, name: str | None = None, exist_ok: bool = Fal
     Raises:
         SinkError: the folder cannot be created.
     """
-    wanted = Path(project) / (name or "predict")
-    folder = wanted
+    folder = wanted = Path(project) / (name or "predict")
+    numbers = itertools.count(2)
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(2):
+        while True:
             try:
                 folder.mkdir(exist_ok=exist_ok)
                 return folder
             except FileExistsError:
                 if exist_ok:
                     raise
-                folder = wanted.with_name(f"{wanted.name}{number}")
+                folder = wanted.with_name(f"{wanted.name}{next(numbers)}")
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise SinkError(
-            f"cannot create the run folder {folder}: {getattr(error, 'strerror', None) or error}",
-            remedy="choose a writable folder with --project",
-        ) from error
-    raise AssertionError("unreachable")
+        why = getattr(error, "strerror", None) or error
+        remedy = "choose a writable folder with --project"
+        raise SinkError(f"cannot create the run folder {folder}: {why}", remedy=remedy) from error
 
 
 @contextmanager

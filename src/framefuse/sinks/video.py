@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from time import monotonic
@@ -202,9 +203,8 @@ class VideoSink(BaseSink):
     def open(self, context: SinkContext) -> None:
         if not is_video_encoder(self._encoder):
             found = ", ".join(filter(is_video_encoder, ENCODERS))
-            raise SinkError(
-                f"this FFmpeg has no video encoder {self._encoder!r}", remedy=f"choose another --encoder: {found}"
-            )
+            remedy = f"choose another --encoder: {found}"
+            raise SinkError(f"this FFmpeg has no video encoder {self._encoder!r}", remedy=remedy)
         self._first = context.output(f"{context.stem}.mp4")  # checked now, before any sink writes
         super().open(context)
         self._trails = Trails(self._trail, float(context.source.fps or DEFAULT_FPS))
@@ -233,20 +233,17 @@ class VideoSink(BaseSink):
         self._file.encode(pts, self._times.source_seconds, alone=bool(repeats))
 
     def _start(self, frame: Frame, format: VideoFormat) -> Mp4File:
-        number = len(self.paths) + 1
-        path = self._first
+        number, path, source = len(self.paths) + 1, self._first, self._context.source
         if number > 1:
             stem = self._context.taken["stem"].take(f"{self._context.stem}_{number}")
             path = self._context.output(f"{stem}.mp4")
-        size = f"{format.width}x{format.height}"
-        width, height = format.even
+        size, (width, height) = f"{format.width}x{format.height}", format.even
         if number == FILES:
             self.notes.append(f"{path.name}: the frames keep changing; all from here on are scaled to {size}")
         elif number > 1:
             self.notes.append(f"{path.name}: started because the frames changed to {size}, {format.meaning.matrix}")
         if (width, height) != (format.width, format.height):
             self.notes.append(f"{path.name}: {size} padded to {width}x{height}, as 4:2:0 requires")
-        source = self._context.source
         rate = source.fps or DEFAULT_FPS
         if frame.pts is None and source.fps is None:
             self.notes.append(f"{path.name}: the source has neither timestamps nor a frame rate: {rate} fps assumed")
@@ -317,13 +314,12 @@ def nvenc_refuses(gpu: int) -> str | None:
         return "this build of FFmpeg has no NVENC"
     if gpu in _probes and (_probes[gpu][1] is None or monotonic() - _probes[gpu][0] < RETRY_SECONDS):
         return _probes[gpu][1]
-    width, height = PROBE_SIZE
     why: str | None = None
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(NVENC, "w"))
-        context.width, context.height, context.pix_fmt = width, height, "yuv420p"
+        (context.width, context.height), context.pix_fmt = PROBE_SIZE, "yuv420p"
         context.options = {"gpu": str(gpu)}
-        context.encode(av.VideoFrame(width, height, "yuv420p"))
+        context.encode(av.VideoFrame(*PROBE_SIZE, "yuv420p"))
         context.encode(None)
     except (av.FFmpegError, ValueError) as error:
         why = f"NVENC cannot be opened on this GPU ({getattr(error, 'strerror', None) or error})"
@@ -372,7 +368,6 @@ def _limit_delay(preset: str, rate: Fraction) -> tuple[dict[str, str], int]:
 
 def is_video_encoder(name: str) -> bool:
     """Whether this build of FFmpeg has a video encoder of this name."""
-    try:
+    with suppress(ValueError):
         return Codec(name, "w").type == "video"
-    except ValueError:
-        return False
+    return False
